@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Tests that kill processes, or break a running store, again and again: they take as long as all others.
 FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration/serve/test_tablet_servers.py \
-  tests/acceptance/web/test_killed.py tests/acceptance/web/test_served.py tests/integration/postgresql
+  tests/acceptance/web/test_killed.py tests/acceptance/web/test_served.py tests/integration/postgresql tests/integration/databases
 # Tests that wait for real time, or start many processes, and that are rarely the first to fail.
 SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/test_members.py tests/acceptance/web/test_commands.py \
   tests/integration/storage/test_splits.py tests/integration/storage/test_compacting.py tests/testing/test_serializable_runs.py tests/testing/test_simulating.py \

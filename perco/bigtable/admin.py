@@ -15,7 +15,7 @@ from typing import Any, Final
 from perco.bigtable.address import Place
 from perco.bigtable.calls import ADMIN_HOST, SERVICE, channel, metadata_of
 from perco.bigtable.keys import FAMILIES
-from perco.bigtable.lease import question, told_holder
+from perco.bigtable.owner_row import notice_in, question
 from perco.bigtable.wire import admin_types, grpc, types
 from perco.errors import PercoError, StoreError, Unavailable
 
@@ -63,7 +63,7 @@ class _Link:
             response_deserializer=t.ReadRowsResponse.FromString,
         )
         answer = call(question(self.place), timeout=_CALL_S, metadata=metadata_of(self.place))
-        return told_holder(answer).told
+        return notice_in(answer).holder.told
 
     def close(self) -> None:
         self._admin.close()

@@ -174,13 +174,13 @@ class Calls:
                 )
             self._stubs.append(stubs)
 
-    async def aclose(self) -> None:
-        """Close the channels. Calls in flight fail, and so do later ones."""
+    def close(self, closed: Callable[[], object] = lambda: None) -> None:
+        """Begin to close the channels. Calls in flight fail, and so do later ones. `closed` is called at the end, from
+        another thread."""
         self._closed = True
         if self._loop is None:
-            await trio.lowlevel.checkpoint()
+            closed()
             return
-        token, closed = trio.lowlevel.current_trio_token(), trio.Event()
 
         async def close() -> None:
             try:
@@ -189,12 +189,22 @@ class Calls:
                 for made in self._channels:
                     await made.close()
             finally:
-                with contextlib.suppress(trio.RunFinishedError):
-                    token.run_sync_soon(closed.set)
+                closing.clear()
+                closed()
 
         closing: list[asyncio.Task[None]] = []  # a loop keeps only weak references
         loop = self._loop
         loop.call_soon_threadsafe(lambda: closing.append(loop.create_task(close())))
+
+    async def aclose(self) -> None:
+        """As `close`, and wait for the end."""
+        token, closed = trio.lowlevel.current_trio_token(), trio.Event()
+
+        def end() -> None:
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(closed.set)
+
+        self.close(end)
         await closed.wait()
 
     # Ctrl-C between the beginning of the calls and the wait for them would leave them to wake a task that has gone on.
@@ -208,7 +218,7 @@ class Calls:
 
         Raises: Unavailable, without credentials.
         """
-        if self._closed:
+        if self._closed or not requests:
             await trio.lowlevel.checkpoint()
             return [_too_late(True) for _ in requests]
         loop, until = self._begin(), now() + deadline - trio.current_time()

@@ -1,39 +1,52 @@
 """Finds the few rows with notify cells, pending signals or failed changes without a pass over the whole table.
 
 The truth is in the rows: such a cell is written together with the record that it belongs to (N1). But it is one cell
-among terabytes, and Bigtable has no index. So before a mutation that puts such a cell is sent, a *hint* is written: a
-row of its own, in a small range of the same table, with the key of the row that it is about. A scan of these groups
-reads the hints, then the rows that they name. A hint about a row that has no such cell costs a read, and does no harm.
+among terabytes, and Bigtable has no index. So before a mutation that puts such a cell into a row is sent, a *hint* is
+written: a row of its own, in a small range of the same table, with the key of the row that it is about. A scan of these
+groups reads the hints, then the rows that they name. A hint about a row that has no such cell costs a read, and does no
+harm. Several processes may write hints, and any of them may remove them.
 
-N7  A row that has such a cell has a hint. The hint is written, and answered, before the mutation that puts the cell is
-    sent. It is removed only once that mutation cannot take effect any more, and the row, read after that moment, has no
-    such cell and no lock. Each hint is a cell with a stamp of its own, and only stamps that were seen are removed:
-    hints that others write meanwhile stay. Of a row that has such a cell all hints but one may go; one whose removal
-    may be under way does not count.
+N7  A row that has such a cell has a hint that nobody removes. The hint is written, and answered, before the mutation
+    that puts the cell is sent. A mutation that only replaces such a cell by another one needs none. Each hint is a cell
+    with a stamp of its own, and only stamps that were seen are removed: hints that are written meanwhile stay.
+    A hint may be removed if its mutation has ended. Whether it has, the process that sent it knows; others wait until
+    `call_s` and `late_s` have passed since they first saw the hint. It may also be removed if its mutation replaces a
+    lock, which was there when the hint was written: without the lock it has no effect.
+    From a row that has such a cell or a lock, hints are removed only if there are many, and only once a new one has
+    been written in their place: another process may be removing any of the old ones.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections import deque
-from collections.abc import Collection, Sequence
-from typing import Any, Final
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import trio
 
 from perco.bigtable.address import Place
+from perco.bigtable.chunks import ReadCell
 from perco.bigtable.keys import HINT_KEY, HINT_NAME, HINTED, MICROS, PROTOCOL_FAMILY, micros, row_key
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.wire import types
-from perco.storage import Mutation, ScanRequest
+from perco.storage import LOCK, PRESENT, Mutation, ScanRequest
 
 _COUNT_BITS: Final = 20
 _NONCE_BITS: Final = 26  # the emulator's timestamps end at 47 bits of ours
+_MANY: Final = 32  # hints about a row that has something
+_AT_ONCE: Final = 10_000  # removed with one call, at most
+_SEEN_MAX: Final = 1 << 17  # hints of others that are remembered; one that is forgotten is removed later
+_REPLACES_LOCK: Final = b"\x01"  # the values of hints: the mutation has no effect without a lock in the row
+_OTHER: Final = b""
 
 
 def wants_hint(mutation: Mutation) -> bool:
-    """Whether a mutation puts a cell that scans must find."""
-    return any(write[0] in HINTED and write[3] is not None for write in mutation.rows[0][2])
+    """Whether a mutation may put a cell that scans must find into a row that had none."""
+    _, checks, writes = mutation.rows[0]
+    if not any(write[0] in HINTED and write[3] is not None for write in writes):
+        return False
+    return not any(kind == PRESENT and group in HINTED for kind, group, *_ in checks)
 
 
 def is_hinted(request: ScanRequest) -> bool:
@@ -46,11 +59,19 @@ def hint_key(table: str, row: bytes) -> bytes:
     return HINT_KEY + row_key(table, row)
 
 
+class Seen(NamedTuple):
+    """The stamps of the hints about a row, as of a moment before the row was read: of mutations that replace a lock;
+    and of others that have ended."""
+
+    replacing: list[int]
+    ended: list[int]
+
+
 class Hints:
-    """Of one owner, through which all mutations go. Loop thread only.
+    """Of one process. Loop thread only.
 
     Args:
-        options: `call_s` and `late_s` say for how long a mutation of a former owner may still take effect.
+        options: `call_s` and `late_s` say for how long a mutation of another process may still take effect.
     """
 
     removed: int
@@ -62,9 +83,7 @@ class Hints:
         self._nonce = 0
         self._flying: set[int] = set()  # stamps of mutations that may still take effect
         self._late: deque[tuple[float, int]] = deque()  # the same, if they were not answered: until when
-        self._others_until: float | None = None
-        self._removing = False
-        self._doomed: set[int] = set()  # stamps whose removal was sent, and not answered
+        self._first_seen: OrderedDict[int, float] = OrderedDict()  # stamps of other processes
         self.removed = 0
 
     def _stamp(self) -> int:
@@ -77,15 +96,11 @@ class Hints:
     def begin(self, mutation: Mutation) -> tuple[int, Any]:
         """The stamp of a new hint, and the call that writes it. Before the mutation is sent, the call must have been
         answered; after it, call `end`."""
+        row, checks, _ = mutation.rows[0]
+        replaces = any(kind == PRESENT and group == LOCK for kind, group, *_ in checks)
         stamp = self._stamp()
         self._flying.add(stamp)
-        cell = {
-            "family_name": PROTOCOL_FAMILY,
-            "column_qualifier": HINT_NAME,
-            "timestamp_micros": micros(stamp),
-            "value": b"",
-        }
-        return stamp, self._mutate(hint_key(mutation.table, mutation.rows[0][0]), [types().Mutation(set_cell=cell)])
+        return stamp, self._writing(hint_key(mutation.table, row), stamp, _REPLACES_LOCK if replaces else _OTHER)
 
     def end(self, stamp: int, *, answered: bool) -> None:
         """The mutation has been answered, or was not sent; else it may take effect for some time."""
@@ -94,76 +109,70 @@ class Hints:
         else:
             self._late.append((trio.current_time() + self._options.late_s, stamp))
 
+    def _writing(self, key: bytes, stamp: int, value: bytes) -> Any:
+        cell = {
+            "family_name": PROTOCOL_FAMILY,
+            "column_qualifier": HINT_NAME,
+            "timestamp_micros": micros(stamp),
+            "value": value,
+        }
+        return self._mutate(key, [types().Mutation(set_cell=cell)])
+
     def _mutate(self, key: bytes, mutations: Sequence[Any]) -> Any:
         return types().MutateRow(
             table_name=self._place.table, app_profile_id=self._place.app_profile, row_key=key, mutations=mutations
         )
 
-    def settled(self, stamps: Sequence[int]) -> list[int]:
-        """Of these, the ones whose mutations cannot take effect any more. Call it before the row is read."""
-        now, others_ended = trio.current_time(), self._others_ended()
-        while self._late and self._late[0][0] <= now:
-            self._flying.discard(self._late.popleft()[1])
-        return [
-            stamp
-            for stamp in stamps
-            if (stamp not in self._flying if stamp >> _COUNT_BITS in self._nonces else others_ended)
-        ]
-
     # ------------------------------------------------------------ removing them
 
-    def begin_removing(self) -> bool:
-        """Whether this scan may remove hints; then call `end_removing`. One scan at a time may: of two, each could keep
-        the hint about a row that the other removes."""
-        may, self._removing = not self._removing, True
-        return may
-
-    def end_removing(self) -> None:
-        self._removing = False
-
-    def removals(
-        self, stamps: dict[bytes, list[int]], settled: dict[bytes, list[int]], marked: Collection[bytes]
-    ) -> list[tuple[Any, list[int]]]:
-        """The calls that remove needless hints, each with their stamps: of a row without such cells those that are
-        settled; of a row with such cells (`marked`) the same, but one hint stays."""
-        out = []
-        for key, seen in stamps.items():
-            gone = settled[key]
-            if key in marked:
-                staying = max((stamp for stamp in seen if self._stays(stamp)), default=0)
-                gone = [stamp for stamp in gone if staying and stamp != staying]
-            if gone:
-                out.append((self._removal(HINT_KEY + key, gone), gone))
-                self._doomed.update(gone)
+    def seen(self, cells: Iterable[ReadCell]) -> Seen:
+        """What a row of hints says. Call it before the row that they are about is read."""
+        now = trio.current_time()
+        while self._late and self._late[0][0] <= now:
+            self._flying.discard(self._late.popleft()[1])
+        out = Seen([], [])
+        for cell in cells:
+            stamp = cell.micros // MICROS
+            if self._has_ended(stamp, now):
+                out.ended.append(stamp)
+            elif cell.value == _REPLACES_LOCK:
+                out.replacing.append(stamp)
         return out
 
-    def _stays(self, stamp: int) -> bool:
-        """Whether nobody removes this hint now: no removal of it is under way, by this owner or by a former one."""
-        if stamp in self._doomed:
-            return False
-        return stamp >> _COUNT_BITS in self._nonces or self._others_ended()
+    def _has_ended(self, stamp: int, now: float) -> bool:
+        if stamp >> _COUNT_BITS in self._nonces:
+            return stamp not in self._flying
+        first = self._first_seen.setdefault(stamp, now)
+        if len(self._first_seen) > _SEEN_MAX:
+            self._first_seen.popitem(last=False)
+        return now >= first + self._options.call_s + self._options.late_s
 
-    def _others_ended(self) -> bool:
-        """Whether nothing that a former owner has sent can take effect any more."""
-        if self._others_until is None:
-            self._others_until = trio.current_time() + self._options.call_s + self._options.late_s
-        return trio.current_time() >= self._others_until
+    def needless(self, seen: dict[bytes, Seen], marked: Collection[bytes]) -> dict[bytes, list[int]]:
+        """Of the hints about each row, the stamps that may go: at once, unless the row has such a cell or a lock
+        (`marked`); then once there is a new hint (`replacement`)."""
+        out = {}
+        for key, (replacing, ended) in seen.items():
+            stamps = replacing + ended
+            if len(stamps) > (_MANY if key in marked else 0):
+                out[key] = stamps[:_AT_ONCE]
+        return out
 
-    def removed_all(self, stamps: Sequence[int]) -> None:
-        """The call that removes these has been answered."""
-        self._doomed.difference_update(stamps)
-        self.removed += len(stamps)
+    def replacement(self, key: bytes) -> Any:
+        """The call that writes a new hint about a row, which stands for no mutation."""
+        return self._writing(HINT_KEY + key, self._stamp(), _OTHER)
 
-    def _removal(self, key: bytes, stamps: Sequence[int]) -> Any:
+    def removal(self, key: bytes, stamps: Sequence[int]) -> Any:
+        """The call that removes hints about a row."""
         where = {"family_name": PROTOCOL_FAMILY, "column_qualifier": HINT_NAME}
         ranges = [
             {"start_timestamp_micros": micros(stamp), "end_timestamp_micros": micros(stamp + 1)} for stamp in stamps
         ]
         return self._mutate(
-            key, [types().Mutation(delete_from_column={**where, "time_range": each}) for each in ranges]
+            HINT_KEY + key, [types().Mutation(delete_from_column={**where, "time_range": each}) for each in ranges]
         )
 
-
-def stamps_of(cells: Sequence[Any]) -> list[int]:
-    """The stamps of the hints in a row of them."""
-    return [cell.micros // MICROS for cell in cells]
+    def gone(self, stamps: Sequence[int]) -> None:
+        """The call that removes these has been answered."""
+        for stamp in stamps:
+            self._first_seen.pop(stamp, None)
+        self.removed += len(stamps)

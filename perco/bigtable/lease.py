@@ -1,7 +1,6 @@
 """The lease under which a process owns a store on Bigtable (O1): one row, changed by CheckAndMutateRow.
 
-The row has a cell for each change of hands and each renewal, at a timestamp that is higher by 1 each time; its value
-is the owner's token and command, or nothing once the owner has given the store back. A change is made only if there is
+The row has a cell for each change of hands and each renewal, numbered (`owner_row`). A change is made only if there is
 no cell above the last one that its sender has seen. So of two processes that claim the store at once one is refused.
 
 A row of its own cannot fence the others' rows, as a transaction of PostgreSQL can. A mutation that a former owner still
@@ -11,76 +10,15 @@ it can commit no transaction that was not committed before (O1, T8).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Final
 
-from perco.bigtable import filters
 from perco.bigtable.address import Place
 from perco.bigtable.calls import SERVICE, channel, metadata_of
-from perco.bigtable.chunks import Chunks
-from perco.bigtable.keys import MICROS, OWNER_KEY, PROTOCOL_FAMILY, micros, qualifier
+from perco.bigtable.owner_row import Holder, change, notice_in, question
 from perco.bigtable.wire import grpc, types
-from perco.errors import Corruption
-from perco.storage import ABSENT, TS_MAX, WRITE
 from perco.storage.lease import Lease
 
-_CALL_S = 5.0  # at most, for one call of the thread
-
-
-class Holder(NamedTuple):
-    """The newest cell of the owner's row: its number, 0 if there is none; the owner's token, "" for nobody; the
-    command of its process."""
-
-    number: int
-    token: str
-    told: str
-
-
-def question(place: Place) -> Any:
-    """The request for the owner's row."""
-    request = types().ReadRows(
-        table_name=place.table, app_profile_id=place.app_profile, filter=filters.reading([(WRITE, 0, 0, TS_MAX, 1)])
-    )
-    request.rows.row_keys.append(OWNER_KEY)
-    return request
-
-
-def holder_of(cells: list[tuple[int, bytes]]) -> Holder:
-    """The holder, of the cells that were read of the row: (timestamp in microseconds, value). Raises: Corruption."""
-    if not cells:
-        return Holder(0, "", "")
-    stamp, value = cells[0]
-    try:
-        token, _, told = value.decode().partition(" ")
-    except UnicodeDecodeError as error:
-        raise Corruption("the owner's row", f"it cannot be decoded: {error}") from error
-    return Holder(stamp // MICROS, token, told)
-
-
-def told_holder(responses: Iterable[Any]) -> Holder:
-    """The holder, of the answer to `question`. Raises: Corruption."""
-    chunks = Chunks()
-    rows = [row for response in responses for row in chunks.take(response)]
-    return holder_of([(cell.micros, cell.value) for row in rows for cell in row.cells])
-
-
-def change(place: Place, seen: int, token: str, told: str) -> Any:
-    """The request that makes `token` the owner, if nothing has changed since the cell `seen`."""
-    predicate = filters.predicate([(ABSENT, WRITE, 0, seen + 1, TS_MAX)])
-    assert predicate is not None
-    mutation = types().Mutation
-    name = {"family_name": PROTOCOL_FAMILY, "column_qualifier": qualifier(WRITE, 0)}
-    made = [
-        mutation(set_cell={**name, "timestamp_micros": micros(seen + 1), "value": f"{token} {told}".encode()}),
-        mutation(delete_from_column={**name, "time_range": {"end_timestamp_micros": micros(seen + 1)}}),
-    ]
-    return types().CheckAndMutateRow(
-        table_name=place.table,
-        app_profile_id=place.app_profile,
-        row_key=OWNER_KEY,
-        predicate_filter=predicate.filter,
-        false_mutations=made,
-    )
+_CALL_S: Final = 5.0  # at most, for one call of the thread
 
 
 class BigtableLease(Lease):
@@ -119,7 +57,7 @@ class BigtableLease(Lease):
         try:
             refused = self._write(change(self._place, holder.number, token, told), **limits).predicate_matched
             if refused:  # by another process; or by this change itself, whose answer was lost
-                now_holder = told_holder(self._read(question(self._place), **limits))
+                now_holder = notice_in(self._read(question(self._place), **limits)).holder
                 if now_holder.token != holder.token:
                     return False
                 if now_holder.number == holder.number:

@@ -16,6 +16,8 @@ class BigtableOptions:
     late_s: how long after that, at most, Bigtable may still carry out a mutation whose answer did not come, in seconds.
     lease_s: how long a process owns the store without renewing its lease, in seconds: after its death the next owner
         waits for as long.
+    own: own the store, if no other process does. None: not if it was served with `perco serve --direct` the last time:
+        then wait for a server. False: never; be the client of a server that lets clients in.
     """
 
     channels: int = 4
@@ -23,6 +25,7 @@ class BigtableOptions:
     call_s: float = 20.0
     late_s: float = 5.0
     lease_s: float = 3.0
+    own: bool | None = None
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -5,24 +5,24 @@ S1  A mutation of a row is one call of CheckAndMutateRow, which is atomic. There
 S4  A mutation that Bigtable refuses for itself (too large, for example) fails alone.
 T4  If no answer comes, a mutation may have been made: `NoReply`. It is not sent again here. It may still be made, for
     as long as `BigtableOptions.late_s` after the call has ended.
-T13 See `Bare`: the owner sends no mutation below the floor.
+T13 See `Bare`: the owner sends no mutation below the floor. Nor does a client (`client.py`).
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import trio
 
 from perco.bigtable import filters
 from perco.bigtable.address import Place
-from perco.bigtable.calls import CallFailed, Calls, Scan, Scanned
-from perco.bigtable.hints import Hints, hint_key, is_hinted, stamps_of, wants_hint
+from perco.bigtable.calls import CallFailed, Scan, Scanned
+from perco.bigtable.hints import Hints, hint_key, is_hinted, wants_hint
 from perco.bigtable.keys import HINT_KEY, micros, place_of, qualifier, row_key, row_of, table_end
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.reading import Shape, by_place, chosen, scanned, shape_of, shared
+from perco.bigtable.repeating import AGAIN, NOT_DONE, Repeating, pause_of
 from perco.bigtable.wire import types
 from perco.errors import Corruption, PercoError, Unavailable, UsageError
 from perco.storage import (
@@ -49,39 +49,25 @@ from perco.storage import (
 )
 
 _KEYS_MAX: Final = 100  # in one call; more are read side by side
-_PAUSE_S: Final = 0.02  # before a call is made again, at first
-_PAUSE_MAX_S: Final = 1.0
 _REVERSED_MAX: Final = 1 << 16  # rows that are read forward, of a server that cannot read backward
 
-# Errors after which a call may succeed if it is made again.
-_AGAIN: Final = frozenset(
-    {"UNAVAILABLE", "ABORTED", "INTERNAL", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNKNOWN", "CANCELLED"}
-)
-# Errors that say that a call was not carried out.
-_NOT_DONE: Final = frozenset(
-    {
-        *("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED", "FAILED_PRECONDITION"),
-        *("OUT_OF_RANGE", "UNIMPLEMENTED"),
-    }
-)
-_REMEDIES: Final = {
-    "NOT_FOUND": "Run `perco bigtable init` with this address.",
-    "PERMISSION_DENIED": "The program's account needs the role roles/bigtable.user on the instance.",
-    "UNAUTHENTICATED": "Set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`.",
-    "FAILED_PRECONDITION": "`perco bigtable check` examines the table and the app profile.",
-}
+
+class Attempt(NamedTuple):
+    """Until when the calls of some mutations may last, in trio's time; and what tells, by an error, that none may be
+    sent any more."""
+
+    deadline: float
+    check: Callable[[], None]
 
 
-class BigtableRows:
+class BigtableRows(Repeating):
     """All rows of a store. Loop thread only.
 
     Attributes:
-        usable: set by the store. Raises PercoError if it is closed, or was opened before a fork.
-        check: set by the store. The same, and if this process may not own the store any more (O1).
+        check: set by the store. Raises as `usable`, and if this process may not own the store any more (O1).
+        backwards: whether the server reads rows in reverse.
     """
 
-    calls: Calls
-    place: Place
     hints: Hints
     backwards: bool
 
@@ -92,19 +78,20 @@ class BigtableRows:
     prompt = None
 
     def __init__(self, place: Place, options: BigtableOptions) -> None:
-        self.place, self._options = place, options
-        self.calls = Calls(place, options)
+        super().__init__(place, options)
         self.hints = Hints(place, options)
         self._tables: dict[str, int] = {}
         self._groups: set[tuple[str, str]] = set()
-        self.backwards = True  # whether the server reads rows in reverse
-        self.usable: Callable[[], None] = lambda: None
+        self.backwards = True
         self.check: Callable[[], None] = lambda: None
 
     def add(self, table: str, groups: Sequence[str]) -> None:
         """Take in a table and its groups."""
         self._tables.setdefault(table, len(self._tables))
         self._groups.update((table, group) for group in (*PROTOCOL_GROUPS, *groups))
+
+    def _has(self, table: str, group: str) -> bool:
+        return (table, group) in self._groups
 
     def tables(self) -> list[str]:
         return list(self._tables)
@@ -223,15 +210,7 @@ class BigtableRows:
         return ScanPage(rows, passed if reverse else passed + b"\x00")
 
     async def _scan_hinted(self, request: ScanRequest) -> ScanPage:
-        """A page of rows, found by their hints. Needless hints are removed, by one scan at a time (N7)."""
-        removes = self.hints.begin_removing()
-        try:
-            return await self._hinted_page(request, removes=removes)
-        finally:
-            if removes:
-                self.hints.end_removing()
-
-    async def _hinted_page(self, request: ScanRequest, *, removes: bool) -> ScanPage:
+        """A page of rows, found by their hints. Needless hints are removed (N7)."""
         table, start, stop, queries, _, rows_max, bytes_max, _ = request
         rows_max = min(rows_max, _KEYS_MAX)
         asked = self._reading(filters.hints())
@@ -243,10 +222,9 @@ class BigtableRows:
         if not answer.rows:
             return ScanPage([], None)
         following = row_of(table, answer.rows[-1].key[len(HINT_KEY) :]) if len(answer.rows) > rows_max else None
-        stamps = {row.key[len(HINT_KEY) :]: stamps_of(row.cells) for row in answer.rows[:rows_max]}
-        settled = {key: self.hints.settled(seen) for key, seen in stamps.items()}  # before the rows are read (N7)
+        seen = {row.key[len(HINT_KEY) :]: self.hints.seen(row.cells) for row in answer.rows[:rows_max]}
         made = self._reading(filters.scanning_hinted(queries))
-        made.rows.row_keys.extend(stamps)
+        made.rows.row_keys.extend(seen)
         [answer] = await self._ask([Scan(made)])
         rows: list[ScanRow] = []
         size = 0
@@ -259,58 +237,31 @@ class BigtableRows:
             if any(cells):
                 size += sum(len(value) for each in cells for _, _, value in each)
                 rows.append((row_of(table, row.key), cells))
-        if removes:
-            marked = {row.key for row in answer.rows}
-            await self._remove_hints(self.hints.removals(stamps, settled, marked))
+        marked = {row.key for row in answer.rows}
+        await self._remove_hints(self.hints.needless(seen, marked), marked)
         return ScanPage(rows, following)
 
-    async def _remove_hints(self, removals: Sequence[tuple[Any, list[int]]]) -> None:
-        """Remove hints. One that is not removed now is found, and removed, again."""
-        if removals:
-            with trio.CancelScope(shield=True):
-                calls = [call for call, _ in removals]
-                answers = await self.calls.ask(calls, trio.current_time() + self._options.call_s)
-            for (_, stamps), answer in zip(removals, answers, strict=True):
-                if not isinstance(answer, BaseException):
-                    self.hints.removed_all(stamps)
+    async def _remove_hints(self, needless: dict[bytes, list[int]], marked: Collection[bytes]) -> None:
+        """Remove hints (N7). One that is not removed now is found, and removed, again."""
+        if not needless:
+            return
+        replaced = [key for key in needless if key in marked]
+        with trio.CancelScope(shield=True):
+            if replaced:
+                answers = await self.calls.ask([self.hints.replacement(key) for key in replaced], self._until())
+                for key, answer in zip(replaced, answers, strict=True):
+                    if isinstance(answer, BaseException):
+                        del needless[key]
+            if needless:
+                calls = [self.hints.removal(key, stamps) for key, stamps in needless.items()]
+                answers = await self.calls.ask(calls, self._until())
+                for stamps, answer in zip(needless.values(), answers, strict=True):
+                    if not isinstance(answer, BaseException):
+                        self.hints.gone(stamps)
 
     async def _ask(self, calls: Sequence[Scan]) -> list[Scanned]:
         """Make calls that only read, again if they fail for a moment. Raises: Unavailable, Corruption."""
-        self.usable()
-        if not calls:
-            await trio.lowlevel.checkpoint()
-            return []
-        deadline = trio.current_time() + self._options.call_s
-        answers: list[Scanned | None] = [None] * len(calls)
-        left = list(range(len(calls)))
-        attempt = 0
-        while True:
-            failure: CallFailed | None = None
-            for index, answer in zip(left, await self.calls.ask([calls[i] for i in left], deadline), strict=True):
-                if isinstance(answer, Scanned):
-                    answers[index] = answer
-                elif not isinstance(answer, CallFailed):
-                    raise answer
-                elif failure is None or answer.code not in _AGAIN:
-                    failure = answer
-            self.check()  # G1: the next owner may remove what only this process still reads
-            if failure is None:
-                return answers  # type: ignore[return-value]
-            left = [index for index in left if answers[index] is None]
-            pause = _pause(attempt)
-            attempt += 1
-            if failure.code not in _AGAIN or trio.current_time() + pause > deadline:
-                raise self.told(failure) from failure
-            await trio.sleep(pause)
-
-    def told(self, error: CallFailed) -> PercoError:
-        """The error of perco's for one of Bigtable's."""
-        shown = self.place.shown
-        if error.code in _NOT_DONE:
-            return Unavailable(
-                f"{shown} refuses: {error}", remedy=_REMEDIES.get(error.code, "The message is Bigtable's.")
-            )
-        return Unavailable(f"{shown} does not answer: {error}")
+        return await self._repeat(calls, self.check)  # G1: the next owner may remove what only this process still reads
 
     # ------------------------------------------------------------ mutations
 
@@ -318,28 +269,45 @@ class BigtableRows:
         """The verdict of each mutation. Cancelled before the first is sent, or not at all (T10)."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self.usable()
-        for mutation in mutations:  # an error here means that nothing was sent
-            self.locate(mutation.table, b"")
-            assert len(mutation.rows) == 1, "S1: this store has no groups"
+        self._must_fit(mutations)
         verdicts: list[Verdict | None] = [None] * len(mutations)
-        with trio.CancelScope(shield=True):
-            deadline = trio.current_time() + self._options.call_s
-            turns = _turns(mutations)
-            if not turns:
-                await trio.lowlevel.checkpoint()
-            for turn in turns:
-                await self._apply_turn(mutations, turn, verdicts, deadline)
+        all_turns = turns(mutations, range(len(mutations)))
+        await self._apply_all(mutations, all_turns, verdicts, Attempt(self._until(), self.check))
         return verdicts  # type: ignore[return-value]
 
+    def _must_fit(self, mutations: Sequence[Mutation]) -> None:
+        """Raises: UsageError, before any of them is sent."""
+        for mutation in mutations:
+            self.locate(mutation.table, b"")
+            assert len(mutation.rows) == 1, "S1: this store has no groups"
+
+    async def _apply_all(
+        self,
+        mutations: Sequence[Mutation],
+        in_turn: Sequence[Sequence[int]],
+        verdicts: list[Verdict | None],
+        attempt: Attempt,
+    ) -> None:
+        with trio.CancelScope(shield=True):
+            if not in_turn:
+                await trio.lowlevel.checkpoint()
+            for turn in in_turn:
+                await self._apply_turn(mutations, turn, verdicts, attempt)
+
     async def _apply_turn(
-        self, mutations: Sequence[Mutation], turn: Sequence[int], verdicts: list[Verdict | None], deadline: float
+        self,
+        mutations: Sequence[Mutation],
+        turn: Sequence[int],
+        verdicts: list[Verdict | None],
+        attempt: Attempt,
     ) -> None:
         """Apply mutations of different rows, side by side."""
+        deadline, check = attempt
         left, calls = [], []
         for index in turn:
             mutation = mutations[index]
             try:
-                self.check()
+                check()
                 call = self._call(mutation)
             except PercoError as error:
                 verdicts[index] = Failed(error)
@@ -352,15 +320,15 @@ class BigtableRows:
         hints = await self._hint(mutations, left, calls, verdicts, deadline)
         if hints:
             try:
-                self.check()  # as before the hint: they must not be far apart (N7)
+                check()  # as before the hint: they must not be far apart (N7)
             except PercoError as error:
                 for index in left:
                     verdicts[index] = Failed(error)
                 left, calls = [], []
         refused = await self._send(left, calls, verdicts, deadline)
         if refused:
-            await self._explain(mutations, refused, verdicts, deadline)
-        self._must_own(left, verdicts)
+            await self._explain(mutations, refused, verdicts, attempt)
+        self._acknowledge(left, verdicts)
         for index, stamp in hints.items():
             self.hints.end(stamp, answered=not isinstance(verdicts[index], NoReply))
 
@@ -382,7 +350,7 @@ class BigtableRows:
                 refused.append(index)
         return refused
 
-    def _must_own(self, sent: Sequence[int], verdicts: list[Verdict | None]) -> None:
+    def _acknowledge(self, sent: Sequence[int], verdicts: list[Verdict | None]) -> None:
         """Acknowledge mutations only if this process owned the store until now: then the next owner, which reads the
         catalogue and the pins when it claims the store, has seen them (O1)."""
         try:
@@ -419,11 +387,11 @@ class BigtableRows:
                     failed[index] = answer
                 elif isinstance(answer, BaseException):
                     raise answer
-            pause = _pause(attempt)
+            pause = pause_of(attempt)
             attempt += 1
             again = trio.current_time() + pause <= deadline
             for index, failure in failed.items():
-                if failure.code not in _AGAIN or not again:
+                if failure.code not in AGAIN or not again:
                     verdicts[index] = Failed(self.told(failure))
                     del calls[left.index(index)]
                     left.remove(index)
@@ -433,7 +401,7 @@ class BigtableRows:
         return stamps
 
     def _unanswered(self, failure: CallFailed) -> Verdict:
-        if not failure.sent or failure.code in _NOT_DONE:
+        if not failure.sent or failure.code in NOT_DONE:
             return Failed(self.told(failure))
         return NoReply(f"Bigtable did not answer: {failure}")
 
@@ -456,7 +424,7 @@ class BigtableRows:
 
     def _written(self, table: str, write: Write) -> Any:
         group, column, ts, value = write
-        if (table, group) not in self._groups:
+        if not self._has(table, group):
             raise Corruption(self.place.shown, f"there is no locality group {group!r}")
         if not 0 <= ts <= TS_MAX:
             raise UsageError(f"{ts} is no timestamp of a cell")
@@ -471,13 +439,14 @@ class BigtableRows:
         mutations: Sequence[Mutation],
         refused: Sequence[int],
         verdicts: list[Verdict | None],
-        deadline: float,
+        attempt: Attempt,
     ) -> None:
         """Find out which check of each refused mutation does not hold: Bigtable tells only that one does not. If all
         hold by now, the mutation is sent again."""
-        for attempt in range(1 << 30):
+        for round in range(1 << 30):
             try:
                 found = await self._failing([mutations[index] for index in refused])
+                attempt.check()
             except PercoError as error:
                 for index in refused:
                     verdicts[index] = Failed(error)  # it has written nothing
@@ -486,15 +455,15 @@ class BigtableRows:
             for index, failing in zip(refused, found, strict=True):
                 if failing >= 0:
                     verdicts[index] = Refused(0, failing)
-                elif trio.current_time() > deadline:
+                elif trio.current_time() > attempt.deadline:
                     verdicts[index] = Failed(Unavailable(f"{self.place.shown}: others change this row all the time"))
                 else:
                     again.append(index)
             if not again:
                 return
-            await trio.sleep(_pause(attempt))
+            await trio.sleep(pause_of(round))
             calls = [self._call(mutations[index]) for index in again]
-            refused = await self._send(again, calls, verdicts, deadline)
+            refused = await self._send(again, calls, verdicts, attempt.deadline)
             if not refused:
                 return
 
@@ -527,22 +496,17 @@ def _holds(check: Check, found: Sequence[Cell]) -> bool:
     return bool(found) != (check[0] == ABSENT)
 
 
-def _pause(attempt: int) -> float:
-    longest = min(_PAUSE_S * 2.0 ** min(attempt, 10), _PAUSE_MAX_S)
-    return random.uniform(0.5, 1.0) * longest
-
-
-def _turns(mutations: Sequence[Mutation]) -> list[list[int]]:
-    """The mutations by index: those of a turn have different rows, and are sent side by side."""
-    turns: list[list[int]] = []
+def turns(mutations: Sequence[Mutation], wanted: Iterable[int]) -> list[list[int]]:
+    """The mutations with these indices: those of a turn have different rows, and are sent side by side."""
+    out: list[list[int]] = []
     seen: dict[tuple[str, bytes], int] = {}
-    for index, mutation in enumerate(mutations):
-        where = mutation.table, mutation.rows[0][0]
+    for index in wanted:
+        where = mutations[index].table, mutations[index].rows[0][0]
         turn = seen[where] = seen.get(where, -1) + 1
-        if turn == len(turns):
-            turns.append([])
-        turns[turn].append(index)
-    return turns
+        if turn == len(out):
+            out.append([])
+        out[turn].append(index)
+    return out
 
 
 def _last_of_each(writes: Sequence[Write]) -> list[Write]:

@@ -1,22 +1,25 @@
 """Opens a store on Bigtable: its table, and the claim by which this process owns it.
 
-One process owns the store: it draws the timestamps, and it alone reads and writes the rows. Its transactions commit in
-two phases. Others reach the store through it, at an address that it serves.
+One process owns the store: it draws the timestamps. Others reach the rows through it, at an address that it serves; or
+by themselves, if it gives them tickets. Transactions commit in two phases.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import trio
 
 from perco.bigtable.address import Place
-from perco.bigtable.calls import CallFailed, Scan, Scanned
+from perco.bigtable.calls import CallFailed, Scan
 from perco.bigtable.keys import row_key
-from perco.bigtable.lease import BigtableLease, Holder, change, holder_of, question
+from perco.bigtable.lease import BigtableLease
 from perco.bigtable.options import BigtableOptions
+from perco.bigtable.owner_row import Holder, Notice, change, notice, question, serve_at
 from perco.bigtable.rows import BigtableRows
+from perco.bigtable.tickets import Tickets
 from perco.bigtable.wire import types
 from perco.errors import FormatUnknown, Unavailable
 from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
@@ -30,10 +33,36 @@ _FORMAT_ROW: Final = b"format"
 _PROBE: Final = "a probe"  # in place of a table's name: two rows by which a server shows that it reads in reverse
 
 
+class Searched(Bare):
+    """`Bare` over a store that is searched. `tickets`: of clients that write, too."""
+
+    tickets: Tickets | None = None
+
+    async def raise_floor(self, ts: int, *, wait: bool) -> None:
+        """See `OwnerStore.raise_floor`."""
+        if self.tickets is not None:  # first: what this process gives up on, no client may still prewrite
+            await self.tickets.raise_floor(ts, wait=wait)
+        await super().raise_floor(ts, wait=wait)
+
+    async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
+        """See `OwnerStore.look`. This process does not notice the writes of clients that write by themselves, so every
+        look searches anew. It sees all these groups of a row at one moment: so it finds whatever was there when it
+        began, and was neither removed by a run nor rolled back since; `Idle` notices runs (N7)."""
+        if self.tickets is None:
+            await super().look(tables, groups, again=again)
+            return
+        async with self._looking:  # a look that began earlier does not end later
+            wanted = [(table, group) for table in tables for group in groups]
+            before = {where: -1 if self._may_change(where) else self._sends[where] for where in wanted}
+            for table in tables:
+                for group, count in zip(groups, await self._cells_of(table, groups), strict=True):
+                    self._found[table, group] = before[table, group], count
+
+
 class BigtableStore(LeasedStore):
     """The rows of a store that this process owns. Made by `open`; loop thread only."""
 
-    store: Bare
+    store: Searched
     rows: BigtableRows
     _rows = BigtableRows
 
@@ -43,8 +72,9 @@ class BigtableStore(LeasedStore):
         rows.usable, rows.check = self._usable, self.check
 
     @classmethod
-    async def open(cls, url: str, options: BigtableOptions) -> BigtableStore:
-        """Claim the store, whose table `perco bigtable init` has made.
+    async def open(cls, url: str, options: BigtableOptions, *, direct: bool = False) -> BigtableStore:
+        """Claim the store, whose table `perco bigtable init` has made. `direct`: clients go on to look for the address
+        at which it is served; else it has none.
 
         Raises: StoreLocked, if another process owns it; FormatUnknown, Unavailable, UsageError.
         """
@@ -52,10 +82,10 @@ class BigtableStore(LeasedStore):
         store = cls(cls._rows(place, options), options)
         try:
             store.rows.add(SYSTEM_TABLE, ())
-            await store._claim()
-            # From now on: a former owner's mutations may still arrive (T13).
+            await store._claim(direct=direct)
+            # From now on: a former owner's mutations may still arrive (T13), and those of its clients.
             former_s = options.call_s + options.late_s
-            store.store = Bare(store.rows, store.rows.tables, options.late_s, former_s=former_s)
+            store.store = Searched(store.rows, store.rows.tables, options.late_s, former_s=former_s)
             await store._begin()
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -73,12 +103,10 @@ class BigtableStore(LeasedStore):
             raise answer
         return answer
 
-    async def _holder(self) -> Holder:
-        answer = await self._asked(Scan(question(self.rows.place)))
-        assert isinstance(answer, Scanned)
-        return holder_of([(cell.micros, cell.value) for row in answer.rows for cell in row.cells])
+    async def _notice(self) -> Notice:
+        return notice((await self._asked(Scan(question(self.rows.place)))).rows)
 
-    async def _claim(self) -> None:
+    async def _claim(self, *, direct: bool) -> None:
         """Become the owner, once the last one has not renewed its lease for its whole length (O1).
 
         Raises: StoreLocked, if it does; Unavailable.
@@ -86,7 +114,7 @@ class BigtableStore(LeasedStore):
         place, lease_s = self.rows.place, self._options.lease_s
         token = secrets.token_hex(8)
         try:
-            holder = await self._holder()
+            holder, address, _, _ = await self._notice()
             seen = now()
             while True:
                 if not holder.token or now() - seen >= lease_s:
@@ -95,9 +123,12 @@ class BigtableStore(LeasedStore):
                         ours = Holder(holder.number + 1, token, command())
                         self._lease = BigtableLease(place, ours, lease_s, before)
                         self._lease.start()
+                        self._ours = ours
+                        if address and not direct:
+                            await self.serve_at("")
                         return
                 await trio.sleep(lease_s / _LOOKS)
-                current = await self._holder()
+                current, address, _, _ = await self._notice()
                 if current.token and current.token == holder.token and current.number != holder.number:
                     raise locked(place.shown, current.told)
                 if current.token != holder.token:  # a claim that may be that of a process that has died since
@@ -113,7 +144,7 @@ class BigtableStore(LeasedStore):
         except CallFailed as error:
             if not error.sent:
                 raise
-            return (await self._holder()).token == token
+            return (await self._notice()).holder.token == token
 
     async def _begin(self) -> None:
         """Note the store's format, and find out what the server can do. Raises: FormatUnknown, Unavailable."""
@@ -144,6 +175,21 @@ class BigtableStore(LeasedStore):
         except CallFailed as error:
             raise self.rows.told(error) from error
         return [row.key for row in answer.rows] == keys[::-1]
+
+    # ------------------------------------------------------------ clients that reach the rows by themselves
+
+    def let_clients_in(self) -> Tickets:
+        """Let clients read and write by themselves, with tickets. Call it before anything is committed: such clients do
+        not ask this process's memory (C4)."""
+        if self.store.tickets is None:
+            self.store.tickets = Tickets(self.rows, self._options, self._ours.token)
+        return self.store.tickets
+
+    async def serve_at(self, address: str) -> None:
+        """Tell clients that look for it where this process serves them. Raises: StoreLocked, Unavailable."""
+        self.check()
+        await self.rows.put([serve_at(self.rows.place, self._ours.number, address)])
+        self.check()
 
     # ------------------------------------------------------------ the owner's calls
 

@@ -27,7 +27,7 @@ from rich.table import Table
 from perco.cli.values import plain
 from perco.errors import PercoError, StoreLocked, UsageError
 from perco.rpc import addresses
-from perco.serve.opening import is_database
+from perco.serve.databases import is_database
 
 P = ParamSpec("P")
 

@@ -17,17 +17,15 @@ import perco
 from perco.cli.keeping import keep
 from perco.cli.screen import FINE, complain, is_new, tell_new
 from perco.database.database import Database
-from perco.database.inside import inside
 from perco.errors import StoreLocked, Unavailable, UsageError
-from perco.postgresql.address import is_postgresql
-from perco.postgresql.store import PostgresqlStore
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.serve import tablets, tokens
 from perco.serve.children import Mould, die_with
 from perco.serve.client import is_client
+from perco.serve.databases import is_database
 from perco.serve.door import can_listen
-from perco.serve.opening import SOCKET, is_database
+from perco.serve.opening import SOCKET
 from perco.serve.placing import ProcessOptions
 from perco.serve.processes import TabletServers
 from perco.storage import owner
@@ -105,8 +103,8 @@ async def serve(
             if word is not None and bound.on_this_host:
                 stack.enter_context(tokens.told(bound, token))
             at.append(str(bound))
-        if isinstance(opened := inside(db).place, PostgresqlStore) and direct:
-            await opened.serve_at(str(addresses.parse(advertise or _reached_at(at))))
+        if opening.owned is not None and direct:
+            await opening.owned.serve_at(str(addresses.parse(advertise or _reached_at(at))))
         if opening.tablet_servers is not None:
             await _started(opening.tablet_servers)
         helped = f", {processes} tablet servers" if processes > 1 else ""
@@ -128,8 +126,8 @@ def _must_make_sense(store: str, *, direct: bool, standby: bool, advertise: str)
     """Raises: UsageError."""
     if standby and not is_database(store):
         raise UsageError("--standby is for a store on PostgreSQL or Bigtable")
-    if (direct or advertise) and not is_postgresql(store):
-        raise UsageError("--direct and --advertise are for a store on PostgreSQL")
+    if (direct or advertise) and not is_database(store):
+        raise UsageError("--direct and --advertise are for a store on PostgreSQL or Bigtable")
 
 
 async def _must_be_bindable(wanted: list[Address], folder: Path, tls: tuple[str, str] | None) -> None:

@@ -16,13 +16,12 @@ import trio
 
 import perco
 from perco import naming
-from perco.bigtable.address import is_bigtable
 from perco.cli.keeping import keep
 from perco.cli.screen import FINE, FOUND, complain, is_new, show_json, show_table, tell_new
 from perco.errors import UsageError
 from perco.naming import named
-from perco.postgresql.address import is_postgresql
 from perco.serve.client import is_client
+from perco.serve.databases import is_database
 
 _AGAIN_S: Final = 1.0  # before a process that died is started again
 
@@ -35,16 +34,14 @@ async def work(
     if processes > 1:
         done = (FINE, FOUND) if until_idle else (FINE,)
         return await keep([_alone(sys.argv)] * processes, "the worker", again_s=_AGAIN_S, done=done)
-    if is_bigtable(store):
-        raise UsageError(
-            f"a worker would own {store}, and let nobody else in: run `perco serve {store} --listen ADDRESS`, and give "
-            "workers that address"
-        )
     made = is_new(store)
     # A worker would own a database without letting anyone else in.
-    own = perco.options.PostgresqlOptions(own=not is_postgresql(store))
+    own = not is_database(store)
+    opened = perco.Options(
+        postgresql=perco.options.PostgresqlOptions(own=own), bigtable=perco.options.BigtableOptions(own=own)
+    )
     async with (
-        perco.open(store, schema, options=perco.Options(postgresql=own)) as db,
+        perco.open(store, schema, options=opened) as db,
         db.worker(options=options) as handle,
     ):
         names = ", ".join(schema.observers)

@@ -126,14 +126,6 @@ class ClientRows(PostgresqlRows):
             raise self.told(refusal) from refusal
 
 
-def no_owner(place: Place) -> Unavailable:
-    """The error of a process that may only be a client, while no process serves the store."""
-    return Unavailable(
-        f"no process lets clients read and write {place.shown}",
-        remedy="Start `perco serve URL --direct --listen ADDRESS` with this address.",
-    )
-
-
 async def address_of(place: Place) -> str:
     """Where the store's owner serves clients that reach the rows by themselves, or served them last; "": nowhere.
 

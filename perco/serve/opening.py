@@ -20,20 +20,19 @@ from types import TracebackType
 
 import trio
 
-from perco.bigtable.address import is_bigtable
 from perco.blocks import AsyncOnly
 from perco.database.database import Database
 from perco.database.inside import close, inside, local_owner
 from perco.database.making import make, make_beside, offline as offline
 from perco.database.options import Options
 from perco.errors import Corruption, PercoWarning, SessionEnded, StoreError, StoreLocked, Unavailable, UsageError
-from perco.postgresql.address import Place, is_postgresql
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.schema.schema import Schema
 from perco.serve import tokens
 from perco.serve.beating import PulseThread
 from perco.serve.client import open_served, remote_owner
+from perco.serve.databases import Owned, Remote, no_owner, remote
 from perco.serve.placing import ProcessOptions
 from perco.serve.processes import TabletServers
 from perco.serve.pulse import Pulse
@@ -55,10 +54,10 @@ class open(AsyncOnly):
         url: a folder, created if there is none; if another process has it open, this one becomes its client, over a
             socket in the folder. In production run `perco serve`, an owner that does nothing else: while an observer
             that computes, or a call that blocks, holds the owner's loop, all clients wait. Or "memory:". Or a database:
-            "postgresql://USER@HOST/DATABASE?prefix=NAME", which this process then owns; if another process serves it
-            for clients (`perco serve --direct`), this one becomes such a client. Or the address of a served store:
-            "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT". Or an instance of Cloud Bigtable, with a table that
-            `perco bigtable init` has made: "bigtable://PROJECT/INSTANCE?prefix=NAME", which this process then owns.
+            "postgresql://USER@HOST/DATABASE?prefix=NAME", or "bigtable://PROJECT/INSTANCE?prefix=NAME" with a table
+            that `perco bigtable init` has made. This process then owns the store; if another process serves it for
+            clients (`perco serve --direct`), this one becomes such a client. Or the address of a served store:
+            "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT".
         schema: tables, columns and observers. May be left out when reading only: then the store's own is used, and
             `db.schema.tables["docs"].columns["body"]` gives its columns.
         options: see `Options`.
@@ -112,6 +111,7 @@ class open(AsyncOnly):
         self.direct = False  # set before entry, with `leads`: clients read and write the rows by themselves
         self.tickets: Tickets | None = None  # with `direct`, once opened
         self.shown = ""  # once opened: the address of a database, without a password
+        self.owned: Owned | None = None  # once opened: the store in a database that this process owns
 
     async def __aenter__(self) -> Database:
         if not trio.lowlevel.in_trio_task():  # trio may run as a guest of another loop
@@ -130,10 +130,8 @@ class open(AsyncOnly):
                 return await self._connect(address)
             except OSError as error:
                 raise _unreached(address, error) from error
-        if is_postgresql(text):
-            return await self._open_postgresql(text)
-        if is_bigtable(text):
-            return await self._open_bigtable(text)
+        if (stored := remote(text, self._options)) is not None:
+            return await self._open_remote(stored)
         options = self._options
         if self.processes is not None:
             self.tablet_servers = self._servers()
@@ -168,35 +166,30 @@ class open(AsyncOnly):
                 del locked
         return await self._begin(local, options)
 
-    async def _open_postgresql(self, url: str) -> Database:
+    async def _open_remote(self, remote: Remote) -> Database:
         """As the owner; or, if another process serves the store for clients, as one of them."""
-        from perco.postgresql import client  # only by programs that need them, as all modules of such stores
-        from perco.postgresql.store import PostgresqlStore
-
-        options, place, own = self._options, Place(url), self._options.postgresql.own
+        options = self._options
         deadline = trio.current_time() + (0 if self._readonly else options.wire.connect_s)
-        store: PostgresqlStore | None = None
+        store: Owned | None = None
         while store is None:
             locked: StoreLocked | None = None
-            at = "" if self.leads else await client.address_of(place)
-            if self.leads or (own is not False and not self._readonly and (own or not at)):
+            at = "" if self.leads else await remote.address()
+            if self.leads or (remote.own is not False and not self._readonly and (remote.own or not at)):
                 try:
-                    store = await PostgresqlStore.open(
-                        url, options.postgresql, durable=options.durability == "power", direct=self.direct
-                    )
+                    store = await remote.claim(direct=self.direct)
                     break
                 except StoreLocked as error:
                     if self.leads:
                         raise
-                    locked, at = error, await client.address_of(place)
+                    locked, at = error, await remote.address()
             if at:
-                return await self._join_postgresql(place, at)
+                return await self._join_remote(remote, at)
             if locked is not None:
                 raise locked
             if trio.current_time() > deadline:
-                raise client.no_owner(place)
+                raise no_owner(remote)
             await trio.sleep(_LOOK_S)
-        self.shown = place.shown
+        self.shown, self.owned = remote.shown, store
         tickets = self.tickets = store.let_clients_in() if self.direct else None
         db = await self._begin(store, options)
         inside(db).background.start(store.watch, "lease")
@@ -204,22 +197,9 @@ class open(AsyncOnly):
             inside(db).background.start(tickets.run, "tickets")
         return db
 
-    async def _open_bigtable(self, url: str) -> Database:
-        """As the owner: others open the address at which this process serves the store."""
-        if self._readonly:
-            raise UsageError("a store on Bigtable is read through its owner: open the address at which it is served")
-        from perco.bigtable.store import BigtableStore
-
-        store = await BigtableStore.open(url, self._options.bigtable)
-        self.shown = store.rows.place.shown
-        db = await self._begin(store, self._options)
-        inside(db).background.start(store.watch, "lease")
-        return db
-
-    async def _join_postgresql(self, place: Place, at: str) -> Database:
+    async def _join_remote(self, remote: Remote, at: str) -> Database:
         """A client that reads and writes the rows by itself. Raises: Unavailable, WrongToken, VersionMismatch;
         SchemaMismatch."""
-        from perco.postgresql import client
         from perco.serve.direct import DirectRowStore
 
         options, wire, given = self._options, self._options.wire, self._token
@@ -230,26 +210,25 @@ class open(AsyncOnly):
 
         async def connect(number: int, port: int) -> trio.abc.Stream:
             nonlocal address
-            found = await client.address_of(place)  # another process may own the store by now
+            found = await remote.address()  # another process may own the store by now
             if not found:
-                raise OSError(f"no process serves {place.shown}")
+                raise OSError(f"no process serves {remote.shown}")
             address = addresses.parse(found)
             return await addresses.connect(address, trust())
 
         def pulsing(pulse: Pulse) -> PulseThread:
             return PulseThread(options.heartbeat, wire, pulse, lambda s: addresses.dial(address, trust(), s))
 
-        durable = options.durability == "power"
         try:
             db = await open_served(
-                *(place.shown, connect, self._schema, options, wire, lambda: given or tokens.find(address)),
+                *(remote.shown, connect, self._schema, options, wire, lambda: given or tokens.find(address)),
                 readonly=self._readonly,
                 pulsing=pulsing,
-                remedy=f"Start `perco serve {shlex.quote(place.shown)} --direct`.",
-                reach=lambda ticket: client.ClientRows(place, options.postgresql, durable=durable, ticket=ticket),
+                remedy=f"Start `perco serve {shlex.quote(remote.shown)} --direct`.",
+                reach=remote.rows,
             )
         except SessionEnded as error:
-            raise Unavailable(f"the server of {place.shown} ended while the store was opened") from error
+            raise Unavailable(f"the server of {remote.shown} ended while the store was opened") from error
         store = remote_owner(db).store
         assert isinstance(store, DirectRowStore)
         inside(db).background.start(lambda: store.follow(lambda found: addresses.parse(found) == address), "follow")
@@ -290,10 +269,10 @@ class open(AsyncOnly):
                 return await self._connect(address)
             except OSError as error:
                 raise _unreached(address, error) from error
-        if is_postgresql(text):
-            return await self._visit_postgresql(Place(text))
-        if is_bigtable(text):
-            raise Unavailable(f"{text} is not served there", remedy="Open the address at which its owner serves it.")
+        if (stored := remote(text, self._options)) is not None:
+            if not (at := await stored.address()):
+                raise no_owner(stored)
+            return await self._join_remote(stored, at)
         path = _absolute(text)
         if not path.is_dir():
             raise UsageError(f"there is no store at {text}")
@@ -304,14 +283,6 @@ class open(AsyncOnly):
                 f"no process has {text} open, or the process that has it does not share it",
                 remedy=f"Start `{_serve(text)}` first.",
             ) from error
-
-    async def _visit_postgresql(self, place: Place) -> Database:
-        from perco.postgresql import client
-
-        at = await client.address_of(place)
-        if not at:
-            raise client.no_owner(place)
-        return await self._join_postgresql(place, at)
 
     async def _connect(self, address: Address, folder: Path | None = None) -> Database:
         trust = _trust(self._options.wire.ca_file) if address.tls else None
@@ -419,11 +390,6 @@ class joining(open):
 
     async def _open(self) -> Database:
         return await self._visit()
-
-
-def is_database(url: str) -> bool:
-    """Whether it is the address of a store whose rows are in a database."""
-    return is_postgresql(url) or is_bigtable(url)
 
 
 def _trust(ca_file: str) -> ssl.SSLContext:

@@ -20,13 +20,12 @@ import trustme
 from pyspark.sql import SparkSession
 
 import perco
-from perco.bigtable.address import is_bigtable
 from perco.errors import StoreLocked, Unavailable, UsageError
-from perco.postgresql.address import is_postgresql
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.rpc.crossing import unpack_error
 from perco.serve import tokens
+from perco.serve.databases import is_database
 from perco.serve.opening import SOCKET, joining, open
 from perco.storage import owner
 
@@ -42,8 +41,8 @@ class Store:
 
     Attributes:
         url: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT"; or a folder that a process of this machine has open; or
-            "postgresql://USER@HOST/DATABASE?prefix=NAME", which executors read and write by themselves, as clients of
-            `perco serve --direct`.
+            "postgresql://USER@HOST/DATABASE?prefix=NAME" or "bigtable://PROJECT/INSTANCE?prefix=NAME", which executors
+            read and write by themselves, as clients of `perco serve --direct`.
         token: the token that a server on TCP requires. Not shown by `repr`.
         ca: PEM certificates that a tls:// server's certificate is checked against, or a file of them; "": the system's.
     """
@@ -54,13 +53,15 @@ class Store:
 
     def options(self) -> perco.Options:
         return perco.Options(
-            wire=perco.options.WireOptions(ca_file=self.ca), postgresql=perco.options.PostgresqlOptions(own=False)
+            wire=perco.options.WireOptions(ca_file=self.ca),
+            postgresql=perco.options.PostgresqlOptions(own=False),
+            bigtable=perco.options.BigtableOptions(own=False),
         )
 
     @property
     def is_served(self) -> bool:
         """Whether executors on other machines can reach it as it is."""
-        return addresses.is_address(self.url) or is_postgresql(self.url)
+        return addresses.is_address(self.url) or is_database(self.url)
 
     def joining(self) -> joining:
         """Open the store with its own schema."""
@@ -113,9 +114,7 @@ def reached(store: str | os.PathLike[str] | Store) -> Store | None:
     text = os.fspath(store)
     if text == "memory:":
         raise UsageError('executors cannot reach a store that is in memory: give a folder, as in "store/"')
-    if is_bigtable(text):
-        raise UsageError(f"executors reach {text} through its owner: give the address at which `perco serve` serves it")
-    if is_postgresql(text):
+    if is_database(text):
         return Store(url=text, token=os.environ.get("PERCO_TOKEN", ""))
     if not addresses.is_address(text):
         return None

@@ -190,11 +190,16 @@ class Bare:
         return any(where in writes for writes in (*(writes for _, writes in self._calls.values()), *unanswered))
 
     async def _cells(self, table: str, group: str) -> int:
-        found, start = 0, b""
-        query = ScanQuery(group, None, 0, TS_MAX, _CELLS, values=False)
+        return (await self._cells_of(table, (group,)))[0]
+
+    async def _cells_of(self, table: str, groups: Sequence[str]) -> list[int]:
+        """How many cells there are in each of these groups; those of a row all as of one moment."""
+        found, start = [0] * len(groups), b""
+        queries = tuple(ScanQuery(group, None, 0, TS_MAX, _CELLS, values=False) for group in groups)
         while True:
-            page = await self._store.scan(ScanRequest(table, start, None, (query,)))
-            found += sum(len(cells) for _, [cells] in page.rows)
+            page = await self._store.scan(ScanRequest(table, start, None, queries))
+            for _, cells in page.rows:
+                found = [count + len(each) for count, each in zip(found, cells, strict=True)]
             if page.next is None:
                 return found
             start = page.next

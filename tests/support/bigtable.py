@@ -8,7 +8,7 @@ import functools
 import itertools
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -16,17 +16,21 @@ from typing import Any, Final
 import pytest
 import trio
 
-from perco.bigtable import admin
+from perco.bigtable import admin, client
 from perco.bigtable.address import Place
 from perco.bigtable.calls import SERVICE, Calls, channel
 from perco.bigtable.chunks import Chunks
 from perco.bigtable.keys import MICROS, column_of, place_of, row_of, table_end
 from perco.bigtable.options import BigtableOptions
+from perco.bigtable.owner_row import change
 from perco.bigtable.rows import BigtableRows
-from perco.bigtable.store import BigtableStore
+from perco.bigtable.store import BigtableStore, Searched
+from perco.bigtable.tickets import Tickets
 from perco.bigtable.wire import types
+from perco.database.inside import inside
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import PROTOCOL_GROUPS
+from perco.testing.bare import BareStore
 from tests.support.divided import Divided, Stored
 from tests.support.realtime import held, waited_for
 
@@ -67,13 +71,14 @@ def address_of(folder: str) -> str:
 @contextmanager
 def real_time() -> Iterator[None]:
     """While the block lasts, virtual time does not jump while a call to the emulator is in flight."""
-    before = Calls.ask
+    before = Calls.ask, client.now
     Calls.ask = held(Calls.ask)  # type: ignore
+    client.now = trio.current_time  # type: ignore  # a permit lasts as long as its owner waits
     try:
         with waited_for():
             yield
     finally:
-        Calls.ask = before  # type: ignore
+        Calls.ask, client.now = before  # type: ignore
 
 
 # ------------------------------------------------------------------ looks into the table
@@ -156,3 +161,27 @@ class LocalRows:
 
     async def aclose(self) -> None:
         await self.store.calls.aclose()
+
+
+class DirectBackend(BareStore):
+    """Of an owner of `LocalRows` that lets clients read and write by themselves."""
+
+    def __init__(self, local: LocalRows) -> None:
+        super().__init__(local, local.store)  # type: ignore[arg-type]
+        self.store: Searched = Searched(local.store, local.store.tables, 0.0)
+        self.store.tablets = local.store.tablets  # type: ignore[attr-defined]
+        self.place = getattr(local, "place", None)
+
+    async def let_clients_in(self) -> Tickets:
+        """As a store that has just been claimed."""
+        rows: Any = self.rows
+        seen, token = (await rows.notice()).holder.number, f"owner {next(_numbers)}"
+        await rows.put([change(rows.place, seen, token, "a test")])
+        self.store.tickets = Tickets(rows, QUICK, token)
+        return self.store.tickets
+
+
+def client_rows(owner: Any, ticket: Callable[[], Awaitable[str]]) -> client.ClientRows:
+    """The rows of a client of that owner's."""
+    place: Any = inside(owner).engine.place
+    return client.ClientRows(place.rows.place, QUICK, ticket=ticket)

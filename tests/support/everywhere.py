@@ -5,9 +5,10 @@
     tls       in a client of the owner, over TCP and TLS, with the store's token
     tablets   in a client of a store whose tablets are with two tablet servers
     bare      in the process that owns a store without any capability: single rows only, and every call is awaited
-    postgresql  in the process that owns a store on a PostgreSQL server
-    bigtable  in the process that owns a store on a Bigtable emulator
-    direct    in a client of such a process, which reads and writes the rows by itself
+    postgresql, bigtable
+              in the process that owns a store on a PostgreSQL server, on a Bigtable emulator
+    direct, bigtable_direct
+              in a client of such a process, which reads and writes the rows by itself
 
 The owner of a deployment is real, and so are its server, sockets, certificates and sessions; it shares the process and
 the loop of the test, so time may be virtual. Tablet servers run in that loop too, over tablets in memory.
@@ -55,9 +56,12 @@ from tests.support.places import local_of, rows_of
 from tests.support.spread import MemoryServers
 
 OWNER, FOLDER, TLS, TABLETS, BARE = "owner", "folder", "tls", "tablets", "bare"
-POSTGRESQL, DIRECT, BIGTABLE = "postgresql", "direct", "bigtable"
-DEPLOYMENTS: Final = (OWNER, FOLDER, TLS, TABLETS, BARE, POSTGRESQL, DIRECT, BIGTABLE)
-CLIENTS: Final = (FOLDER, TLS, TABLETS, DIRECT)
+POSTGRESQL, DIRECT = "postgresql", "direct"
+BIGTABLE, BIGTABLE_DIRECT = "bigtable", "bigtable_direct"
+DEPLOYMENTS: Final = (OWNER, FOLDER, TLS, TABLETS, BARE, POSTGRESQL, DIRECT, BIGTABLE, BIGTABLE_DIRECT)
+CLIENTS: Final = (FOLDER, TLS, TABLETS, DIRECT, BIGTABLE_DIRECT)
+_ON_BIGTABLE: Final = (BIGTABLE, BIGTABLE_DIRECT)
+_ON_POSTGRESQL: Final = (POSTGRESQL, DIRECT)
 
 _TOKEN: Final = b"a token that only the tests know"
 _SERVERS: Final = 2
@@ -82,9 +86,9 @@ def running_over(deployment: str) -> Any:
         perco.open = Opened  # type: ignore[misc, assignment]
     try:
         with contextlib.ExitStack() as stack:
-            if deployment in (POSTGRESQL, DIRECT):
+            if deployment in _ON_POSTGRESQL:
                 stack.enter_context(postgresql.real_time())
-            elif deployment == BIGTABLE:
+            elif deployment in _ON_BIGTABLE:
                 stack.enter_context(bigtable.real_time())
             yield
     finally:
@@ -154,6 +158,8 @@ class Door:
         client.store = store
         if over == DIRECT:
             client.reach = functools.partial(postgresql.client_rows, self.owner)
+        elif over == BIGTABLE_DIRECT:
+            client.reach = functools.partial(bigtable.client_rows, self.owner)
         if not mortal:
             async with client as db:
                 yield self._looked_into(db)
@@ -234,11 +240,10 @@ class _Postgresql(opened):
         url = postgresql.fresh() if text == "memory:" else postgresql.address_of(text)
         backend = await postgresql.DividedStore.open(url, PostgresqlOptions(), durable=False)
         backend.store.tablets = backend.rows.tablets  # type: ignore[attr-defined]
-        if over == DIRECT:
-            self.tickets = backend.let_clients_in()
+        tickets = self.tickets = backend.let_clients_in() if over == DIRECT else None
         db = await self._begin(backend, self._options)
-        if self.tickets is not None:
-            inside(db).background.start(self.tickets.run, "tickets")
+        if tickets is not None:
+            inside(db).background.start(tickets.run, "tickets")
         return db
 
 
@@ -252,7 +257,11 @@ class _Bigtable(opened):
         url = bigtable.fresh() if text == "memory:" else bigtable.address_of(text)
         backend = await bigtable.DividedStore.open(url, bigtable.QUICK)
         backend.store.tablets = backend.rows.tablets  # type: ignore[attr-defined]
-        return await self._begin(backend, self._options)
+        tickets = self.tickets = backend.let_clients_in() if over == BIGTABLE_DIRECT else None
+        db = await self._begin(backend, self._options)
+        if tickets is not None:
+            inside(db).background.start(tickets.run, "tickets")
+        return db
 
 
 def bare(local: LocalStore, below: Any = None) -> BareStore:
@@ -285,7 +294,7 @@ class Opened:
         options = self._more.get("options") or perco.Options()
         # The owner knows the schema's tables from the client alone.
         own = replace(options, shared=False, on_event=None)
-        owned = _Postgresql if over == DIRECT else _Owner
+        owned = {DIRECT: _Postgresql, BIGTABLE_DIRECT: _Bigtable}.get(over, _Owner)
         opening = owned(self._url, perco.Schema(), **{**self._more, "options": own})
         if over == TABLETS:
             opening.processes = ProcessOptions(servers=_SERVERS)
@@ -329,10 +338,11 @@ class Place:
 
     @asynccontextmanager
     async def _owned(self, options: perco.Options) -> AsyncIterator[Door]:
-        backend, tickets = self.local, None
-        if over == DIRECT:
-            backend = postgresql.DirectBackend(self.local)  # type: ignore
-            tickets = await backend.let_clients_in()  # type: ignore
+        backend: Any = self.local
+        tickets: Any = None
+        if over in (DIRECT, BIGTABLE_DIRECT):
+            backend = (postgresql if over == DIRECT else bigtable).DirectBackend(backend)
+            tickets = await backend.let_clients_in()
         owner = make(backend, perco.Schema(), replace(options, shared=False, on_event=None))
         if tickets is not None:
             inside(owner).fates.not_alone()
@@ -361,8 +371,8 @@ class Place:
 def place() -> Place:
     """An empty store in memory, over the deployment of the test; or in a database."""
     servers = None
-    if over in (POSTGRESQL, DIRECT, BIGTABLE):
-        rows: Any = bigtable.LocalRows() if over == BIGTABLE else postgresql.LocalRows()
+    if over in (*_ON_POSTGRESQL, *_ON_BIGTABLE):
+        rows: Any = bigtable.LocalRows() if over in _ON_BIGTABLE else postgresql.LocalRows()
         rows.place = Place(rows, None)
         return rows.place  # type: ignore[no-any-return]
     if over == TABLETS:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-CLIENTS: Final = ("folder", "tls", "tablets", "direct")
+CLIENTS: Final = ("folder", "tls", "tablets", "direct", "bigtable_direct")
 BARE: Final = "bare"
-POSTGRESQL, DIRECT, BIGTABLE = "postgresql", "direct", "bigtable"
+POSTGRESQL, DIRECT = "postgresql", "direct"
+BIGTABLE, BIGTABLE_DIRECT = "bigtable", "bigtable_direct"
+_BIGTABLES: Final = (BIGTABLE, BIGTABLE_DIRECT)
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             ),
             _READ_LOCKS: ("test_two_that_commit_in_one_step_may_lock_what_both_only_read",),
         },
-        over=("tablets", DIRECT),
+        over=("tablets", DIRECT, BIGTABLE_DIRECT),
     ),
     LeftOut(
         "delivers a lost commit request late: the server reads nothing more from a client's former connection (R4)",
@@ -281,7 +283,7 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
                 "test_it_tells_how_far_it_is",
             ),
         },
-        over=(POSTGRESQL, DIRECT, BIGTABLE),
+        over=(POSTGRESQL, DIRECT, *_BIGTABLES),
     ),
     LeftOut(
         "opens the files of a folder, with or without its owner, or starts processes that do",
@@ -295,12 +297,12 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             "scenarios/test_processes.py": (),
             _READ_LOCKS: ("test_a_store_of_before_has_read_locks_once_it_is_opened",),
         },
-        over=(POSTGRESQL, DIRECT, BIGTABLE),
+        over=(POSTGRESQL, DIRECT, *_BIGTABLES),
     ),
     LeftOut(
         "asks what `perco.open` itself says of an address: the test's own chooses the address",
         {"scenarios/test_limits.py": ("test_urls_that_this_version_does_not_open",)},
-        over=(POSTGRESQL, DIRECT, BIGTABLE),
+        over=(POSTGRESQL, DIRECT, *_BIGTABLES),
     ),
     LeftOut(
         "expects an order, or a meeting, of tasks that a server with processes of its own does not keep to",
@@ -309,7 +311,7 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             "scenarios/test_bank.py": ("test_the_same_seed_gives_the_same_history",),
             "scenarios/test_locks.py": ("test_crossing_transfers_keep_the_total",),
         },
-        over=(POSTGRESQL, DIRECT, BIGTABLE),
+        over=(POSTGRESQL, DIRECT, *_BIGTABLES),
     ),
     LeftOut(
         "counts mutations, or sends copies of them behind the owner's back: it alone writes, and counts what it sends",
@@ -324,17 +326,17 @@ BIGTABLE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     LeftOut(
         "expects that tasks meet as they do without round trips",
         {"scenarios/test_turns.py": ("test_observers_take_turns_too",)},
-        over=(BIGTABLE,),
+        over=_BIGTABLES,
     ),
     LeftOut(
         "puts 65 000 cells into a row in one call, for which the emulator takes the better part of a minute",
         {"component/notify/test_signals.py": ("test_the_cause_of_one_among_a_great_many_cells_of_a_row_is_found",)},
-        over=(BIGTABLE,),
+        over=_BIGTABLES,
     ),
     LeftOut(
         "makes a repair whose checks Bigtable cannot combine: one column must have a cell, a higher one none",
         {"component/notify/test_backfill.py": ("test_a_lost_notification_of_a_backfill_is_found_and_put_right",)},
-        over=(BIGTABLE,),
+        over=_BIGTABLES,
     ),
 )
 LEFT_OUT: Final = (*CLIENTS_LEFT_OUT, *BARE_LEFT_OUT, *POSTGRESQL_LEFT_OUT, *BIGTABLE_LEFT_OUT)

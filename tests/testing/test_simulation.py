@@ -68,7 +68,7 @@ def test_what_can_be_sent_is_in_the_table_or_left_out_on_purpose() -> None:
     left_out = {
         *("COMPACT", "FOLDER", "EXCUSE"),  # `perco compact`, the files of a folder, a client's pulse: not simulated
         "REPACK",  # there are no pages
-        *("TICKET", "NEWS"),  # clients that write to PostgreSQL by themselves: tests/integration/postgresql
+        *("TICKET", "NEWS"),  # clients that write to a database by themselves: tests/integration/databases
     }
     assert {each.name for each in (*Method, *Order)} - told == left_out
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -32,7 +31,10 @@ from perco.storage import (
     ABSENT,
     APPLIED,
     DATA,
+    FAILED_LIST,
+    LOCK,
     NOTIFY,
+    PRESENT,
     TS_MAX,
     Failed,
     Mutation,
@@ -251,7 +253,7 @@ async def test_a_renewal_whose_answer_is_lost_does_not_count_from_the_next(store
 
         before, after = await trio.to_thread.run_sync(renew)
         assert after == before + 2
-        assert (await other._holder()).number == after
+        assert (await other._notice()).holder.number == after
 
 
 class LostAnswer(grpc().RpcError):  # type: ignore[misc]
@@ -457,52 +459,93 @@ async def test_an_owner_that_is_stopped_after_a_hint_does_not_send_the_mutation(
 # ------------------------------------------------------------ calls, and many hints about one row
 
 
-async def test_a_row_that_always_has_something_waiting_keeps_one_hint(store: BigtableStore) -> None:  # N7
-    assert await store.rows.apply([notifying(b"a", ts) for ts in range(1, 41)]) == [APPLIED] * 40
-    assert len(hints_of(store)) == 40
+def stamps_of(store: BigtableStore) -> list[int]:
+    """The stamps of all hints."""
+    return [ts for row, _, _, ts, _ in bigtable.cells_of(store.rows, "") if row.startswith(HINT_KEY[1:])]
+
+
+async def test_of_a_row_that_always_has_something_waiting_many_hints_become_one(store: BigtableStore) -> None:  # N7
+    assert await store.rows.apply([notifying(b"a", ts) for ts in range(1, 33)]) == [APPLIED] * 32
     assert len((await store.rows.scan(WAITING)).rows) == 1
-    assert hints_of(store) == [b"a"]
+    assert len(hints_of(store)) == 32
+    assert await store.rows.apply([notifying(b"a", 40)]) == [APPLIED]
+    before = stamps_of(store)
+    assert len((await store.rows.scan(WAITING)).rows) == 1
+    [stamp] = stamps_of(store)
+    assert stamp not in before, "another process may be removing any of those"
     assert await store.rows.apply([notifying(b"a", 50)]) == [APPLIED]
-    await store.rows.apply([notifying(b"a", ts, None) for ts in (*range(1, 41), 50)])
+    await store.rows.apply([notifying(b"a", ts, None) for ts in (*range(1, 33), 40, 50)])
     assert await store.rows.scan(WAITING) == ScanPage([], None)
     assert hints_of(store) == []
 
 
-async def test_of_two_scans_at_once_one_removes_hints(store: BigtableStore) -> None:  # N7
-    assert store.rows.hints.begin_removing()
-    await store.rows.apply([notifying(b"a"), notifying(b"a", value=None)])
-    assert await store.rows.scan(WAITING) == ScanPage([], None)
-    assert hints_of(store) == [b"a"], "another scan is removing"
-    store.rows.hints.end_removing()
-    await store.rows.scan(WAITING)
-    assert hints_of(store) == []
-
-
-async def test_a_hint_whose_removal_is_not_answered_does_not_count(
-    store: BigtableStore, monkeypatch: pytest.MonkeyPatch
-) -> None:  # N7
-    """It may go at any time: of a row with something waiting another one stays, even if its stamp is lower."""
-    await store.rows.apply([notifying(b"a"), notifying(b"a", value=None)])
-    plain = store.rows.calls.ask
+async def test_many_hints_stay_if_the_new_one_is_not_written(store: BigtableStore) -> None:  # N7
+    assert await store.rows.apply([notifying(b"a", ts) for ts in range(1, 41)]) == [APPLIED] * 40
+    plain, lost = store.rows.calls.ask, 0
 
     async def ask(requests: Any, deadline: float) -> Any:
+        nonlocal lost
         if getattr(requests[0], "row_key", b"").startswith(HINT_KEY):
+            lost += 1
             with losing(store.rows, "before"):
                 return await plain(requests, deadline)
         return await plain(requests, deadline)
 
     store.rows.calls.ask = ask  # type: ignore[method-assign]
+    assert len((await store.rows.scan(WAITING)).rows) == 1
+    assert lost == 1, "no removal was sent"
+    assert len(hints_of(store)) == 40
+
+
+async def foreign(store: BigtableStore, mutation: Mutation) -> Hints:
+    """The hint that another process has written for a mutation."""
+    other = Hints(store.rows.place, QUICK)
+    [answer] = await store.rows.calls.ask([other.begin(mutation)[1]], trio.current_time() + 5)
+    assert not isinstance(answer, BaseException)
+    return other
+
+
+async def test_the_hint_of_another_process_stays_as_long_as_its_mutation_may_arrive() -> None:  # N7
+    """Only that process knows whether the mutation was answered."""
+    async with opened(bigtable.fresh(), replace(QUICK, call_s=5.0, late_s=2.0)) as store:
+        await foreign(store, notifying(b"a"))
+        times = iter([100.0, 106.9, 107.0])
+        plain, store.rows.hints.seen = store.rows.hints.seen, lambda cells: at(next(times), cells)  # type: ignore
+
+        def at(now: float, cells: Any) -> Any:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(trio, "current_time", lambda: now)
+                return plain(cells)
+
+        for left in (1, 1, 0):
+            assert await store.rows.scan(WAITING) == ScanPage([], None)
+            assert len(hints_of(store)) == left
+
+
+async def test_a_hint_about_a_lock_that_has_gone_goes_at_once(store: BigtableStore) -> None:  # N7
+    """Whoever wrote it: the mutation has no effect without the lock, which was there before the hint."""
+    commit = Mutation(TABLE, [(b"a", [(PRESENT, LOCK, 1, 2, 2)], [(LOCK, 1, 2, None), (NOTIFY, 1, 3, b"")])])
+    await store.rows.apply([Mutation(TABLE, [(b"a", [], [(LOCK, 1, 2, b"")])])])
+    await foreign(store, commit)
+    assert await store.rows.scan(WAITING) == ScanPage([], None)
+    assert hints_of(store) == [b"a"]
+    assert await store.rows.apply([commit]) == [APPLIED]
+    assert [row for row, _ in (await store.rows.scan(WAITING)).rows] == [b"a"]
+    assert len(stamps_of(store)) == 2
+    await store.rows.apply([notifying(b"a", value=None)])
+    assert await store.rows.scan(WAITING) == ScanPage([], None)
+    assert hints_of(store) == []
+
+
+async def test_what_replaces_a_notify_cell_needs_no_hint(store: BigtableStore) -> None:  # N7
+    """The row has one already."""
+    assert await store.rows.apply([notifying(b"a")]) == [APPLIED]
+    calls, stamps = store.rows.calls.made, stamps_of(store)
+    moved = Mutation(TABLE, [(b"a", [(PRESENT, NOTIFY, 1, 3, 3)], [(NOTIFY, 1, 3, None), (FAILED_LIST, 1, 3, b"x")])])
+    assert await store.rows.apply([moved]) == [APPLIED]
+    assert store.rows.calls.made == calls + 1
     await store.rows.scan(WAITING)
-    assert len(hints_of(store)) == 1
-    store.rows.calls.ask = plain  # type: ignore[method-assign]
-    [doomed] = store.rows.hints._doomed
-    monkeypatch.setattr(secrets, "randbits", lambda bits: 0)  # the next stamps are lower than all before
-    store.rows.hints._count = 1 << 20
-    assert await store.rows.apply([notifying(b"a", 9)]) == [APPLIED]
-    await store.rows.scan(WAITING)
-    stamps = [ts for row, _, _, ts, _ in bigtable.cells_of(store.rows, "") if row.startswith(HINT_KEY[1:])]
-    assert len(stamps) == 1
-    assert stamps < [doomed]
+    assert stamps_of(store) == stamps
 
 
 async def test_after_the_store_was_closed_a_call_fails_at_once(store: BigtableStore) -> None:
@@ -564,19 +607,6 @@ async def test_without_credentials_a_program_is_told_what_to_do(
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(Unavailable, match=r"no credentials for Google's services(.|\n)*gcloud auth"):
         await BigtableStore.open("bigtable://acme/main?prefix=web", QUICK)
-
-
-async def test_a_former_owners_hint_is_not_the_one_that_stays(store: BigtableStore) -> None:  # N7
-    """That owner may have sent its removal."""
-    former = Hints(store.rows.place, QUICK)
-    former._nonce, former._count = 1 << 26, 0  # above all of ours
-    foreign, call = former.begin(notifying(b"a"))
-    await store.rows.calls.ask([call], trio.current_time() + 5)
-    assert await store.rows.apply([notifying(b"a"), notifying(b"a", 4)]) == [APPLIED, APPLIED]
-    await store.rows.scan(WAITING)
-    stamps = [ts for row, _, _, ts, _ in bigtable.cells_of(store.rows, "") if row.startswith(HINT_KEY[1:])]
-    assert foreign in stamps
-    assert len(stamps) == 2, "it stays as long as it may be another's, and one of ours stays"
 
 
 async def test_a_hint_stays_while_its_row_is_locked(store: BigtableStore) -> None:  # N1 N7

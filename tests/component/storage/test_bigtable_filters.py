@@ -17,7 +17,19 @@ from perco.bigtable.wire import types
 from perco.errors import Corruption, UsageError
 from perco.protocol import failed, mutations
 from perco.protocol.records import ACK, PUT, Cellref
-from perco.storage import ABSENT, NOTIFY, PRESENT, PROTOCOL_GROUPS, TS_MAX, Check, Mutation, ScanQuery, ScanRequest
+from perco.storage import (
+    ABSENT,
+    LOCK,
+    NOTIFY,
+    PENDING,
+    PRESENT,
+    PROTOCOL_GROUPS,
+    TS_MAX,
+    Check,
+    Mutation,
+    ScanQuery,
+    ScanRequest,
+)
 
 ALL = (0, TS_MAX)
 
@@ -158,32 +170,78 @@ def notifying(ts: int = 3) -> Mutation:
     return Mutation("t", [(b"r", [], [(NOTIFY, 1, ts, b"")])])
 
 
+def cells(*stamps: int, value: bytes = b"") -> list[ReadCell]:
+    return [ReadCell("p", b"hint", 1000 * stamp, value) for stamp in stamps]
+
+
 async def test_a_hint_stays_while_its_mutation_may_take_effect(autojump_clock: Any) -> None:  # N7
     made = hints.Hints(Place("bigtable://p/i"), BigtableOptions(call_s=10.0, late_s=5.0))
     stamps = [made.begin(notifying())[0] for _ in range(3)]
     assert len(set(stamps)) == 3
-    assert made.settled(stamps) == []
+    assert made.seen(cells(*stamps)) == ([], [])
     made.end(stamps[0], answered=True)
     made.end(stamps[1], answered=False)
-    assert made.settled(stamps) == stamps[:1]
+    assert made.seen(cells(*stamps)).ended == stamps[:1]
     await trio.sleep(5.0)
-    assert made.settled(stamps) == stamps[:2]
+    assert made.seen(cells(*stamps)).ended == stamps[:2]
 
 
-async def test_a_former_owners_hints_stay_as_long_as_its_mutations(autojump_clock: Any) -> None:  # N7
+async def test_another_processs_hints_stay_as_long_as_its_mutations(autojump_clock: Any) -> None:  # N7
     options = BigtableOptions(call_s=10.0, late_s=5.0)
-    former, ours = (hints.Hints(Place("bigtable://p/i"), options) for _ in range(2))
-    stamp = former.begin(notifying())[0]
-    assert ours.settled([stamp]) == []
+    other, ours = (hints.Hints(Place("bigtable://p/i"), options) for _ in range(2))
+    stamp = other.begin(notifying())[0]
+    await trio.sleep(100)
+    assert ours.seen(cells(stamp)) == ([], []), "it may have been written just now"
     await trio.sleep(14.9)
-    assert ours.settled([stamp]) == []
+    assert ours.seen(cells(stamp)) == ([], [])
     await trio.sleep(0.2)
-    assert ours.settled([stamp]) == [stamp]
+    assert ours.seen(cells(stamp)) == ([], [stamp])
+
+
+def test_a_hint_that_is_no_longer_there_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trio, "current_time", lambda: 0.0)
+    monkeypatch.setattr(hints, "_SEEN_MAX", 10)
+    made = hints.Hints(Place("bigtable://p/i"), BigtableOptions())
+    made.seen(cells(*range(1, 9)))
+    made.gone([1, 2, 3])
+    assert list(made._first_seen) == [4, 5, 6, 7, 8]
+    made.seen(cells(*range(10, 100)))
+    assert list(made._first_seen) == list(range(90, 100))
+
+
+async def test_which_hints_are_needless(autojump_clock: Any) -> None:  # N7
+    """Of rows without such a cell those that are safe; of others many, or none."""
+    made = hints.Hints(Place("bigtable://p/i"), BigtableOptions(call_s=1.0, late_s=0.0))
+    few, many = list(range(1, 33)), list(range(1, 34))
+    made.seen(cells(*many))
+    await trio.sleep(1.0)
+    held = [1000, 1001]
+    for seen, unmarked, marked in [
+        (cells(*few), few, None),
+        (cells(*many), many, many),
+        (cells(*held, value=b"\x01"), held, None),
+        ([*cells(*few), *cells(*held, value=b"\x01")], [*held, *few], [*held, *few]),
+        (cells(2000), None, None),
+    ]:
+        assert made.needless({b"k": made.seen(seen)}, ()).get(b"k") == unmarked
+        assert made.needless({b"k": made.seen(seen)}, {b"k"}).get(b"k") == marked
+
+
+def test_only_so_many_hints_are_removed_with_one_call() -> None:
+    """Bigtable refuses a call of more than 100 000 mutations."""
+    made = hints.Hints(Place("bigtable://p/i"), BigtableOptions())
+    [stamps] = made.needless({b"k": hints.Seen(list(range(100_000)), [1])}, ()).values()
+    assert len(stamps) == 10_000
+    assert len(made.removal(b"k", stamps).mutations) == 10_000
 
 
 def test_only_what_scans_must_find_has_a_hint() -> None:  # N7
     assert hints.wants_hint(notifying())
     assert not hints.wants_hint(Mutation("t", [(b"r", [], [(NOTIFY, 1, 3, None), ("lock", 1, 3, b"")])]))
+    replacing: list[Check] = [(ABSENT, LOCK, 1, *ALL), (PRESENT, PENDING, 1, 2, 2)]
+    assert not hints.wants_hint(Mutation("t", [(b"r", replacing, [(NOTIFY, 1, 3, b"")])]))
+    checked: list[Check] = [(ABSENT, PENDING, 1, *ALL), (PRESENT, LOCK, 1, 2, 2)]
+    assert hints.wants_hint(Mutation("t", [(b"r", checked, [(NOTIFY, 1, 3, b"")])]))
     assert hints.is_hinted(ScanRequest("t", b"", None, tuple(ScanQuery(group, None) for group in HINTED)))
     assert not hints.is_hinted(ScanRequest("t", b"", None, (ScanQuery(NOTIFY, None), ScanQuery("lock", None))))
     assert not hints.is_hinted(ScanRequest("t", b"", None, (ScanQuery(NOTIFY, None),), reverse=True))

@@ -1,4 +1,4 @@
-"""Clients that read and write PostgreSQL by themselves, while the servers that give them timestamps die, stop and
+"""Clients that read and write a database by themselves, while the servers that give them timestamps die, stop and
 follow each other: no acknowledged commit is lost or doubled, and observers go on."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,13 @@ import perco
 from bench.against.coordinator import Coordinator
 from perco.database.inside import inside
 from perco.serve.direct import DirectRowStore
-from tests.integration.postgresql.observed import SCHEMA as OBSERVED, copied, source
+from tests.integration.databases.observed import SCHEMA as OBSERVED, copied, source
 from tests.integration.postgresql.test_lost import SCHEMA, TASKS, Appending, _more, _readable
-from tests.support import postgresql
+from tests.support import bigtable, postgresql
 
-_NO_OWNER = perco.Options(postgresql=perco.options.PostgresqlOptions(own=False))
+_NO_OWNER = perco.Options(
+    postgresql=perco.options.PostgresqlOptions(own=False), bigtable=perco.options.BigtableOptions(own=False)
+)
 
 
 class Coordinators:
@@ -30,7 +33,7 @@ class Coordinators:
     def __init__(self, url: str, folder: Path) -> None:
         self._url, self._folder, self._number = url, folder, 0
         self.leader = self._start()
-        self.leader.says("serving postgresql://")
+        self.leader.says("serving ")
         self.standby = self._stand_by()
 
     def _stand_by(self) -> Coordinator:
@@ -45,7 +48,7 @@ class Coordinators:
     def follow(self, harm: Callable[[Coordinator], object]) -> None:
         """Harm the leader, until the other one leads; then end it, and start another standby."""
         harm(self.leader)
-        self.standby.says("serving postgresql://")
+        self.standby.says("serving ")
         self.leader.end()
         self.leader, self.standby = self.standby, self._stand_by()
 
@@ -58,7 +61,7 @@ class Workers:
     """Two `perco worker` processes."""
 
     def __init__(self, url: str) -> None:
-        schema = "tests.integration.postgresql.observed:SCHEMA"
+        schema = "tests.integration.databases.observed:SCHEMA"
         self._command = [sys.executable, "-m", "perco", "worker", schema, "--store", url]
         self._all = [self._start(), self._start()]
 
@@ -80,9 +83,9 @@ class Workers:
         worker.wait()
 
 
-@pytest.fixture
-def url() -> str:
-    return postgresql.fresh()
+@pytest.fixture(params=["postgresql", "bigtable"])
+def url(request: pytest.FixtureRequest) -> str:
+    return {"postgresql": postgresql.fresh, "bigtable": bigtable.fresh}[request.param]()
 
 
 @pytest.fixture
@@ -129,7 +132,7 @@ async def test_clients_follow_to_the_next_server(coordinators: Coordinators, url
 async def test_one_that_is_deposed_ends_with_an_error(coordinators: Coordinators) -> None:  # O1
     leader = coordinators.leader
     leader.send(signal.SIGSTOP)
-    await trio.to_thread.run_sync(coordinators.standby.says, "serving postgresql://")
+    await trio.to_thread.run_sync(coordinators.standby.says, "serving ")
     leader.send(signal.SIGCONT)
     assert await trio.to_thread.run_sync(leader.wait, 60) != 0
 
@@ -157,9 +160,7 @@ async def test_workers_that_are_killed_leave_nothing_undone(coordinators: Coordi
 
 
 async def test_without_a_server_a_client_says_what_to_start(url: str) -> None:
-    options = perco.Options(
-        postgresql=perco.options.PostgresqlOptions(own=False), wire=perco.options.WireOptions(connect_s=0.1)
-    )
+    options = replace(_NO_OWNER, wire=perco.options.WireOptions(connect_s=0.1))
     async with perco.open(url, SCHEMA):  # it makes the tables, and serves nobody
         with pytest.raises(perco.Unavailable, match=r"no process lets clients.*perco serve URL --direct"):
             async with perco.open(url, SCHEMA, options=options):

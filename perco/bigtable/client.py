@@ -1,0 +1,185 @@
+"""The rows of a store on Bigtable for a client: it reads and writes them by itself, with a ticket of the owner's.
+
+Bigtable cannot compare a ticket with that of a mutation, as PostgreSQL does. So a client acts on a *permit*: it reads
+the owner's row and that of its ticket, and then it may send mutations for `call_s` from the moment at which it began to
+read, by its own clock. Within that time its calls end, too.
+
+F3  A read counts only if the ticket was good after the cells had been read: while the permit lasts, or because it was
+    good when the permit was renewed. No mutation is sent without a permit. So `call_s` and `late_s` after a ticket has
+    ended, nothing that was sent with it can take effect.
+R5  What a session has begun to read raises SessionEnded if the session ends meanwhile.
+R7  What a session has begun, the next one does not send.
+T13 A permit names the floor. No mutation below it is sent. So `call_s` and `late_s` after the owner has raised the
+    floor, no mutation below it can take effect.
+O1  A permit is good only under the owner that gave the ticket. The next owner waits until all permits have ended before
+    it removes anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from perco.bigtable.address import Place
+from perco.bigtable.options import BigtableOptions
+from perco.bigtable.repeating import Repeating
+from perco.bigtable.rows import Attempt, BigtableRows, turns
+from perco.errors import PercoError, SessionEnded, TransactionClosed, Unavailable, UsedAfterFork
+from perco.schema.catalogue import SYSTEM_TABLE
+from perco.storage import Failed, Mutation, Refused, Verdict
+from perco.storage.lease import CLOSED, now
+
+_TRIES: Final = 5  # to get a ticket that the store takes
+_PAUSE_S: Final = 0.1
+
+
+class Permit(NamedTuple):
+    """A ticket that is good until a moment, by `now()`; and the floor under it."""
+
+    ticket: str
+    floor: int
+    until: float
+
+
+class ClientRows(BigtableRows):
+    """Loop thread only.
+
+    Args:
+        ticket: asks the owner for this client's ticket. Raises: PercoError.
+    """
+
+    def __init__(self, place: Place, options: BigtableOptions, *, ticket: Callable[[], Awaitable[str]]) -> None:
+        super().__init__(place, options)
+        self._ask_for = ticket
+        self._ticket = ""  # the present one; "": it has to be asked for
+        self._permit = Permit("", 0, 0.0)
+        self._session = 0  # how many sessions have ended
+        self._renewing = trio.Lock()
+        self._process, self._closed = os.getpid(), False
+        self.usable = self.check = self._usable
+
+    def _usable(self) -> None:
+        if os.getpid() != self._process:
+            raise UsedAfterFork(self.place.shown)
+        if self._closed:
+            raise TransactionClosed(CLOSED)
+
+    def close(self) -> None:
+        """See `TicketRows.close`."""
+        self._closed = True
+        if os.getpid() == self._process:  # else the channels are the parent's
+            self.calls.close()
+
+    # ------------------------------------------------------------ sessions and permits
+
+    def session_ended(self) -> None:
+        """See `TicketRows.session_ended`."""
+        self._session += 1
+        self._ticket = ""
+
+    def greeted(self, ticket: str) -> None:
+        """See `TicketRows.greeted`."""
+        if ticket != self._ticket:
+            self._ticket = ""
+
+    async def served_at(self) -> str:
+        """See `TicketRows.served_at`."""
+        return (await self.notice()).address
+
+    async def adopt(self, tables: Sequence[str]) -> None:
+        """See `TicketRows.adopt`."""
+        await trio.lowlevel.checkpoint()
+        for table in (SYSTEM_TABLE, *tables):
+            self.add(table, ())
+
+    def _has(self, table: str, group: str) -> bool:
+        return table in self._tables  # it knows its groups: those of the catalogue
+
+    def _must_be_in(self, session: int) -> None:
+        """Raises: SessionEnded, UsedAfterFork, TransactionClosed."""
+        self._usable()
+        if session != self._session:
+            raise SessionEnded()
+
+    async def _permitted(self, session: int) -> Permit:
+        """A permit that lasts for half of `call_s` at least. Raises: SessionEnded, Unavailable."""
+        await trio.lowlevel.checkpoint()
+        if not self._is_fresh():
+            with trio.move_on_after(self._options.call_s):
+                async with self._renewing:
+                    for _ in range(_TRIES):
+                        if self._is_fresh():
+                            break
+                        self._must_be_in(session)
+                        await self._renew()
+        self._must_be_in(session)
+        if not self._is_fresh():
+            raise Unavailable(f"the owner of {self.place.shown} gives no ticket that the store takes")
+        return self._permit
+
+    def _is_fresh(self) -> bool:
+        permit = self._permit
+        return bool(self._ticket) and permit.ticket == self._ticket and permit.until - now() >= self._options.call_s / 2
+
+    async def _renew(self) -> None:
+        """Ask the store for a permit under the present ticket; or for another ticket, if the store does not take it."""
+        if not self._ticket:
+            self._ticket = await self._ask_for()
+        ticket, asked = self._ticket, now()
+        told = await self.notice(ticket)
+        if told.admitted:
+            self._permit = Permit(ticket, told.floor, asked + self._options.call_s)
+        elif ticket == self._ticket:
+            self._ticket = ""
+            await trio.sleep(_PAUSE_S)
+
+    # ------------------------------------------------------------ reads and mutations
+
+    async def _ask(self, calls: Sequence[Any]) -> list[Any]:
+        session = self._session
+        self._usable()
+        permit = await self._permitted(session)
+        while True:
+            answers = await super()._ask(calls)
+            self._must_be_in(session)
+            if permit.ticket == self._permit.ticket and now() < self._permit.until:
+                return answers
+            before, permit = permit, await self._permitted(session)
+            if permit.ticket == before.ticket:
+                return answers  # it is good now, so it was good then (F3)
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        """See `BigtableRows.apply`. Those below the floor are refused, and not sent (T13)."""
+        session = self._session
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._usable()
+        self._must_fit(mutations)
+        try:
+            permit = await self._permitted(session)
+        except PercoError as error:
+            return [Failed(error) for _ in mutations]
+        verdicts: list[Verdict | None] = [Refused(0, -1) for _ in mutations]
+        sent = [i for i, each in enumerate(mutations) if each.floor_ts is None or each.floor_ts >= permit.floor]
+        until = min(self._until(), trio.current_time() + permit.until - now())
+        attempt = Attempt(until, partial(self._must_be_in, session))
+        await self._apply_all(mutations, turns(mutations, sent), verdicts, attempt)
+        return verdicts  # type: ignore[return-value]
+
+    def _acknowledge(self, sent: Sequence[int], verdicts: list[Verdict | None]) -> None:
+        """Acknowledge what was made: the records in the rows are the truth, whoever owns the store by now."""
+
+
+async def address_of(place: Place, options: BigtableOptions) -> str:
+    """Where the store's owner serves clients that reach the rows by themselves, or served them last; "": nowhere.
+
+    Raises: Unavailable.
+    """
+    asking = Repeating(place, options)
+    try:
+        return (await asking.notice()).address
+    finally:
+        await asking.calls.aclose()

@@ -1,0 +1,165 @@
+"""The row that names the owner of a store, and the rows of the tickets that it gives to clients: requests and answers.
+
+The owner's row has three columns, each with a few cells, of which the newest counts. One has a cell for each change of
+hands and each renewal of the lease, whose timestamp is higher by 1 each time; its value is the owner's token and
+command, or nothing once the owner has given the store back. One has the address at which clients find the owner, at the
+number of its claim. One has the floor (T13), as a timestamp.
+
+A ticket has a row with the token of the owner that gave it. A second, newer cell says that its session has ended. So
+whichever of the two mutations arrives last, an ended ticket stays ended (F3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from perco.bigtable import filters
+from perco.bigtable.address import Place
+from perco.bigtable.chunks import Chunks, ReadRow
+from perco.bigtable.keys import MICROS, OWNER_KEY, PROTOCOL_FAMILY, TICKET_KEY, micros, qualifier
+from perco.bigtable.wire import types
+from perco.errors import Corruption
+from perco.storage import ABSENT, TS_MAX, WRITE
+
+_HOLDER: Final = 0  # the columns
+_ADDRESS: Final = 1
+_FLOOR: Final = 2
+_GIVEN: Final = 1  # the timestamps of a ticket's cells
+_ENDED: Final = 2
+_ALL: Final = [(WRITE, column, 0, TS_MAX, 1) for column in (_HOLDER, _ADDRESS, _FLOOR)]
+
+
+class Holder(NamedTuple):
+    """The newest cell of the owner's row: its number, 0 if there is none; the owner's token, "" for nobody; the
+    command of its process."""
+
+    number: int
+    token: str
+    told: str
+
+
+class Notice(NamedTuple):
+    """What the rows say.
+
+    Attributes: `address`, where the owner serves clients that reach the rows by themselves, or served them last, "" for
+    nowhere; `floor`, 0 for none; `admitted`, whether the ticket that was asked about is good.
+    """
+
+    holder: Holder
+    address: str
+    floor: int
+    admitted: bool
+
+
+def _reading(place: Place, row_filter: Any) -> Any:
+    return types().ReadRows(table_name=place.table, app_profile_id=place.app_profile, filter=row_filter)
+
+
+def question(place: Place, ticket: str = "") -> Any:
+    """The request for the owner's row; and for that of a ticket, if one is named."""
+    request = _reading(place, filters.reading(_ALL))
+    request.rows.row_keys.append(OWNER_KEY)
+    if ticket:
+        request.rows.row_keys.append(_key(ticket))
+    return request
+
+
+def notice(rows: Iterable[ReadRow], ticket: str = "") -> Notice:
+    """The answer to `question`. Raises: Corruption."""
+    holder, address, floor, given = Holder(0, "", ""), "", 0, ""
+    for row in rows:
+        for cell in row.cells:
+            number = cell.micros // MICROS
+            try:
+                value = cell.value.decode()
+            except UnicodeDecodeError as error:
+                raise Corruption("the owner's row", f"it cannot be decoded: {error}") from error
+            if row.key != OWNER_KEY:
+                given = value
+            elif cell.name == qualifier(WRITE, _HOLDER):
+                token, _, told = value.partition(" ")
+                holder = Holder(number, token, told)
+            elif cell.name == qualifier(WRITE, _ADDRESS):
+                address = value
+            else:
+                floor = number
+    return Notice(holder, address, floor, bool(ticket) and bool(given) and given == holder.token)
+
+
+def notice_in(responses: Iterable[Any]) -> Notice:
+    """The same, of the stream of a call that blocks. Raises: Corruption."""
+    chunks = Chunks()
+    return notice(row for response in responses for row in chunks.take(response))
+
+
+def _set(column: int, ts: int, value: bytes) -> list[Any]:
+    """Put a cell of a column, and remove all that are older."""
+    name = {"family_name": PROTOCOL_FAMILY, "column_qualifier": qualifier(WRITE, column)}
+    mutation = types().Mutation
+    return [
+        mutation(set_cell={**name, "timestamp_micros": micros(ts), "value": value}),
+        mutation(delete_from_column={**name, "time_range": {"end_timestamp_micros": micros(ts)}}),
+    ]
+
+
+def _mutate(place: Place, key: bytes, mutations: Sequence[Any]) -> Any:
+    return types().MutateRow(table_name=place.table, app_profile_id=place.app_profile, row_key=key, mutations=mutations)
+
+
+def change(place: Place, seen: int, token: str, command: str) -> Any:
+    """The request that makes `token` the owner, if nothing has changed since the cell `seen`."""
+    predicate = filters.predicate([(ABSENT, WRITE, _HOLDER, seen + 1, TS_MAX)])
+    assert predicate is not None
+    return types().CheckAndMutateRow(
+        table_name=place.table,
+        app_profile_id=place.app_profile,
+        row_key=OWNER_KEY,
+        predicate_filter=predicate.filter,
+        false_mutations=_set(_HOLDER, seen + 1, f"{token} {command}".encode()),
+    )
+
+
+def serve_at(place: Place, claim: int, address: str) -> Any:
+    """The request that tells clients an address. `claim`: the number of the owner's claim, so that what a former owner
+    tells late does not count."""
+    return _mutate(place, OWNER_KEY, _set(_ADDRESS, claim, address.encode()))
+
+
+def raise_floor(place: Place, ts: int) -> Any:
+    """The request that tells clients a floor. One that arrives late is below the floor of that time, and does not
+    count."""
+    return _mutate(place, OWNER_KEY, _set(_FLOOR, ts, b""))
+
+
+def _key(ticket: str) -> bytes:
+    return TICKET_KEY + ticket.encode()
+
+
+def admit(place: Place, ticket: str, token: str) -> Any:
+    """The request that makes a ticket good, as long as `token` is the owner's. Not again, once it has ended."""
+    name = {"family_name": PROTOCOL_FAMILY, "column_qualifier": qualifier(WRITE, _HOLDER)}
+    cell = types().Mutation(set_cell={**name, "timestamp_micros": micros(_GIVEN), "value": token.encode()})
+    return _mutate(place, _key(ticket), [cell])
+
+
+def dismiss(place: Place, ticket: str) -> Any:
+    """The request that ends a ticket."""
+    return _mutate(place, _key(ticket), _set(_HOLDER, _ENDED, b""))
+
+
+def forget(place: Place, ticket: str) -> Any:
+    """The request that removes the row of a ticket which `admit` cannot make good any more."""
+    return _mutate(place, _key(ticket), [types().Mutation(delete_from_row={})])
+
+
+def tickets(place: Place) -> Any:
+    """The request for the rows of all tickets."""
+    request = _reading(place, filters.reading([(WRITE, _HOLDER, 0, TS_MAX, 1)]))
+    request.rows.row_ranges.add(start_key_closed=TICKET_KEY, end_key_open=TICKET_KEY[:-1] + b"\x21")
+    return request
+
+
+def ticket_of(row: ReadRow) -> str:
+    """The ticket that a row is about."""
+    return row.key.removeprefix(TICKET_KEY).decode()

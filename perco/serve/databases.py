@@ -1,0 +1,133 @@
+"""Stores in databases, as `perco.open` sees them: who owns one, where it is served, and how a client reaches its rows.
+
+The modules of a database are imported only by programs that open one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeAlias
+
+from perco.bigtable.address import Place as BigtablePlace, is_bigtable
+from perco.database.options import Options
+from perco.errors import Unavailable
+from perco.postgresql.address import Place as PostgresqlPlace, is_postgresql
+from perco.serve.direct import TicketRows
+from perco.tablets.backend import Backend, Tickets
+
+AskTicket: TypeAlias = Callable[[], Awaitable[str]]
+
+
+class Doorkeeper(Tickets, Protocol):
+    """The tickets of a database."""
+
+    async def run(self) -> None:
+        """End the tickets of sessions that have ended, for ever."""
+        ...
+
+
+class Owned(Backend, Protocol):
+    """A store in a database that this process owns."""
+
+    def let_clients_in(self) -> Doorkeeper:
+        """Let clients read and write by themselves, with tickets. Call it before anything is committed (C4)."""
+        ...
+
+    async def serve_at(self, address: str) -> None:
+        """Tell clients that look for it where this process serves them. Raises: StoreLocked, Unavailable."""
+        ...
+
+    async def watch(self) -> None:
+        """Raise an error once another process owns the store."""
+        ...
+
+
+class Remote(Protocol):
+    """A store in a database.
+
+    Attributes: `shown`, its address, without a password; `own`, as the options of its kind say.
+    """
+
+    shown: str
+    own: bool | None
+
+    def claim(self, *, direct: bool) -> Awaitable[Owned]:
+        """Own it. `direct`: clients go on to look for the address at which it is served.
+
+        Raises: StoreLocked, FormatUnknown, Unavailable, UsageError, StoreError."""
+        ...
+
+    async def address(self) -> str:
+        """Where its owner serves clients that reach the rows by themselves, or served them last; "": nowhere.
+
+        Raises: Unavailable."""
+        ...
+
+    def rows(self, ticket: AskTicket) -> TicketRows:
+        """Its rows, for a client."""
+        ...
+
+
+class _Postgresql:
+    def __init__(self, url: str, options: Options) -> None:
+        self._url, self._options, self._place = url, options, PostgresqlPlace(url)
+        self.shown, self.own = self._place.shown, options.postgresql.own
+        self._durable = options.durability == "power"
+
+    def claim(self, *, direct: bool) -> Awaitable[Owned]:
+        from perco.postgresql.store import PostgresqlStore
+
+        return PostgresqlStore.open(self._url, self._options.postgresql, durable=self._durable, direct=direct)
+
+    async def address(self) -> str:
+        from perco.postgresql.client import address_of
+
+        return await address_of(self._place)
+
+    def rows(self, ticket: AskTicket) -> TicketRows:
+        from perco.postgresql.client import ClientRows
+
+        return ClientRows(self._place, self._options.postgresql, durable=self._durable, ticket=ticket)
+
+
+class _Bigtable:
+    def __init__(self, url: str, options: Options) -> None:
+        self._url, self._options, self._place = url, options, BigtablePlace(url)
+        self.shown, self.own = self._place.shown, options.bigtable.own
+
+    def claim(self, *, direct: bool) -> Awaitable[Owned]:
+        from perco.bigtable.store import BigtableStore
+
+        return BigtableStore.open(self._url, self._options.bigtable, direct=direct)
+
+    async def address(self) -> str:
+        from perco.bigtable.client import address_of
+
+        return await address_of(self._place, self._options.bigtable)
+
+    def rows(self, ticket: AskTicket) -> TicketRows:
+        from perco.bigtable.client import ClientRows
+
+        return ClientRows(self._place, self._options.bigtable, ticket=ticket)
+
+
+def remote(url: str, options: Options) -> Remote | None:
+    """The store with that address, if it is in a database. Raises: UsageError."""
+    if is_postgresql(url):
+        return _Postgresql(url, options)
+    if is_bigtable(url):
+        return _Bigtable(url, options)
+    return None
+
+
+def is_database(url: str) -> bool:
+    """Whether it is the address of a store whose rows are in a database."""
+    return is_postgresql(url) or is_bigtable(url)
+
+
+def no_owner(store: Remote) -> Unavailable:
+    """The error of a process that may only be a client, while no process serves the store."""
+    return Unavailable(
+        f"no process lets clients read and write {store.shown}",
+        remedy="Start `perco serve URL --direct --listen ADDRESS` with this address.",
+    )

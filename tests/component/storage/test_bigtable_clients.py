@@ -1,0 +1,548 @@
+"""Clients that read and write a store on Bigtable by themselves: their tickets, permits and floors.
+
+Time is virtual, and stands still while a call to the emulator is in flight; a call that is lost takes real time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+
+import perco
+from perco.bigtable import client as client_module
+from perco.bigtable.address import Place
+from perco.bigtable.client import ClientRows, address_of
+from perco.bigtable.keys import HINT_KEY, OWNER_KEY, TICKET_KEY
+from perco.bigtable.owner_row import Notice, admit, raise_floor, serve_at
+from perco.bigtable.rows import BigtableRows
+from perco.bigtable.store import BigtableStore
+from perco.bigtable.tickets import Tickets
+from perco.errors import SessionEnded, TransactionClosed, Unavailable, UsedAfterFork
+from perco.rpc.channel import WireOptions
+from perco.storage import ABSENT, APPLIED, DATA, LOCK, NOTIFY, TS_MAX, Failed, Mutation, NoReply, Refused
+from tests.component.storage.stores import TABLE, put
+from tests.component.storage.test_bigtable import QUICK as PLAIN, losing, notifying, opened
+from tests.support import bigtable
+
+QUICK = replace(PLAIN, call_s=4.0, late_s=1.0)
+LASTS_S = 5.0
+
+
+@pytest.fixture
+def clock(autojump_clock: Any) -> Any:
+    return autojump_clock
+
+
+@pytest.fixture(autouse=True)
+def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(client_module, "now", trio.current_time)
+    with bigtable.real_time():
+        yield
+
+
+class Session:
+    """A client's session with the owner, which gives it a ticket when asked."""
+
+    def __init__(self, tickets: Tickets, ticket: str) -> None:
+        self.tickets, self.ticket, self.asked, self.ended = tickets, ticket, 0, False
+
+    async def ask(self) -> str:
+        self.asked += 1
+        if self.ended:
+            raise SessionEnded("the owner has ended it")
+        await self.tickets.admit(self.ticket)
+        return self.ticket
+
+    def end(self) -> None:
+        """The owner ends it. The client does not know."""
+        self.tickets.end(self.ticket)
+        self.ended = True
+
+
+@asynccontextmanager
+async def client(store: BigtableStore, name: str = "one") -> AsyncIterator[tuple[ClientRows, Session]]:
+    session = Session(store.let_clients_in(), name)
+    rows = ClientRows(store.rows.place, QUICK, ticket=session.ask)
+    await rows.adopt(store.rows.tables())
+    try:
+        yield rows, session
+    finally:
+        await rows.calls.aclose()
+
+
+@pytest.fixture
+async def store(virtual: None) -> AsyncIterator[BigtableStore]:
+    async with opened(bigtable.fresh(), QUICK) as made:
+        made.store._sent.clear()  # there was no former owner
+        yield made
+
+
+def below(ts: int, row: bytes = b"a") -> Mutation:
+    return Mutation(TABLE, [(row, [], [(DATA, 1, ts, b"")])], ts)
+
+
+async def value(rows: BigtableRows, row: bytes = b"a") -> list[tuple[int, bytes]]:
+    [[cells]] = await rows.read([(TABLE, row, [(DATA, 1, 0, TS_MAX, 1)])])
+    return cells
+
+
+async def ends_in(rows: ClientRows, row: bytes = b"b") -> None:
+    """Neither reads nor writes: its session has ended."""
+    [verdict] = await rows.apply([put(row)])
+    assert isinstance(verdict, Failed)
+    assert isinstance(verdict.error, SessionEnded)
+    with pytest.raises(SessionEnded):
+        await value(rows)
+
+
+def calls(rows: BigtableRows, act: Any, *, before: bool = False) -> None:
+    """After each call, or before it, do something: `act` gets the first request."""
+    plain = rows.calls.ask
+
+    async def ask(requests: Any, deadline: float) -> Any:
+        if before:
+            await act(requests[0])
+        answers = await plain(requests, deadline)
+        if not before:
+            await act(requests[0])
+        return answers
+
+    rows.calls.ask = ask  # type: ignore[method-assign]
+
+
+def about(seconds: float) -> Any:
+    """The clock of the tests creeps between two jumps."""
+    return pytest.approx(seconds, abs=0.05)
+
+
+async def until(look: Callable[[], Awaitable[Any]], found: Callable[[Any], bool]) -> None:
+    with trio.fail_after(1000):
+        while not found(await look()):  # noqa: ASYNC110
+            await trio.sleep(1)
+
+
+def row_of(request: Any) -> bytes:
+    """The row that a mutation is about; b"" of a read."""
+    return bytes(getattr(request, "row_key", b""))
+
+
+def is_read(request: Any) -> bool:
+    """Whether it reads rows of perco's."""
+    return hasattr(request, "request") and OWNER_KEY not in request.request.rows.row_keys
+
+
+async def test_clients_and_the_owner_see_each_others_writes(store: BigtableStore, clock: Any) -> None:
+    async with client(store) as (one, session), client(store, "two") as (two, other):
+        assert await one.apply([put(b"a", b"x", 3)]) == [APPLIED]
+        assert await value(two) == await value(store.rows) == [(3, b"x")]
+        assert await store.rows.apply([put(b"a", b"y", 4)]) == [APPLIED]
+        assert await value(one) == [(4, b"y")]
+        assert session.asked == other.asked == 1, "a ticket is good until it ends"
+
+
+async def test_a_permit_serves_many_calls(store: BigtableStore, clock: Any) -> None:
+    async with client(store) as (rows, _):
+        await value(rows)
+        made = rows.calls.made
+        for _ in range(5):
+            await value(rows)
+        assert rows.calls.made == made + 5
+        await trio.sleep(2.1)  # less than half of it is left
+        await value(rows)
+        assert rows.calls.made == made + 7
+
+
+# ------------------------------------------------------------ sessions that end
+
+
+async def test_a_session_that_ended_writes_and_reads_nothing_once_its_permit_has_ended(
+    store: BigtableStore, clock: Any
+) -> None:
+    """F3"""
+    async with client(store) as (rows, session), client(store, "other") as (other, _):
+        assert await rows.apply([put(b"a", b"x", 3)]) == [APPLIED]
+        session.end()
+        await store.let_clients_in().settle()
+        await trio.sleep(4)
+        await ends_in(rows)
+        assert await value(other, b"b") == []
+        assert await other.apply([put(b"b")]) == [APPLIED]
+
+
+async def test_the_floor_rises_only_when_a_session_that_ended_can_do_nothing(
+    store: BigtableStore, clock: Any
+) -> None:  # F3 T13
+    tickets = store.let_clients_in()
+    async with client(store) as (rows, session):
+        await value(rows)
+        await store.store.raise_floor(5, wait=True)
+        began = trio.current_time()
+        await store.store.raise_floor(5, wait=True)
+        assert trio.current_time() == about(began), "this floor is old enough"
+        session.end()
+        await store.store.raise_floor(5, wait=True)
+        assert trio.current_time() == about(began + LASTS_S)
+        await ends_in(rows)
+    assert list(tickets._all) == ["one"]
+
+
+async def test_what_is_read_while_the_ticket_ends_does_not_count(store: BigtableStore, clock: Any) -> None:  # F3 G1
+    async with client(store) as (rows, session):
+        await value(rows)
+
+        async def ending(request: Any) -> None:
+            if is_read(request) and not session.ended:
+                session.end()
+                await store.let_clients_in().settle()
+                await trio.sleep(4.1)
+
+        calls(rows, ending)
+        with pytest.raises(SessionEnded):
+            await value(rows)
+
+
+async def test_a_slow_read_counts_if_the_ticket_is_still_good(store: BigtableStore, clock: Any) -> None:  # F3
+    async with client(store) as (rows, _):
+        await rows.apply([put(b"a", b"x", 3)])
+        slow = [4.1]
+
+        async def slowly(request: Any) -> None:
+            if is_read(request):
+                await trio.sleep(slow.pop())  # a second read would fail
+
+        rows._options = replace(QUICK, call_s=100.0)  # of the call; the permit lasts for 4 s
+        rows._permit = rows._permit._replace(until=trio.current_time() + 4)
+        rows._is_fresh = lambda: rows._permit.until > trio.current_time()  # type: ignore[method-assign]
+        calls(rows, slowly)
+        assert await value(rows) == [(3, b"x")]
+        assert slow == []
+
+
+async def test_what_another_owner_lets_in_meanwhile_is_read_again(store: BigtableStore, clock: Any) -> None:  # F3 O1
+    """The ticket has changed: nobody knows whether the first one was good when the cells were read."""
+    async with client(store) as (rows, session):
+        await value(rows)
+        reads = 0
+
+        async def changing(request: Any) -> None:
+            nonlocal reads
+            if is_read(request):
+                reads += 1
+                if reads == 1:
+                    session.ticket = "another"
+                    rows.greeted("another")
+                    await trio.sleep(4.1)
+
+        calls(rows, changing)
+        assert await value(rows) == []
+        assert reads == 2
+
+
+async def test_an_ended_ticket_stays_ended_whatever_arrives_late(store: BigtableStore, clock: Any) -> None:  # F3
+    tickets = store.let_clients_in()
+    async with client(store) as (rows, session):
+        await value(rows)
+        session.end()
+        await tickets.settle()
+        await store.rows.put([admit(store.rows.place, "one", store._ours.token)])
+        assert not (await store.rows.notice("one")).admitted
+        with pytest.raises(SessionEnded):
+            await tickets.admit("one")
+
+
+async def test_a_ticket_that_ends_while_it_is_asked_for_is_not_given(store: BigtableStore, clock: Any) -> None:  # F3
+    tickets = store.let_clients_in()
+
+    async def ending(request: Any) -> None:
+        tickets.end("one")
+
+    plain = store.rows.calls.ask
+    calls(store.rows, ending)
+    with pytest.raises(SessionEnded):
+        await tickets.admit("one")
+    store.rows.calls.ask = plain  # type: ignore[method-assign]
+    await tickets.settle()
+    assert not (await store.rows.notice("one")).admitted
+
+
+async def test_those_who_wait_for_a_session_to_be_gone_are_told_once_it_is(
+    store: BigtableStore, clock: Any
+) -> None:  # F3
+    """Only then no further lock of it can appear."""
+    tickets, told = store.let_clients_in(), list[float]()
+    tickets.on_gone.append(lambda: told.append(trio.current_time()))
+    async with client(store) as (rows, session), trio.open_nursery() as nursery:
+        nursery.start_soon(tickets.run)
+        await value(rows)
+        session.end()
+        ended = trio.current_time()
+        await trio.sleep(LASTS_S + 2)
+        assert len(told) == 1
+        assert told[0] >= ended + LASTS_S
+        assert await store.rows.tickets() == [], "nor is its row needed any more"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_ticket_that_cannot_be_ended_yet_is_ended_later(store: BigtableStore, clock: Any) -> None:  # F3
+    tickets = store.let_clients_in()
+    async with client(store) as (rows, session):
+        await value(rows)
+        session.end()
+        with losing(store.rows, "before"), pytest.raises(Unavailable):
+            await store.store.raise_floor(5, wait=True)
+        assert store.store.floor == 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tickets.run)
+            await until(lambda: store.rows.notice("one"), lambda found: not found.admitted)
+            nursery.cancel_scope.cancel()
+
+
+async def test_the_rows_of_former_owners_tickets_are_removed(store: BigtableStore, clock: Any) -> None:
+    tickets = store.let_clients_in()
+    await store.rows.put([admit(store.rows.place, name, "a former owner") for name in ("x", "y")])
+    async with client(store) as (rows, _), trio.open_nursery() as nursery:
+        await value(rows)
+        assert sorted(await store.rows.tickets()) == ["one", "x", "y"]
+        nursery.start_soon(tickets.run)
+        await until(store.rows.tickets, lambda found: found == ["one"])
+        assert await value(rows) == []
+        nursery.cancel_scope.cancel()
+
+
+# ------------------------------------------------------------ what a session has begun
+
+
+async def test_what_a_session_has_begun_the_next_one_does_not_send(store: BigtableStore, clock: Any) -> None:  # R5 R7
+    async def ending(request: Any) -> None:
+        rows.session_ended()
+
+    for step in ("the ticket", "the hint", "the answer", "the read"):
+        async with client(store, step) as (rows, session):
+            if step == "the ticket":
+
+                async def ended() -> str:
+                    rows.session_ended()
+                    return await session.ask()
+
+                rows._ask_for = ended
+                [verdict] = await rows.apply([put(b"b")])
+            elif step == "the hint":
+                await value(rows)
+                calls(rows, lambda request: ending(request) if row_of(request).startswith(HINT_KEY) else _no())
+                [verdict] = await rows.apply([notifying(b"b")])
+            elif step == "the answer":  # it is refused, and would be sent again
+                absent = Mutation(TABLE, [(b"b", [(ABSENT, DATA, 1, 0, TS_MAX)], [(DATA, 1, 9, b"v")])])
+                await store.rows.apply([put(b"b", b"other", 7)])
+
+                async def gone(request: Any) -> None:
+                    if is_read(request):
+                        await store.rows.apply([Mutation(TABLE, [(b"b", [], [(DATA, 1, 7, None)])])])
+                        rows.session_ended()
+
+                await value(rows)
+                calls(rows, gone, before=True)
+                [verdict] = await rows.apply([absent])
+            else:
+                await value(rows)
+                calls(rows, ending)
+                with pytest.raises(SessionEnded):
+                    await value(rows)
+                continue
+            assert isinstance(verdict, Failed), step
+            assert isinstance(verdict.error, SessionEnded), step
+            assert await value(store.rows, b"b") == [], step
+
+
+async def _no() -> None:
+    """Nothing."""
+
+
+async def test_a_call_ends_before_its_permit(store: BigtableStore, clock: Any) -> None:  # F3 T13
+    async with client(store) as (rows, _):
+        await value(rows)
+        until = rows._permit.until
+        await trio.sleep(1.5)
+        deadlines = []
+        plain = rows.calls.ask
+
+        async def ask(requests: Any, deadline: float) -> Any:
+            deadlines.append(deadline)
+            return await plain(requests, deadline)
+
+        rows.calls.ask = ask  # type: ignore[method-assign]
+        assert await rows.apply([put(b"a")]) == [APPLIED]
+        assert deadlines == [about(until)], "2.5 s, not 4"
+
+
+async def test_what_was_sent_too_late_may_have_been_made(store: BigtableStore, clock: Any) -> None:  # T4
+    async with client(store) as (rows, _):
+        await value(rows)
+        with losing(rows, "after"):
+            [verdict] = await rows.apply([put(b"a", b"x", 3)])
+        assert isinstance(verdict, NoReply)
+        assert await value(rows) == [(3, b"x")]
+
+
+# ------------------------------------------------------------ floors
+
+
+async def test_below_the_floor_a_clients_mutation_is_not_sent(store: BigtableStore, clock: Any) -> None:  # T13
+    async with client(store) as (rows, _):
+        assert await rows.apply([below(4)]) == [APPLIED]
+        await store.store.raise_floor(5, wait=True)
+        made = rows.calls.made
+        assert await rows.apply([below(4, b"b"), below(5, b"c")]) == [Refused(0, -1), APPLIED]
+        assert rows.calls.made == made + 2, "the permit, and one mutation"
+        assert await rows.apply([below(4, b"b")]) == [Refused(0, -1)]
+        assert await value(rows, b"b") == []
+
+
+async def test_the_floor_waits_for_what_clients_may_still_send(store: BigtableStore, clock: Any) -> None:  # T13
+    began = trio.current_time()
+    await store.store.raise_floor(4, wait=True)
+    assert trio.current_time() == about(began), "there are no clients"
+    async with client(store) as (rows, _):
+        await value(rows)
+        await store.store.raise_floor(5, wait=False)
+        assert trio.current_time() == about(began)
+        assert await rows.apply([below(4)]) == [APPLIED], "under the permit of before"
+        await store.store.raise_floor(5, wait=True)
+        assert trio.current_time() == about(began + LASTS_S)
+        assert await rows.apply([below(4, b"b")]) == [Refused(0, -1)]
+
+
+async def test_a_floor_that_arrives_late_does_not_lower_the_floor(store: BigtableStore, clock: Any) -> None:  # T13
+    await store.rows.put([raise_floor(store.rows.place, 9)])
+    await store.rows.put([raise_floor(store.rows.place, 5)])
+    assert (await store.rows.notice()).floor == 9
+
+
+# ------------------------------------------------------------ owners
+
+
+async def test_the_next_owner_lets_no_client_of_the_last_one_write(clock: Any) -> None:  # O1
+    url = bigtable.fresh()
+    async with opened(url, QUICK) as first, client(first) as (rows, session):
+        assert await rows.apply([put(b"a", b"x", 3)]) == [APPLIED]
+        assert first._lease is not None
+        await trio.to_thread.run_sync(first._lease.end)
+        async with opened(url, QUICK) as second:
+            second.let_clients_in()
+            began = trio.current_time()
+            with trio.move_on_after(LASTS_S - 1) as scope:
+                await second.store.raise_floor(5, wait=True)
+            assert scope.cancelled_caught, "clients of the former owner may still write"
+            assert trio.current_time() >= began + LASTS_S - 1
+            session.ended = True
+            await ends_in(rows)
+            await second.store.raise_floor(5, wait=True)
+            session.ended, session.tickets, session.ticket = False, second.let_clients_in(), "new"
+            assert await value(rows) == [(3, b"x")]
+            assert await rows.apply([below(4)]) == [Refused(0, -1)]
+
+
+async def test_a_store_that_gives_no_ticket_is_named(store: BigtableStore, clock: Any) -> None:
+    async with client(store) as (rows, session):
+
+        async def elsewhere() -> str:
+            session.asked += 1
+            return "a ticket of another store"
+
+        rows._ask_for = elsewhere
+        with pytest.raises(Unavailable, match="gives no ticket that the store takes"):
+            await value(rows)
+        assert session.asked == 5
+
+
+async def test_the_address_of_a_former_owner_does_not_count(clock: Any) -> None:  # O1
+    url = bigtable.fresh()
+    place = Place(url)
+    async with opened(url, QUICK) as first:
+        first.let_clients_in()
+        await first.serve_at("unix:/run/first")
+        assert await address_of(place, QUICK) == "unix:/run/first"
+    second = await BigtableStore.open(url, QUICK, direct=True)
+    assert await address_of(place, QUICK) == "unix:/run/first", "clients go on to look for it"
+    await second.serve_at("unix:/run/second")
+    await second.rows.put([serve_at(place, first._ours.number, "unix:/run/late")])
+    assert await address_of(place, QUICK) == "unix:/run/second"
+    await second.aclose()
+    async with opened(url, QUICK):
+        assert await address_of(place, QUICK) == "", "it serves nobody"
+
+
+async def test_a_store_that_was_served_to_clients_stays_so(clock: Any) -> None:
+    """Until a process owns it that says so: any program that opens the address could take it from the standby."""
+    url = bigtable.fresh()
+    first = await BigtableStore.open(url, QUICK, direct=True)
+    await first.serve_at("unix:/run/x")
+    await first.aclose()
+    wire = WireOptions(patience_s=0.3, connect_s=0.1)
+    with pytest.raises(Unavailable, match=r"serve .* --direct"):
+        async with perco.open(url, perco.Schema(), options=perco.Options(wire=wire, bigtable=QUICK)):
+            pass
+    own = perco.Options(bigtable=replace(QUICK, own=True))
+    async with perco.open(url, perco.Schema(), options=own):
+        assert await address_of(Place(url), QUICK) == ""
+    async with perco.open(url, perco.Schema(), options=perco.Options(bigtable=QUICK)):
+        pass
+
+
+# ------------------------------------------------------------ N7
+
+
+async def test_a_look_sees_all_groups_of_a_row_at_one_moment(store: BigtableStore, clock: Any) -> None:  # N7
+    """A commit replaces the lock by a notify cell while the table is searched: one of the two is found."""
+    store.let_clients_in()
+    async with client(store) as (rows, _):
+        await rows.apply([Mutation(TABLE, [(b"a", [], [(LOCK, 1, 2, b"")])])])
+
+        async def commit(request: Any) -> None:
+            if is_read(request):
+                replaced = [(LOCK, 1, 2, None), (NOTIFY, 1, 3, b"")]
+                await rows.apply([Mutation(TABLE, [(b"a", [("present", LOCK, 1, 2, 2)], replaced)])])  # type: ignore
+
+        calls(store.rows, commit)
+        await store.store.look([TABLE], [NOTIFY, LOCK])
+        assert store.store.count(TABLE, NOTIFY) + store.store.count(TABLE, LOCK) == 1
+
+
+async def test_every_look_counts_what_clients_have_written(store: BigtableStore, clock: Any) -> None:  # N7
+    async with client(store) as (rows, _):
+        for count in range(3):
+            await store.store.look([TABLE], [NOTIFY])
+            assert store.store.count(TABLE, NOTIFY) == count
+            assert store.store.knows(TABLE, NOTIFY)
+            await rows.apply([notifying(b"%d" % count)])
+
+
+# ------------------------------------------------------------ the end
+
+
+async def test_after_the_end_and_in_a_child_nothing_is_sent(
+    store: BigtableStore, monkeypatch: pytest.MonkeyPatch, clock: Any
+) -> None:
+    async with client(store) as (rows, _):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: -1)
+            with pytest.raises(UsedAfterFork):
+                await value(rows)
+            rows.close()
+        assert await store.rows.calls.ask([], 0.0) == []
+        rows._closed = False
+        assert await value(rows) == []
+        rows.close()
+        with pytest.raises(TransactionClosed):
+            await value(rows)
+        with pytest.raises(TransactionClosed):
+            await rows.apply([put(b"a")])
+
+
+def test_a_row_of_a_ticket_cannot_be_one_of_a_table() -> None:
+    assert TICKET_KEY.startswith(b"\x00")
+    assert Notice._fields == ("holder", "address", "floor", "admitted")
