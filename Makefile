@@ -54,8 +54,8 @@ test-postgresql: .venv/.dev ## the same over a PostgreSQL server, which it start
 
 BIGTABLE ?= tests/scenarios tests/component/notify
 test-bigtable: .venv/.dev build/bigtable-emulator ## the same over a Bigtable emulator, which it builds (with Go); BIGTABLE=tests/scenarios/test_bank.py
-	$(BIN)/pytest -q -n auto --dist worksteal tests/component/storage
-	$(BIN)/pytest -q -n auto --dist worksteal --over bigtable $(BIGTABLE)
+	$(BIN)/pytest -q -n auto --dist worksteal tests/component/storage tests/integration/databases
+	$(BIN)/pytest -q -n auto --dist worksteal --over bigtable,bigtable_direct $(BIGTABLE)
 
 # Google's server for tests, of Debian's packages.
 build/bigtable-emulator: tests/support/emulator/main.go

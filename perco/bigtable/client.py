@@ -59,6 +59,7 @@ class ClientRows(BigtableRows):
         self._permit = Permit("", 0, 0.0)
         self._session = 0  # how many sessions have ended
         self._renewing = trio.Lock()
+        self._looked = False  # at what the store is
         self._process, self._closed = os.getpid(), False
         self.usable = self.check = self._usable
 
@@ -92,9 +93,14 @@ class ClientRows(BigtableRows):
 
     async def adopt(self, tables: Sequence[str]) -> None:
         """See `TicketRows.adopt`."""
-        await trio.lowlevel.checkpoint()
         for table in (SYSTEM_TABLE, *tables):
             self.add(table, ())
+        if not self._looked:
+            await self.must_have_format()
+            await self.look_backwards()
+            self._looked = True
+        else:
+            await trio.lowlevel.checkpoint()
 
     def _has(self, table: str, group: str) -> bool:
         return table in self._tables  # it knows its groups: those of the catalogue

@@ -19,15 +19,27 @@ from perco.bigtable import filters
 from perco.bigtable.address import Place
 from perco.bigtable.calls import CallFailed, Scan, Scanned
 from perco.bigtable.hints import Hints, hint_key, is_hinted, wants_hint
-from perco.bigtable.keys import HINT_KEY, micros, place_of, qualifier, row_key, row_of, table_end
+from perco.bigtable.keys import (
+    HINT_KEY,
+    MICROS,
+    PROTOCOL_FAMILY,
+    micros,
+    place_of,
+    qualifier,
+    row_key,
+    row_of,
+    table_end,
+)
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.reading import Shape, by_place, chosen, scanned, shape_of, shared
 from perco.bigtable.repeating import AGAIN, NOT_DONE, Repeating, pause_of
 from perco.bigtable.wire import types
-from perco.errors import Corruption, PercoError, Unavailable, UsageError
+from perco.errors import Corruption, FormatUnknown, PercoError, Unavailable, UsageError
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import (
     ABSENT,
     APPLIED,
+    DATA,
     PROTOCOL_GROUPS,
     TS_MAX,
     Cell,
@@ -50,6 +62,19 @@ from perco.storage import (
 
 _KEYS_MAX: Final = 100  # in one call; more are read side by side
 _REVERSED_MAX: Final = 1 << 16  # rows that are read forward, of a server that cannot read backward
+
+
+FORMAT: Final = 1
+FORMAT_ROW: Final = b"format"  # of the system table
+_PROBES: Final = [row_key("a probe", row) for row in (b"1", b"2")]  # no perco table has such a name
+
+
+def probes(place: Place) -> list[Any]:
+    """The calls that make two rows, by which a server shows whether it reads in reverse."""
+    cell = {"family_name": PROTOCOL_FAMILY, "column_qualifier": b"probe", "timestamp_micros": MICROS, "value": b""}
+    where = {"table_name": place.table, "app_profile_id": place.app_profile}
+    mutations = [types().Mutation(set_cell=cell)]
+    return [types().MutateRow(**where, row_key=key, mutations=mutations) for key in _PROBES]
 
 
 class Attempt(NamedTuple):
@@ -158,6 +183,26 @@ class BigtableRows(Repeating):
             for index in indices:
                 table, row, wanted = requests[index]
                 out[index] = chosen(rows.get(row_key(table, row), {}), wanted, queries)
+
+    async def format(self) -> int:
+        """The number of the store's format; 0: it has none. Raises: Unavailable."""
+        [[found]] = await self.read([(SYSTEM_TABLE, FORMAT_ROW, [(DATA, 0, 0, TS_MAX, 1)])])
+        return found[0][0] if found else 0
+
+    async def must_have_format(self) -> None:
+        """Raises: FormatUnknown, Unavailable."""
+        if (found := await self.format()) != FORMAT:
+            raise FormatUnknown(self.place.shown, f"format {found}" if found else "no format", f"format {FORMAT}")
+
+    async def look_backwards(self) -> None:
+        """Find out whether the server reads rows in reverse, once `probes` were made. One that does not know the
+        request's field reads them forward, without a word. Raises: Unavailable."""
+        request = types().ReadRows(
+            table_name=self.place.table, app_profile_id=self.place.app_profile, reversed=True, rows_limit=2
+        )
+        request.rows.row_keys.extend(_PROBES)
+        [answer] = await self._ask([Scan(request)])
+        self.backwards = [row.key for row in answer.rows] == _PROBES[::-1]
 
     def _reading(self, row_filter: Any) -> Any:
         return types().ReadRows(table_name=self.place.table, app_profile_id=self.place.app_profile, filter=row_filter)

@@ -14,23 +14,18 @@ import trio
 
 from perco.bigtable.address import Place
 from perco.bigtable.calls import CallFailed, Scan
-from perco.bigtable.keys import row_key
 from perco.bigtable.lease import BigtableLease
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.owner_row import Holder, Notice, change, notice, question, serve_at
-from perco.bigtable.rows import BigtableRows
+from perco.bigtable.rows import FORMAT, FORMAT_ROW, BigtableRows, probes
 from perco.bigtable.tickets import Tickets
-from perco.bigtable.wire import types
-from perco.errors import FormatUnknown, Unavailable
+from perco.errors import Unavailable
 from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
 from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Mutation, Refused
 from perco.storage.bare import Bare
 from perco.storage.lease import LeasedStore, command, locked, now
 
 _LOOKS: Final = 10  # at the owner's row, while its lease may hold
-FORMAT: Final = 1
-_FORMAT_ROW: Final = b"format"
-_PROBE: Final = "a probe"  # in place of a table's name: two rows by which a server shows that it reads in reverse
 
 
 class Searched(Bare):
@@ -148,33 +143,14 @@ class BigtableStore(LeasedStore):
 
     async def _begin(self) -> None:
         """Note the store's format, and find out what the server can do. Raises: FormatUnknown, Unavailable."""
-        row = (_FORMAT_ROW, [(ABSENT, DATA, 0, 0, TS_MAX)], [(DATA, 0, FORMAT, b"")])
+        row = (FORMAT_ROW, [(ABSENT, DATA, 0, 0, TS_MAX)], [(DATA, 0, FORMAT, b"")])
         [verdict] = await self.rows.apply([Mutation(SYSTEM_TABLE, (row,))])
         if verdict is not APPLIED:
-            [[found]] = await self.rows.read([(SYSTEM_TABLE, _FORMAT_ROW, [(DATA, 0, 0, TS_MAX, 1)])])
-            if not found and not isinstance(verdict, Refused):
+            if not isinstance(verdict, Refused) and not await self.rows.format():
                 raise Unavailable(f"{self.rows.place.shown} cannot be written: {verdict}")
-            if not found or found[0][0] != FORMAT:
-                told = f"format {found[0][0]}" if found else "no format"
-                raise FormatUnknown(self.rows.place.shown, told, f"format {FORMAT}")
-        self.rows.backwards = await self._reads_backwards()
-
-    async def _reads_backwards(self) -> bool:
-        """Whether the server reads rows in reverse. One that does not know the request's field reads them forward,
-        without a word."""
-        t, place = types(), self.rows.place
-        keys = [row_key(_PROBE, b"1"), row_key(_PROBE, b"2")]
-        where = {"table_name": place.table, "app_profile_id": place.app_profile}
-        cell = {"family_name": "p", "column_qualifier": b"probe", "timestamp_micros": 1000, "value": b""}
-        try:
-            for key in keys:
-                await self._asked(t.MutateRow(**where, row_key=key, mutations=[t.Mutation(set_cell=cell)]))
-            request = t.ReadRows(**where, reversed=True, rows_limit=2)
-            request.rows.row_keys.extend(keys)
-            answer = await self._asked(Scan(request))
-        except CallFailed as error:
-            raise self.rows.told(error) from error
-        return [row.key for row in answer.rows] == keys[::-1]
+            await self.rows.must_have_format()
+        await self.rows.put(probes(self.rows.place))
+        await self.rows.look_backwards()
 
     # ------------------------------------------------------------ clients that reach the rows by themselves
 

@@ -282,7 +282,7 @@ def serve(
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="A certificate, for tls://.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its key, if that is another file.")] = None,
     direct: Annotated[
-        bool, typer.Option("--direct", help="PostgreSQL: clients read and write the rows by themselves.")
+        bool, typer.Option("--direct", help="In a database: clients read and write the rows by themselves.")
     ] = False,
     standby: Annotated[
         bool, typer.Option("--standby", help="In a database: while another process owns the store, wait to follow it.")
@@ -304,8 +304,8 @@ def serve(
 
     STORE may be a database, postgresql://... or bigtable://...: the rows are there, and this process owns them. Say
     with --listen where it is reached; its token on TCP is that of PERCO_TOKEN. With --standby, a second one takes over
-    when the first one is gone. With --direct, programs that open the same postgresql:// address read and write the
-    rows by themselves, and follow the server that leads; they get timestamps from it.
+    when the first one is gone. With --direct, programs that open the same address of the database read and write
+    the rows by themselves, and follow the server that leads; they get timestamps from it.
 
     With --processes N the tablets of all tables are spread over N tablet servers, which clients ask directly. If one
     dies, the others take over its tablets, and it is replaced. A single process commits a transaction within one tablet
@@ -320,7 +320,7 @@ def serve(
       perco serve web/ --listen tls://0.0.0.0:7420 --tls-cert cert.pem --tls-key key.pem
       perco serve 'postgresql://localhost/shop?prefix=web' --listen tcp://localhost:7420
       perco serve 'postgresql://db/shop?prefix=web' --direct --standby --listen tls://0.0.0.0:7420 --tls-cert cert.pem
-      perco serve 'bigtable://acme/main?prefix=web' --standby --listen tls://0.0.0.0:7420 --tls-cert cert.pem
+      perco serve 'bigtable://acme/main?prefix=web' --direct --standby --listen tls://0.0.0.0:7420 --tls-cert cert.pem
       perco scan tcp://localhost:7420 docs
     """
     mould = serving.mould() if processes > 1 and serving.is_kept() else None

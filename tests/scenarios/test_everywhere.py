@@ -10,7 +10,7 @@ import perco
 from perco.serve.client import is_client, remote_owner
 from perco.serve.direct import DirectRowStore
 from perco.serve.served_tablet import ServedTablet
-from tests.support.everywhere import CLIENTS, DIRECT, FOLDER, TABLETS, TLS, owning
+from tests.support.everywhere import BIGTABLE_DIRECT, CLIENTS, DIRECT, FOLDER, TABLETS, TLS, owning
 from tests.support.machines import Machine
 from tests.support.places import local_of
 
@@ -34,11 +34,10 @@ async def check_is(deployment: str, db: perco.Database) -> None:
     assert written == [1, 1], "a look inside finds what was written"
     assert all(isinstance(tablet, ServedTablet) == (deployment == TABLETS) for tablet in tablets)
     if is_client(db):
-        assert remote_owner(db).link.name.startswith(
-            {FOLDER: "unix:", TLS: "tls://127.0.0.1:", TABLETS: "unix:", DIRECT: "unix:"}[deployment]
-        )
-        assert remote_owner(db).store.spread == (deployment in (TABLETS, DIRECT))
-        assert isinstance(remote_owner(db).store, DirectRowStore) == (deployment == DIRECT)
+        assert remote_owner(db).link.name.startswith("tls://127.0.0.1:" if deployment == TLS else "unix:")
+        direct = deployment in (DIRECT, BIGTABLE_DIRECT)
+        assert remote_owner(db).store.spread == (direct or deployment == TABLETS)
+        assert isinstance(remote_owner(db).store, DirectRowStore) == direct
         assert sorted(remote_owner(db).store._links) == ([0, 1, 2] if deployment == TABLETS else [0])
 
 

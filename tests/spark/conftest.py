@@ -7,10 +7,13 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support import bigtable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,6 +57,8 @@ def spark() -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     reach()
+    with suppress(pytest.skip.Exception):
+        bigtable.running()  # first: the executors inherit the environment
     builder = SparkSession.builder.master("local[2,3]")
     for name, value in quiet().items():
         builder = builder.config(name, value)

@@ -10,11 +10,13 @@ import os
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import trio
+import trio.testing
 
 from perco.bigtable import admin, client
 from perco.bigtable.address import Place
@@ -23,19 +25,20 @@ from perco.bigtable.chunks import Chunks
 from perco.bigtable.keys import MICROS, column_of, place_of, row_of, table_end
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.owner_row import change
-from perco.bigtable.rows import BigtableRows
+from perco.bigtable.rows import FORMAT, FORMAT_ROW, BigtableRows, probes
 from perco.bigtable.store import BigtableStore, Searched
 from perco.bigtable.tickets import Tickets
 from perco.bigtable.wire import types
 from perco.database.inside import inside
 from perco.schema.catalogue import SYSTEM_TABLE
-from perco.storage import PROTOCOL_GROUPS
+from perco.storage import DATA, PROTOCOL_GROUPS, Mutation
 from perco.testing.bare import BareStore
 from tests.support.divided import Divided, Stored
 from tests.support.realtime import held, waited_for
 
 EMULATOR: Final = Path(__file__).parents[2] / "build" / "bigtable-emulator"
 QUICK: Final = BigtableOptions(late_s=0.0, channels=1, lease_s=60.0, call_s=60.0)
+_REAL_S: Final = 60.0  # for a call
 
 _numbers = itertools.count()
 _of_folders: dict[str, str] = {}
@@ -50,6 +53,12 @@ def running() -> None:
     atexit.register(process.kill)
     assert process.stdout is not None
     os.environ["BIGTABLE_EMULATOR_HOST"] = process.stdout.readline().strip()
+
+
+def permits() -> BigtableOptions:
+    """The options of a store with direct clients. Their permits are short: vacuums wait for them."""
+    virtual = isinstance(trio.lowlevel.current_clock(), trio.testing.MockClock)
+    return replace(QUICK, call_s=0.02 if virtual else 2.0)
 
 
 def fresh() -> str:
@@ -72,7 +81,11 @@ def address_of(folder: str) -> str:
 def real_time() -> Iterator[None]:
     """While the block lasts, virtual time does not jump while a call to the emulator is in flight."""
     before = Calls.ask, client.now
-    Calls.ask = held(Calls.ask)  # type: ignore
+
+    async def ask(self: Calls, requests: Any, deadline: float) -> Any:
+        return await plain(self, requests, max(deadline, trio.current_time() + _REAL_S))
+
+    plain, Calls.ask = held(Calls.ask), ask  # type: ignore
     client.now = trio.current_time  # type: ignore  # a permit lasts as long as its owner waits
     try:
         with waited_for():
@@ -175,13 +188,14 @@ class DirectBackend(BareStore):
     async def let_clients_in(self) -> Tickets:
         """As a store that has just been claimed."""
         rows: Any = self.rows
-        seen, token = (await rows.notice()).holder.number, f"owner {next(_numbers)}"
-        await rows.put([change(rows.place, seen, token, "a test")])
-        self.store.tickets = Tickets(rows, QUICK, token)
+        seen, token = (await rows.notice()).holder.number, f"owner{next(_numbers)}"
+        await rows.put([change(rows.place, seen, token, "a test"), *probes(rows.place)])
+        await rows.apply([Mutation(SYSTEM_TABLE, [(FORMAT_ROW, [], [(DATA, 0, FORMAT, b"")])])])
+        self.store.tickets = Tickets(rows, permits(), token)
         return self.store.tickets
 
 
 def client_rows(owner: Any, ticket: Callable[[], Awaitable[str]]) -> client.ClientRows:
     """The rows of a client of that owner's."""
     place: Any = inside(owner).engine.place
-    return client.ClientRows(place.rows.place, QUICK, ticket=ticket)
+    return client.ClientRows(place.rows.place, permits(), ticket=ticket)

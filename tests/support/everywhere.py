@@ -255,7 +255,8 @@ class _Bigtable(opened):
         if self._readonly or addresses.is_address(text):
             return await super()._open()
         url = bigtable.fresh() if text == "memory:" else bigtable.address_of(text)
-        backend = await bigtable.DividedStore.open(url, bigtable.QUICK)
+        options = bigtable.permits() if over == BIGTABLE_DIRECT else bigtable.QUICK
+        backend = await bigtable.DividedStore.open(url, options)
         backend.store.tablets = backend.rows.tablets  # type: ignore[attr-defined]
         tickets = self.tickets = backend.let_clients_in() if over == BIGTABLE_DIRECT else None
         db = await self._begin(backend, self._options)

@@ -114,6 +114,11 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=("tablets", DIRECT, BIGTABLE_DIRECT),
     ),
     LeftOut(
+        "asks the owner whether the store is idle without letting it look: it does not see what direct clients write",
+        {"component/notify/test_idle.py": ("test_it_is_not_idle_from_the_very_moment_that_a_lock_is_left_behind",)},
+        over=(DIRECT, BIGTABLE_DIRECT),
+    ),
+    LeftOut(
         "delivers a lost commit request late: the server reads nothing more from a client's former connection (R4)",
         {_ONE_STEP: ("test_what_nobody_knows_is_settled_before_the_store_is_idle[DELAY]",)},
     ),
@@ -228,7 +233,7 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             _VACUUM: ("test_a_commit_whose_answer_did_not_come_holds_it_until_it_is_known",),
             _READ_LOCKS: ("test_two_that_commit_in_one_step_may_lock_what_both_only_read",),
         },
-        over=(BARE, BIGTABLE),
+        over=(BARE, *_BIGTABLES),
     ),
     LeftOut(
         "looks at a store in a folder from outside, or sends it copies of mutations behind its owner's back",
@@ -239,7 +244,7 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
                 "test_who_looks_from_outside_sees_what_is_pending",
             ),
         },
-        over=(BARE, BIGTABLE),
+        over=(BARE, *_BIGTABLES),
     ),
     LeftOut(
         "expects steps, or an order of runs, that a store without mutations of several rows does not have",
@@ -249,9 +254,9 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             "component/notify/test_registering.py": ("test_a_back_fill_that_dies_half_way_is_resumed[604]",),
             "component/notify/test_twins.py": ("test_a_change_that_only_one_of_the_twins_saw_is_run_again",),
         },
-        over=(BARE, BIGTABLE),
+        over=(BARE, *_BIGTABLES),
     ),
-    LeftOut("splits a tablet, or looks at the floors of tablets", {_SPLITS: ()}, over=(BARE, BIGTABLE)),
+    LeftOut("splits a tablet, or looks at the floors of tablets", {_SPLITS: ()}, over=(BARE, *_BIGTABLES)),
     LeftOut(
         "counts the mutations of a store whose mutations may be about several rows",
         {
@@ -270,7 +275,7 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
                 "test_an_old_writer_that_settles_a_committed_read_lock_meets_its_trace[True-?-]",
             ),
         },
-        over=(BARE, BIGTABLE),
+        over=(BARE, *_BIGTABLES),
     ),
 )
 POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
@@ -327,6 +332,17 @@ BIGTABLE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         "expects that tasks meet as they do without round trips",
         {"scenarios/test_turns.py": ("test_observers_take_turns_too",)},
         over=_BIGTABLES,
+    ),
+    LeftOut(
+        "expects that a scanner's run begins at the moment at which it asks whether failed runs have their share: there, two "
+        "scanners may ask before either begins",
+        {"component/notify/test_failing.py": ("test_those_that_failed_have_a_bounded_share",)},
+        over=(BIGTABLE_DIRECT,),
+    ),
+    LeftOut(
+        "expects that no time passes between two vacuums: they wait for the permits of clients",
+        {_VACUUM: ("test_of_each_cell_the_newest_version_stays",)},
+        over=(BIGTABLE_DIRECT,),
     ),
     LeftOut(
         "puts 65 000 cells into a row in one call, for which the emulator takes the better part of a minute",

@@ -16,8 +16,6 @@ import perco as library
 from perco.bigtable.address import Place
 from perco.bigtable.calls import channel
 from perco.bigtable.wire import admin_types
-from perco.errors import UsageError
-from perco.spark.store import reached
 from tests.support import bigtable
 
 docs = library.Table("docs", key=library.TEXT)
@@ -131,14 +129,32 @@ def test_a_standby_goes_on_where_a_killed_server_was(url: str, tmp_path: Path) -
             assert trio.run(counted, second) == {"a": 2, "b": 2, "c": 2}
 
 
+def test_workers_and_commands_reach_the_rows_of_a_store_that_is_served_directly(url: str, tmp_path: Path) -> None:
+    """At the address of the database; the server's own address does as well."""
+    with serving(url, f"unix:{tmp_path / 'socket'}", "--direct") as process:
+        says(process, "serving bigtable://test/test?prefix=")
+
+        async def write() -> None:
+            async with library.open(url, schema) as db, db.transaction() as txn:
+                txn.set(body, "a", "two words")
+
+        trio.run(write)
+        worked = perco("worker", "tests.acceptance.cli.test_bigtable:schema", "--store", url, "--until-idle")
+        assert worked.returncode == 0, worked
+        for address in (url, f"unix:{tmp_path / 'socket'}"):
+            got = perco("get", address, "docs", "a", "--json")
+            assert json.loads(got.stdout)["columns"]["words"]["value"] == 2, got
+            status = perco("status", address)
+            assert (status.returncode, "bigtable://" in status.stdout) == (0, True), status
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["serve", "URL"], "say where to listen"),
-        (["serve", "URL", "--listen", "unix:s", "--direct"], "are for a store on PostgreSQL"),
+        (["serve", "URL", "--listen", "unix:s", "--advertise", "tcp://db:1"], "for clients that --direct lets in"),
         (["serve", "URL", "--listen", "unix:s", "--processes", "2"], "a database has its own processes"),
-        (["worker", "tests.acceptance.cli.test_bigtable:schema", "--store", "URL"], "give workers that address"),
-        (["status", "URL"], "open the address at which it is served"),
+        (["status", "URL"], "perco serve URL --direct"),
     ],
 )
 def test_what_makes_no_sense_is_refused(url: str, arguments: list[str], said: str) -> None:
@@ -146,15 +162,10 @@ def test_what_makes_no_sense_is_refused(url: str, arguments: list[str], said: st
     assert (refused.returncode, said in " ".join(refused.stderr.split())) == (2, True), refused
 
 
-def test_executors_are_sent_to_the_owner(url: str) -> None:
-    with pytest.raises(UsageError, match="through its owner"):
-        reached(url)
-
-
-def test_it_is_not_read_beside_its_owner(url: str) -> None:
+def test_nobody_reads_it_beside_its_owner(url: str) -> None:
     async def main() -> None:
         async with library.open(url, readonly=True):
             raise AssertionError("it must not be opened")
 
-    with pytest.raises(UsageError, match="through its owner"):
+    with pytest.raises(library.Unavailable, match="perco serve URL --direct"):
         trio.run(main)

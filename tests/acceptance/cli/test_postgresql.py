@@ -105,5 +105,5 @@ def test_options_that_make_no_sense_are_told(url: str, tmp_path: Path, options: 
 
 def test_a_folder_has_no_direct_clients(tmp_path: Path) -> None:
     refused = perco("serve", str(tmp_path / "store"), "--direct")
-    assert (refused.returncode, "are for a store on PostgreSQL" in refused.stderr) == (2, True), refused
+    assert (refused.returncode, "are for a store on PostgreSQL or Bigtable" in refused.stderr) == (2, True), refused
     assert not (tmp_path / "store").exists()

@@ -1,4 +1,4 @@
-"""Spark on a store on PostgreSQL: executors read and write the rows by themselves."""
+"""Spark on a store in a database: executors read and write the rows by themselves."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from bench.against.coordinator import Coordinator
 from perco.check.check import check
 from perco.database.inside import inside
 from tests.spark import app
-from tests.support import postgresql
+from tests.support import bigtable, postgresql
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(params=["postgresql", "bigtable"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A store that `perco serve --direct` serves."""
-    store = postgresql.fresh()
+    store = {"postgresql": postgresql.fresh, "bigtable": bigtable.fresh}[request.param]()
     coordinator = Coordinator(store, tmp_path / "socket")
-    coordinator.says("serving postgresql://")
+    coordinator.says("serving ")
     yield store
     coordinator.end()
 
