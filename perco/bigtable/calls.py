@@ -211,7 +211,8 @@ class Calls:
     @trio.lowlevel.enable_ki_protection
     async def ask(self, requests: Sequence[Any], deadline: float) -> list[Answer]:
         """Make calls side by side; returns for each its answer, or its error. Ends at `deadline`, in trio's time. If it
-        is cancelled, so are the calls. Nothing is sent after the deadline, even if this process was stopped before.
+        is cancelled, so are the calls. None is begun after the deadline, even if this process was stopped before. What
+        gRPC has taken by then it may still send: that belongs to `late_s`.
 
         Args:
             requests: messages, or `Scan`s.

@@ -2,11 +2,12 @@
 
 Bigtable cannot compare a ticket with that of a mutation, as PostgreSQL does. So a client acts on a *permit*: it reads
 the owner's row and that of its ticket, and then it may send mutations for `call_s` from the moment at which it began to
-read, by its own clock. Within that time its calls end, too.
+read, by its own clock. Within that time its calls end, too. `call_s` and `late_s` are the owner's, or the client's own
+if these are shorter.
 
 F3  A read counts only if the ticket was good after the cells had been read: while the permit lasts, or because it was
-    good when the permit was renewed. No mutation is sent without a permit. So `call_s` and `late_s` after a ticket has
-    ended, nothing that was sent with it can take effect.
+    good when the permit was renewed. No mutation of a row is sent without a permit; hints may be removed at any time
+    (N7). So `call_s` and `late_s` after a ticket has ended, nothing that was sent with it can take effect.
 R5  What a session has begun to read raises SessionEnded if the session ends meanwhile.
 R7  What a session has begun, the next one does not send.
 T13 A permit names the floor. No mutation below it is sent. So `call_s` and `late_s` after the owner has raised the
@@ -20,28 +21,26 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import trio
 
 from perco.bigtable.address import Place
 from perco.bigtable.options import BigtableOptions
-from perco.bigtable.repeating import Repeating
+from perco.bigtable.repeating import Repeating, pause_of
 from perco.bigtable.rows import Attempt, BigtableRows, turns
 from perco.errors import PercoError, SessionEnded, TransactionClosed, Unavailable, UsedAfterFork
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import Failed, Mutation, Refused, Verdict
 from perco.storage.lease import CLOSED, now
 
-_TRIES: Final = 5  # to get a ticket that the store takes
-_PAUSE_S: Final = 0.1
-
 
 class Permit(NamedTuple):
-    """A ticket that is good until a moment, by `now()`; and the floor under it."""
+    """A ticket that is good until a moment, by `now()`, and to be renewed before; and the floor under it."""
 
     ticket: str
     floor: int
+    renew_at: float
     until: float
 
 
@@ -56,7 +55,7 @@ class ClientRows(BigtableRows):
         super().__init__(place, options)
         self._ask_for = ticket
         self._ticket = ""  # the present one; "": it has to be asked for
-        self._permit = Permit("", 0, 0.0)
+        self._permit = Permit("", 0, 0.0, 0.0)
         self._session = 0  # how many sessions have ended
         self._renewing = trio.Lock()
         self._looked = False  # at what the store is
@@ -111,17 +110,26 @@ class ClientRows(BigtableRows):
         if session != self._session:
             raise SessionEnded()
 
+    def _must_go_on(self, session: int, permit: Permit) -> None:
+        """Before each mutation. The machine may have been asleep: that trio's clock does not count.
+
+        Raises: as `_must_be_in`; Unavailable."""
+        self._must_be_in(session)
+        if now() >= permit.until:
+            raise Unavailable(f"{self.place.shown}: this process was held up for too long")
+
     async def _permitted(self, session: int) -> Permit:
-        """A permit that lasts for half of `call_s` at least. Raises: SessionEnded, Unavailable."""
+        """A permit that need not be renewed yet. Raises: SessionEnded, Unavailable."""
         await trio.lowlevel.checkpoint()
         if not self._is_fresh():
             with trio.move_on_after(self._options.call_s):
                 async with self._renewing:
-                    for _ in range(_TRIES):
-                        if self._is_fresh():
-                            break
+                    attempt = 0
+                    while not self._is_fresh():
                         self._must_be_in(session)
-                        await self._renew()
+                        if not await self._renew():
+                            await trio.sleep(pause_of(attempt))
+                            attempt += 1
         self._must_be_in(session)
         if not self._is_fresh():
             raise Unavailable(f"the owner of {self.place.shown} gives no ticket that the store takes")
@@ -129,19 +137,22 @@ class ClientRows(BigtableRows):
 
     def _is_fresh(self) -> bool:
         permit = self._permit
-        return bool(self._ticket) and permit.ticket == self._ticket and permit.until - now() >= self._options.call_s / 2
+        return bool(self._ticket) and permit.ticket == self._ticket and now() < permit.renew_at
 
-    async def _renew(self) -> None:
-        """Ask the store for a permit under the present ticket; or for another ticket, if the store does not take it."""
+    async def _renew(self) -> bool:
+        """Ask the store for a permit under the present ticket, after asking the owner for one if there is none; whether
+        the store takes it."""
         if not self._ticket:
             self._ticket = await self._ask_for()
         ticket, asked = self._ticket, now()
         told = await self.notice(ticket)
         if told.admitted:
-            self._permit = Permit(ticket, told.floor, asked + self._options.call_s)
+            call_s = min(self._options.call_s, told.holder.call_s)
+            self.hints.lasts_s = max(self.hints.lasts_s, told.holder.lasts_s)
+            self._permit = Permit(ticket, told.floor, asked + call_s / 2, asked + call_s)
         elif ticket == self._ticket:
             self._ticket = ""
-            await trio.sleep(_PAUSE_S)
+        return told.admitted
 
     # ------------------------------------------------------------ reads and mutations
 
@@ -171,7 +182,7 @@ class ClientRows(BigtableRows):
         verdicts: list[Verdict | None] = [Refused(0, -1) for _ in mutations]
         sent = [i for i, each in enumerate(mutations) if each.floor_ts is None or each.floor_ts >= permit.floor]
         until = min(self._until(), trio.current_time() + permit.until - now())
-        attempt = Attempt(until, partial(self._must_be_in, session))
+        attempt = Attempt(until, partial(self._must_go_on, session, permit))
         await self._apply_all(mutations, turns(mutations, sent), verdicts, attempt)
         return verdicts  # type: ignore[return-value]
 

@@ -159,7 +159,8 @@ def _wider(parts: Sequence[tuple[str, int, int, int]]) -> Any:
 
 def hints() -> Any:
     """A filter for the hints about rows."""
-    names = {"family_name": PROTOCOL_FAMILY, "start_qualifier_closed": HINT_NAME, "end_qualifier_closed": HINT_NAME}
+    after = HINT_NAME[:-1] + bytes([HINT_NAME[-1] + 1])
+    names = {"family_name": PROTOCOL_FAMILY, "start_qualifier_closed": HINT_NAME, "end_qualifier_open": after}
     return types().RowFilter(column_range_filter=names)
 
 

@@ -8,9 +8,10 @@ harm. Several processes may write hints, and any of them may remove them.
 
 N7  A row that has such a cell has a hint that nobody removes. The hint is written, and answered, before the mutation
     that puts the cell is sent. A mutation that only replaces such a cell by another one needs none. Each hint is a cell
-    with a stamp of its own, and only stamps that were seen are removed: hints that are written meanwhile stay.
-    A hint may be removed if its mutation has ended. Whether it has, the process that sent it knows; others wait until
-    `call_s` and `late_s` have passed since they first saw the hint. It may also be removed if its mutation replaces a
+    of its own, with a column for each process, and only those that were seen are removed: hints that are written
+    meanwhile stay.
+    A hint may be removed if its mutation has ended. Whether it has, the process that sent it knows; others wait for
+    `lasts_s` from the moment at which they first saw the hint. It may also be removed if its mutation replaces a
     lock, which was there when the hint was written: without the lock it has no effect.
     From a row that has such a cell or a lock, hints are removed only if there are many, and only once a new one has
     been written in their place: another process may be removing any of the old ones.
@@ -21,7 +22,7 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import trio
 
@@ -32,13 +33,15 @@ from perco.bigtable.options import BigtableOptions
 from perco.bigtable.wire import types
 from perco.storage import LOCK, PRESENT, Mutation, ScanRequest
 
-_COUNT_BITS: Final = 20
-_NONCE_BITS: Final = 26  # the emulator's timestamps end at 47 bits of ours
+_TOKEN_BYTES: Final = 8  # of a process; the qualifiers of its hints end in it
 _MANY: Final = 32  # hints about a row that has something
 _AT_ONCE: Final = 10_000  # removed with one call, at most
-_SEEN_MAX: Final = 1 << 17  # hints of others that are remembered; one that is forgotten is removed later
+_SEEN_MAX: Final = 1 << 17  # hints of others that are remembered
+_FORGOTTEN: Final = 4  # times as long as a mutation lasts
 _REPLACES_LOCK: Final = b"\x01"  # the values of hints: the mutation has no effect without a lock in the row
 _OTHER: Final = b""
+
+Hint: TypeAlias = tuple[bytes, int]  # the qualifier, which names the process, and the stamp
 
 
 def wants_hint(mutation: Mutation) -> bool:
@@ -60,38 +63,37 @@ def hint_key(table: str, row: bytes) -> bytes:
 
 
 class Seen(NamedTuple):
-    """The stamps of the hints about a row, as of a moment before the row was read: of mutations that replace a lock;
-    and of others that have ended."""
+    """The hints about a row, as of a moment before the row was read: of mutations that replace a lock; and of others
+    that have ended."""
 
-    replacing: list[int]
-    ended: list[int]
+    replacing: list[Hint]
+    ended: list[Hint]
 
 
 class Hints:
     """Of one process. Loop thread only.
 
-    Args:
-        options: `call_s` and `late_s` say for how long a mutation of another process may still take effect.
+    Attributes:
+        lasts_s: for how long a mutation of another process may still take effect after its hint was seen: at least
+            `call_s` and `late_s` of that process.
     """
 
+    lasts_s: float
     removed: int
 
     def __init__(self, place: Place, options: BigtableOptions) -> None:
-        self._place, self._options = place, options
-        self._nonces: set[int] = set()
-        self._count = 1 << _COUNT_BITS
-        self._nonce = 0
+        self._place, self._late_s = place, options.late_s
+        self.lasts_s = options.call_s + options.late_s
+        self._name = HINT_NAME + secrets.token_bytes(_TOKEN_BYTES)  # no program seeds these
+        self._last = 0
         self._flying: set[int] = set()  # stamps of mutations that may still take effect
         self._late: deque[tuple[float, int]] = deque()  # the same, if they were not answered: until when
-        self._first_seen: OrderedDict[int, float] = OrderedDict()  # stamps of other processes
+        self._first_seen: OrderedDict[Hint, float] = OrderedDict()  # of other processes
         self.removed = 0
 
     def _stamp(self) -> int:
-        if self._count >= 1 << _COUNT_BITS:
-            self._nonce, self._count = secrets.randbits(_NONCE_BITS) + 1, 0  # no program seeds these
-            self._nonces.add(self._nonce)
-        self._count += 1
-        return (self._nonce << _COUNT_BITS) + self._count - 1
+        self._last += 1
+        return self._last
 
     def begin(self, mutation: Mutation) -> tuple[int, Any]:
         """The stamp of a new hint, and the call that writes it. Before the mutation is sent, the call must have been
@@ -107,16 +109,13 @@ class Hints:
         if answered:
             self._flying.discard(stamp)
         else:
-            self._late.append((trio.current_time() + self._options.late_s, stamp))
+            self._late.append((trio.current_time() + self._late_s, stamp))
 
     def _writing(self, key: bytes, stamp: int, value: bytes) -> Any:
-        cell = {
-            "family_name": PROTOCOL_FAMILY,
-            "column_qualifier": HINT_NAME,
-            "timestamp_micros": micros(stamp),
-            "value": value,
-        }
-        return self._mutate(key, [types().Mutation(set_cell=cell)])
+        where = {"family_name": PROTOCOL_FAMILY, "column_qualifier": self._name}
+        return self._mutate(
+            key, [types().Mutation(set_cell={**where, "timestamp_micros": micros(stamp), "value": value})]
+        )
 
     def _mutate(self, key: bytes, mutations: Sequence[Any]) -> Any:
         return types().MutateRow(
@@ -132,47 +131,51 @@ class Hints:
             self._flying.discard(self._late.popleft()[1])
         out = Seen([], [])
         for cell in cells:
-            stamp = cell.micros // MICROS
-            if self._has_ended(stamp, now):
-                out.ended.append(stamp)
-            elif cell.value == _REPLACES_LOCK:
-                out.replacing.append(stamp)
+            hint = cell.name, cell.micros // MICROS
+            if cell.value == _REPLACES_LOCK:
+                out.replacing.append(hint)
+            elif self._has_ended(hint, now):
+                out.ended.append(hint)
         return out
 
-    def _has_ended(self, stamp: int, now: float) -> bool:
-        if stamp >> _COUNT_BITS in self._nonces:
-            return stamp not in self._flying
-        first = self._first_seen.setdefault(stamp, now)
-        if len(self._first_seen) > _SEEN_MAX:
-            self._first_seen.popitem(last=False)
-        return now >= first + self._options.call_s + self._options.late_s
+    def _has_ended(self, hint: Hint, now: float) -> bool:
+        if hint[0] == self._name:
+            return hint[1] not in self._flying
+        first = self._first_seen.get(hint)
+        if first is None:
+            while self._first_seen and len(self._first_seen) >= _SEEN_MAX:
+                oldest, since = next(iter(self._first_seen.items()))
+                if now < since + _FORGOTTEN * self.lasts_s:
+                    return False  # there is no room for it: it is seen again
+                del self._first_seen[oldest]  # it has gone, or nobody has looked at its row for long
+            self._first_seen[hint] = first = now
+        return now >= first + self.lasts_s
 
-    def needless(self, seen: dict[bytes, Seen], marked: Collection[bytes]) -> dict[bytes, list[int]]:
-        """Of the hints about each row, the stamps that may go: at once, unless the row has such a cell or a lock
-        (`marked`); then once there is a new hint (`replacement`)."""
+    def needless(self, seen: dict[bytes, Seen], marked: Collection[bytes]) -> dict[bytes, list[Hint]]:
+        """Of the hints about each row those that may go: at once, unless the row has such a cell or a lock (`marked`);
+        then once there is a new hint (`replacement`)."""
         out = {}
         for key, (replacing, ended) in seen.items():
-            stamps = replacing + ended
-            if len(stamps) > (_MANY if key in marked else 0):
-                out[key] = stamps[:_AT_ONCE]
+            found = replacing + ended
+            if len(found) > (_MANY if key in marked else 0):
+                out[key] = found[:_AT_ONCE]
         return out
 
     def replacement(self, key: bytes) -> Any:
         """The call that writes a new hint about a row, which stands for no mutation."""
         return self._writing(HINT_KEY + key, self._stamp(), _OTHER)
 
-    def removal(self, key: bytes, stamps: Sequence[int]) -> Any:
+    def removal(self, key: bytes, hints: Sequence[Hint]) -> Any:
         """The call that removes hints about a row."""
-        where = {"family_name": PROTOCOL_FAMILY, "column_qualifier": HINT_NAME}
-        ranges = [
-            {"start_timestamp_micros": micros(stamp), "end_timestamp_micros": micros(stamp + 1)} for stamp in stamps
-        ]
-        return self._mutate(
-            HINT_KEY + key, [types().Mutation(delete_from_column={**where, "time_range": each}) for each in ranges]
-        )
+        made = []
+        for name, stamp in hints:
+            within = {"start_timestamp_micros": micros(stamp), "end_timestamp_micros": micros(stamp + 1)}
+            where = {"family_name": PROTOCOL_FAMILY, "column_qualifier": name}
+            made.append(types().Mutation(delete_from_column={**where, "time_range": within}))
+        return self._mutate(HINT_KEY + key, made)
 
-    def gone(self, stamps: Sequence[int]) -> None:
+    def gone(self, hints: Sequence[Hint]) -> None:
         """The call that removes these has been answered."""
-        for stamp in stamps:
-            self._first_seen.pop(stamp, None)
-        self.removed += len(stamps)
+        for hint in hints:
+            self._first_seen.pop(hint, None)
+        self.removed += len(hints)

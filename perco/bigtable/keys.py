@@ -35,7 +35,7 @@ MICROS: Final = 1000  # of Bigtable's timestamps, in one of ours
 OWNER_KEY: Final = b"\x00owner"  # no perco table has an empty name
 TICKET_KEY: Final = b"\x00ticket "  # of the tickets of clients; then the ticket
 HINT_KEY: Final = b"\x00to "  # of the hints; then the key of the row that a hint is about
-HINT_NAME: Final = b"hint"  # the qualifier of their cells
+HINT_NAME: Final = b"hint"  # the qualifiers of their cells begin so
 HINTED: Final = frozenset({PENDING, FAILED_LIST, NOTIFY})  # the groups that `hints.py` leads to
 
 _TAGS: Final = {

@@ -33,14 +33,15 @@ class BigtableLease(Lease):
 
     def renew(self) -> bool | None:
         """See `Lease.renew`."""
-        return self._change(self._holder.token, self._holder.told)
+        return self._change(self._holder)
 
     def release(self) -> None:
         """See `Lease.release`."""
-        self._change("", "")
+        self._change(self._holder._replace(token="", told=""))
 
-    def _change(self, token: str, told: str) -> bool | None:
+    def _change(self, wanted: Holder) -> bool | None:
         holder, t = self._holder, types()
+        wanted = wanted._replace(number=holder.number + 1)
         if self._channel is None:
             self._channel = channel(self._place)
             self._write = self._channel.unary_unary(
@@ -55,7 +56,7 @@ class BigtableLease(Lease):
             )
         limits = {"timeout": min(_CALL_S, self._lease_s), "metadata": metadata_of(self._place)}
         try:
-            refused = self._write(change(self._place, holder.number, token, told), **limits).predicate_matched
+            refused = self._write(change(self._place, wanted), **limits).predicate_matched
             if refused:  # by another process; or by this change itself, whose answer was lost
                 now_holder = notice_in(self._read(question(self._place), **limits)).holder
                 if now_holder.token != holder.token:
@@ -65,12 +66,12 @@ class BigtableLease(Lease):
                     return None
                 # The change that was made is an earlier one, and others count from that: this one is still to be made.
                 self._holder = now_holder
-                return self._change(token, told)
+                return self._change(wanted)
         except grpc().RpcError as error:
             self.said = f"{error.code().name}: {' '.join((error.details() or '').split())[:300]}"
             self._asked_at = 0.0
             return None
-        self._holder = holder._replace(number=holder.number + 1)
+        self._holder = holder._replace(number=wanted.number)
         return True
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
 """The row that names the owner of a store, and the rows of the tickets that it gives to clients: requests and answers.
 
 The owner's row has three columns, each with a few cells, of which the newest counts. One has a cell for each change of
-hands and each renewal of the lease, whose timestamp is higher by 1 each time; its value is the owner's token and
-command, or nothing once the owner has given the store back. One has the address at which clients find the owner, at the
-number of its claim. One has the floor (T13), as a timestamp.
+hands and each renewal of the lease, whose timestamp is higher by 1 each time; its value is the owner's token (nothing
+once the owner has given the store back), how long a permit lasts and a mutation may be late, and the owner's command.
+One has the address at which clients find the owner, at the number of its claim. One has the floor (T13), as a
+timestamp.
 
 A ticket has a row with the token of the owner that gave it. A second, newer cell says that its session has ended. So
 whichever of the two mutations arrives last, an ended ticket stays ended (F3).
@@ -31,12 +32,22 @@ _ALL: Final = [(WRITE, column, 0, TS_MAX, 1) for column in (_HOLDER, _ADDRESS, _
 
 
 class Holder(NamedTuple):
-    """The newest cell of the owner's row: its number, 0 if there is none; the owner's token, "" for nobody; the
-    command of its process."""
+    """The newest cell of the owner's row: its number, 0 if there is none; the owner's token, "" for nobody; for how
+    long its clients' permits last, and how late a mutation may be, in seconds; the command of its process."""
 
     number: int
     token: str
+    call_s: float
+    late_s: float
     told: str
+
+    @property
+    def lasts_s(self) -> float:
+        """How long after a moment nothing can take effect any more that was permitted until then."""
+        return self.call_s + self.late_s
+
+
+NOBODY: Final = Holder(0, "", 0.0, 0.0, "")
 
 
 class Notice(NamedTuple):
@@ -67,19 +78,20 @@ def question(place: Place, ticket: str = "") -> Any:
 
 def notice(rows: Iterable[ReadRow], ticket: str = "") -> Notice:
     """The answer to `question`. Raises: Corruption."""
-    holder, address, floor, given = Holder(0, "", ""), "", 0, ""
+    holder, address, floor, given = NOBODY, "", 0, ""
     for row in rows:
         for cell in row.cells:
             number = cell.micros // MICROS
             try:
                 value = cell.value.decode()
-            except UnicodeDecodeError as error:
+                if row.key == OWNER_KEY and cell.name == qualifier(WRITE, _HOLDER):
+                    token, call_s, late_s, told = value.split(" ", 3)
+                    holder = Holder(number, token, float(call_s), float(late_s), told)
+                    continue
+            except ValueError as error:
                 raise Corruption("the owner's row", f"it cannot be decoded: {error}") from error
             if row.key != OWNER_KEY:
                 given = value
-            elif cell.name == qualifier(WRITE, _HOLDER):
-                token, _, told = value.partition(" ")
-                holder = Holder(number, token, told)
             elif cell.name == qualifier(WRITE, _ADDRESS):
                 address = value
             else:
@@ -107,16 +119,17 @@ def _mutate(place: Place, key: bytes, mutations: Sequence[Any]) -> Any:
     return types().MutateRow(table_name=place.table, app_profile_id=place.app_profile, row_key=key, mutations=mutations)
 
 
-def change(place: Place, seen: int, token: str, command: str) -> Any:
-    """The request that makes `token` the owner, if nothing has changed since the cell `seen`."""
-    predicate = filters.predicate([(ABSENT, WRITE, _HOLDER, seen + 1, TS_MAX)])
+def change(place: Place, holder: Holder) -> Any:
+    """The request that makes this the newest cell, if nothing has changed since the one before."""
+    predicate = filters.predicate([(ABSENT, WRITE, _HOLDER, holder.number, TS_MAX)])
     assert predicate is not None
+    value = f"{holder.token} {holder.call_s} {holder.late_s} {holder.told}".encode()
     return types().CheckAndMutateRow(
         table_name=place.table,
         app_profile_id=place.app_profile,
         row_key=OWNER_KEY,
         predicate_filter=predicate.filter,
-        false_mutations=_set(_HOLDER, seen + 1, f"{token} {command}".encode()),
+        false_mutations=_set(_HOLDER, holder.number, value),
     )
 
 

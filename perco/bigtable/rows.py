@@ -18,7 +18,7 @@ import trio
 from perco.bigtable import filters
 from perco.bigtable.address import Place
 from perco.bigtable.calls import CallFailed, Scan, Scanned
-from perco.bigtable.hints import Hints, hint_key, is_hinted, wants_hint
+from perco.bigtable.hints import Hint, Hints, hint_key, is_hinted, wants_hint
 from perco.bigtable.keys import (
     HINT_KEY,
     MICROS,
@@ -286,23 +286,21 @@ class BigtableRows(Repeating):
         await self._remove_hints(self.hints.needless(seen, marked), marked)
         return ScanPage(rows, following)
 
-    async def _remove_hints(self, needless: dict[bytes, list[int]], marked: Collection[bytes]) -> None:
+    async def _remove_hints(self, needless: dict[bytes, list[Hint]], marked: Collection[bytes]) -> None:
         """Remove hints (N7). One that is not removed now is found, and removed, again."""
         if not needless:
             return
-        replaced = [key for key in needless if key in marked]
-        with trio.CancelScope(shield=True):
-            if replaced:
-                answers = await self.calls.ask([self.hints.replacement(key) for key in replaced], self._until())
-                for key, answer in zip(replaced, answers, strict=True):
-                    if isinstance(answer, BaseException):
-                        del needless[key]
-            if needless:
-                calls = [self.hints.removal(key, stamps) for key, stamps in needless.items()]
-                answers = await self.calls.ask(calls, self._until())
-                for stamps, answer in zip(needless.values(), answers, strict=True):
-                    if not isinstance(answer, BaseException):
-                        self.hints.gone(stamps)
+        if replaced := [key for key in needless if key in marked]:
+            answers = await self.calls.ask([self.hints.replacement(key) for key in replaced], self._until())
+            for key, answer in zip(replaced, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    del needless[key]
+        if needless:
+            calls = [self.hints.removal(key, found) for key, found in needless.items()]
+            answers = await self.calls.ask(calls, self._until())
+            for found, answer in zip(needless.values(), answers, strict=True):
+                if not isinstance(answer, BaseException):
+                    self.hints.gone(found)
 
     async def _ask(self, calls: Sequence[Scan]) -> list[Scanned]:
         """Make calls that only read, again if they fail for a moment. Raises: Unavailable, Corruption."""
@@ -358,7 +356,7 @@ class BigtableRows(Repeating):
                 verdicts[index] = Failed(error)
                 continue
             if call is None:
-                verdicts[index] = await self._only_checked(mutation)
+                verdicts[index] = await self._only_checked(mutation, attempt)
                 continue
             left.append(index)
             calls.append(call)
@@ -524,10 +522,11 @@ class BigtableRows(Repeating):
             out.append(next((i for i, check in enumerate(checks) if not _holds(check, cells[i])), -1))
         return out
 
-    async def _only_checked(self, mutation: Mutation) -> Verdict:
+    async def _only_checked(self, mutation: Mutation, attempt: Attempt) -> Verdict:
         """The verdict of a mutation that writes nothing: Bigtable refuses such a call."""
         try:
             [failing] = await self._failing([mutation])
+            attempt.check()
         except PercoError as error:
             return Failed(error)
         return APPLIED if failing < 0 else Refused(0, failing)

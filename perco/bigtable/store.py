@@ -22,9 +22,10 @@ from perco.bigtable.tickets import Tickets
 from perco.errors import Unavailable
 from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
 from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Mutation, Refused
-from perco.storage.bare import Bare
+from perco.storage.bare import Bare, Where
 from perco.storage.lease import LeasedStore, command, locked, now
 
+_PASS_S: Final = 60.0  # for a search of all observed tables, at most
 _LOOKS: Final = 10  # at the owner's row, while its lease may hold
 
 
@@ -49,9 +50,17 @@ class Searched(Bare):
         async with self._looking:  # a look that began earlier does not end later
             wanted = [(table, group) for table in tables for group in groups]
             before = {where: -1 if self._may_change(where) else self._sends[where] for where in wanted}
-            for table in tables:
-                for group, count in zip(groups, await self._cells_of(table, groups), strict=True):
-                    self._found[table, group] = before[table, group], count
+            for where in wanted:  # those of another look do not go with those of this one
+                self._found[where] = -1, self.count(*where)
+            counts: dict[Where, int] = {}
+            # A server asks again every second: a pass that takes longer would never end.
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _PASS_S) as scope:
+                for table in tables:
+                    found = await self._cells_of(table, groups)
+                    counts.update({(table, group): count for group, count in zip(groups, found, strict=True)})
+            if scope.cancelled_caught:
+                return
+            self._found.update({where: (before[where], counts[where]) for where in wanted})
 
 
 class BigtableStore(LeasedStore):
@@ -79,8 +88,8 @@ class BigtableStore(LeasedStore):
             store.rows.add(SYSTEM_TABLE, ())
             await store._claim(direct=direct)
             # From now on: a former owner's mutations may still arrive (T13), and those of its clients.
-            former_s = options.call_s + options.late_s
-            store.store = Searched(store.rows, store.rows.tables, options.late_s, former_s=former_s)
+            lasts_s = store.rows.hints.lasts_s = store._ours.lasts_s
+            store.store = Searched(store.rows, store.rows.tables, store._ours.late_s, former_s=lasts_s)
             await store._begin()
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -106,7 +115,8 @@ class BigtableStore(LeasedStore):
 
         Raises: StoreLocked, if it does; Unavailable.
         """
-        place, lease_s = self.rows.place, self._options.lease_s
+        place, options = self.rows.place, self._options
+        lease_s = options.lease_s
         token = secrets.token_hex(8)
         try:
             holder, address, _, _ = await self._notice()
@@ -114,8 +124,10 @@ class BigtableStore(LeasedStore):
             while True:
                 if not holder.token or now() - seen >= lease_s:
                     before = now()
-                    if await self._take(holder, token):
-                        ours = Holder(holder.number + 1, token, command())
+                    # As long as those of former owners, whose clients' permits this one waits for.
+                    call_s, late_s = max(options.call_s, holder.call_s), max(options.late_s, holder.late_s)
+                    ours = Holder(holder.number + 1, token, call_s, late_s, command())
+                    if await self._take(ours):
                         self._lease = BigtableLease(place, ours, lease_s, before)
                         self._lease.start()
                         self._ours = ours
@@ -131,15 +143,15 @@ class BigtableStore(LeasedStore):
         except CallFailed as error:
             raise self.rows.told(error) from error
 
-    async def _take(self, holder: Holder, token: str) -> bool:
+    async def _take(self, ours: Holder) -> bool:
         """Whether this process is the owner now. If the answer is lost, the row tells."""
         try:
-            answer = await self._asked(change(self.rows.place, holder.number, token, command()))
+            answer = await self._asked(change(self.rows.place, ours))
             return not answer.predicate_matched
         except CallFailed as error:
             if not error.sent:
                 raise
-            return (await self._notice()).holder.token == token
+            return (await self._notice()).holder.token == ours.token
 
     async def _begin(self) -> None:
         """Note the store's format, and find out what the server can do. Raises: FormatUnknown, Unavailable."""
@@ -158,7 +170,7 @@ class BigtableStore(LeasedStore):
         """Let clients read and write by themselves, with tickets. Call it before anything is committed: such clients do
         not ask this process's memory (C4)."""
         if self.store.tickets is None:
-            self.store.tickets = Tickets(self.rows, self._options, self._ours.token)
+            self.store.tickets = Tickets(self.rows, self._ours)
         return self.store.tickets
 
     async def serve_at(self, address: str) -> None:

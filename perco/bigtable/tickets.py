@@ -20,7 +20,7 @@ from typing import Final
 import trio
 
 from perco.bigtable import owner_row
-from perco.bigtable.options import BigtableOptions
+from perco.bigtable.owner_row import Holder
 from perco.bigtable.rows import BigtableRows
 from perco.errors import PercoError, SessionEnded
 
@@ -41,14 +41,14 @@ class Tickets:
     """Loop thread only.
 
     Args:
-        token: the owner's.
+        owner: the claim of this process.
     """
 
     on_gone: list[Callable[[], None]]
 
-    def __init__(self, rows: BigtableRows, options: BigtableOptions, token: str) -> None:
-        self._rows, self._token = rows, token
-        self._lasts_s = options.call_s + options.late_s  # what a client does with a permit
+    def __init__(self, rows: BigtableRows, owner: Holder) -> None:
+        self._rows, self._token = rows, owner.token
+        self._lasts_s = owner.lasts_s  # what a client does with a permit
         self._all: dict[str, _Ticket] = {}  # those that may have a row
         self._settling = trio.Lock()
         self._floor = 0
@@ -62,6 +62,7 @@ class Tickets:
             await trio.lowlevel.checkpoint()
             raise SessionEnded()
         await self._rows.put([owner_row.admit(self._rows.place, ticket, self._token)])
+        self._rows.check()  # else the ticket is void, and the client waits for the next owner
         if known.ended:
             raise SessionEnded()
 
@@ -77,21 +78,23 @@ class Tickets:
             await self._rows.put([owner_row.dismiss(self._rows.place, name) for name, _ in ended])
             for _, each in ended:
                 each.ended_at = trio.current_time()
+        if ended:
+            self._tell()  # it may not have told of notify cells
 
     async def run(self) -> None:
-        """End the tickets of sessions that have ended. Once nothing that was sent with one can take effect any more,
-        remove its row, and call those in `on_gone`."""
-        try:
-            await self._clear()
-        except PercoError as error:
-            log.info("tickets of former owners cannot be removed: %s", error)
+        """End the tickets of sessions that have ended, and call those in `on_gone`; again once nothing that was sent
+        with them can take effect any more, when their rows are removed."""
+        cleared = False
         while True:
             await trio.sleep(_AGAIN_S)
             try:
+                if not cleared:
+                    await self._clear()
+                    cleared = True
                 await self.settle()
                 await self._forget()
             except PercoError as error:
-                log.info("tickets of ended sessions cannot be removed yet: %s", error)
+                log.info("tickets of sessions that have ended cannot be removed yet: %s", error)
 
     async def _forget(self) -> None:
         now = trio.current_time()
@@ -100,8 +103,11 @@ class Tickets:
         for name in gone:
             del self._all[name]
         if gone:
-            for act in self.on_gone:
-                act()
+            self._tell()
+
+    def _tell(self) -> None:
+        for act in self.on_gone:
+            act()
 
     async def _clear(self) -> None:
         """Remove the rows of tickets that former owners gave."""

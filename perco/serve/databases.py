@@ -94,6 +94,7 @@ class _Bigtable:
     def __init__(self, url: str, options: Options) -> None:
         self._url, self._options, self._place = url, options, BigtablePlace(url)
         self.shown, self.own = self._place.shown, options.bigtable.own
+        self._rows: TicketRows | None = None
 
     def claim(self, *, direct: bool) -> Awaitable[Owned]:
         from perco.bigtable.store import BigtableStore
@@ -103,12 +104,15 @@ class _Bigtable:
     async def address(self) -> str:
         from perco.bigtable.client import address_of
 
+        if self._rows is not None:
+            return await self._rows.served_at()  # its channels are open
         return await address_of(self._place, self._options.bigtable)
 
     def rows(self, ticket: AskTicket) -> TicketRows:
         from perco.bigtable.client import ClientRows
 
-        return ClientRows(self._place, self._options.bigtable, ticket=ticket)
+        self._rows = ClientRows(self._place, self._options.bigtable, ticket=ticket)
+        return self._rows
 
 
 def remote(url: str, options: Options) -> Remote | None:

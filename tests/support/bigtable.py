@@ -24,7 +24,7 @@ from perco.bigtable.calls import SERVICE, Calls, channel
 from perco.bigtable.chunks import Chunks
 from perco.bigtable.keys import MICROS, column_of, place_of, row_of, table_end
 from perco.bigtable.options import BigtableOptions
-from perco.bigtable.owner_row import change
+from perco.bigtable.owner_row import Holder, change
 from perco.bigtable.rows import FORMAT, FORMAT_ROW, BigtableRows, probes
 from perco.bigtable.store import BigtableStore, Searched
 from perco.bigtable.tickets import Tickets
@@ -188,10 +188,11 @@ class DirectBackend(BareStore):
     async def let_clients_in(self) -> Tickets:
         """As a store that has just been claimed."""
         rows: Any = self.rows
-        seen, token = (await rows.notice()).holder.number, f"owner{next(_numbers)}"
-        await rows.put([change(rows.place, seen, token, "a test"), *probes(rows.place)])
+        options, seen = permits(), (await rows.notice()).holder.number
+        ours = Holder(seen + 1, f"owner{next(_numbers)}", options.call_s, options.late_s, "a test")
+        await rows.put([change(rows.place, ours), *probes(rows.place)])
         await rows.apply([Mutation(SYSTEM_TABLE, [(FORMAT_ROW, [], [(DATA, 0, FORMAT, b"")])])])
-        self.store.tickets = Tickets(rows, permits(), token)
+        self.store.tickets = Tickets(rows, ours)
         return self.store.tickets
 
 

@@ -334,8 +334,7 @@ BIGTABLE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=_BIGTABLES,
     ),
     LeftOut(
-        "expects that a scanner's run begins at the moment at which it asks whether failed runs have their share: there, two "
-        "scanners may ask before either begins",
+        "expects that no two scanners ask at once whether failed runs have their share: there, they begin them later",
         {"component/notify/test_failing.py": ("test_those_that_failed_have_a_bounded_share",)},
         over=(BIGTABLE_DIRECT,),
     ),

@@ -459,9 +459,9 @@ async def test_an_owner_that_is_stopped_after_a_hint_does_not_send_the_mutation(
 # ------------------------------------------------------------ calls, and many hints about one row
 
 
-def stamps_of(store: BigtableStore) -> list[int]:
-    """The stamps of all hints."""
-    return [ts for row, _, _, ts, _ in bigtable.cells_of(store.rows, "") if row.startswith(HINT_KEY[1:])]
+def stamps_of(store: BigtableStore) -> list[tuple[bytes, int]]:
+    """All hints."""
+    return [(name, ts) for row, _, name, ts, _ in bigtable.cells_of(store.rows, "") if row.startswith(HINT_KEY[1:])]
 
 
 async def test_of_a_row_that_always_has_something_waiting_many_hints_become_one(store: BigtableStore) -> None:  # N7

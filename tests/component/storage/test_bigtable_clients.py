@@ -22,7 +22,7 @@ from perco.bigtable.owner_row import Notice, admit, raise_floor, serve_at
 from perco.bigtable.rows import BigtableRows
 from perco.bigtable.store import BigtableStore
 from perco.bigtable.tickets import Tickets
-from perco.errors import SessionEnded, TransactionClosed, Unavailable, UsedAfterFork
+from perco.errors import SessionEnded, StoreLocked, TransactionClosed, Unavailable, UsedAfterFork
 from perco.rpc.channel import WireOptions
 from perco.storage import ABSENT, APPLIED, DATA, LOCK, NOTIFY, TS_MAX, Failed, Mutation, NoReply, Refused
 from tests.component.storage.stores import TABLE, put
@@ -216,8 +216,7 @@ async def test_a_slow_read_counts_if_the_ticket_is_still_good(store: BigtableSto
                 await trio.sleep(slow.pop())  # a second read would fail
 
         rows._options = replace(QUICK, call_s=100.0)  # of the call; the permit lasts for 4 s
-        rows._permit = rows._permit._replace(until=trio.current_time() + 4)
-        rows._is_fresh = lambda: rows._permit.until > trio.current_time()  # type: ignore[method-assign]
+        rows._permit = rows._permit._replace(renew_at=trio.current_time() + 4, until=trio.current_time() + 4)
         calls(rows, slowly)
         assert await value(rows) == [(3, b"x")]
         assert slow == []
@@ -255,6 +254,13 @@ async def test_an_ended_ticket_stays_ended_whatever_arrives_late(store: Bigtable
             await tickets.admit("one")
 
 
+async def test_one_that_does_not_own_the_store_admits_nobody(store: BigtableStore, clock: Any) -> None:  # O1
+    assert store._lease is not None
+    store._lease.deposed = StoreLocked("here", None, "another")
+    with pytest.raises(StoreLocked):
+        await store.let_clients_in().admit("one")
+
+
 async def test_a_ticket_that_ends_while_it_is_asked_for_is_not_given(store: BigtableStore, clock: Any) -> None:  # F3
     tickets = store.let_clients_in()
 
@@ -282,8 +288,9 @@ async def test_those_who_wait_for_a_session_to_be_gone_are_told_once_it_is(
         session.end()
         ended = trio.current_time()
         await trio.sleep(LASTS_S + 2)
-        assert len(told) == 1
-        assert told[0] >= ended + LASTS_S
+        assert len(told) == 2, "at once, for what it did not tell of; and when no lock can follow"
+        assert told[0] < ended + 1
+        assert told[1] >= ended + LASTS_S
         assert await store.rows.tickets() == [], "nor is its row needed any more"
         nursery.cancel_scope.cancel()
 
@@ -329,7 +336,7 @@ async def test_what_a_session_has_begun_the_next_one_does_not_send(store: Bigtab
                     rows.session_ended()
                     return await session.ask()
 
-                rows._ask_for = ended
+                rows._ask_for, rows._ticket = ended, ""
                 [verdict] = await rows.apply([put(b"b")])
             elif step == "the hint":
                 await value(rows)
@@ -360,6 +367,46 @@ async def test_what_a_session_has_begun_the_next_one_does_not_send(store: Bigtab
 
 async def _no() -> None:
     """Nothing."""
+
+
+async def test_the_owner_says_how_long_a_permit_lasts(clock: Any) -> None:  # F3 T13 N7
+    url = bigtable.fresh()
+    patient = replace(QUICK, call_s=100.0)
+    async with opened(url, QUICK) as owner:
+        owner.store._sent.clear()
+        session = Session(owner.let_clients_in(), "one")
+        rows = ClientRows(owner.rows.place, patient, ticket=session.ask)
+        await rows.adopt(owner.rows.tables())
+        assert await rows.apply([below(4)]) == [APPLIED]
+        await owner.store.raise_floor(5, wait=True)
+        assert await rows.apply([below(4, b"b")]) == [Refused(0, -1)]
+        session.end()
+        await owner.let_clients_in().settle()
+        await trio.sleep(QUICK.call_s)
+        await ends_in(rows)
+        await rows.calls.aclose()
+    async with opened(url, replace(QUICK, call_s=1.0)) as second:  # whose own calls are shorter
+        assert second._ours.lasts_s == second.rows.hints.lasts_s == LASTS_S, "it waits for those of before"
+
+
+async def test_a_process_that_was_asleep_sends_nothing(store: BigtableStore, clock: Any) -> None:  # F3 T13 N7
+    """Of the clocks, only that of the permit counts the sleep of a machine."""
+    async with client(store) as (rows, _):
+        await value(rows)
+
+        async def asleep(request: Any) -> None:
+            if row_of(request).startswith(HINT_KEY):
+                slept.append(1000.0)
+
+        slept: list[float] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client_module, "now", lambda: trio.current_time() + sum(slept))
+            calls(rows, asleep)
+            [verdict] = await rows.apply([notifying(b"a")])
+        assert slept
+        assert isinstance(verdict, Failed)
+        assert "held up for too long" in str(verdict.error)
+        assert await value(store.rows) == []
 
 
 async def test_a_call_ends_before_its_permit(store: BigtableStore, clock: Any) -> None:  # F3 T13
@@ -453,10 +500,12 @@ async def test_a_store_that_gives_no_ticket_is_named(store: BigtableStore, clock
             session.asked += 1
             return "a ticket of another store"
 
-        rows._ask_for = elsewhere
+        rows._ask_for, rows._ticket = elsewhere, ""
+        began = trio.current_time()
         with pytest.raises(Unavailable, match="gives no ticket that the store takes"):
             await value(rows)
-        assert session.asked == 5
+        assert session.asked > 3
+        assert trio.current_time() == about(began + QUICK.call_s), "another owner might take over meanwhile"
 
 
 async def test_the_address_of_a_former_owner_does_not_count(clock: Any) -> None:  # O1
@@ -510,6 +559,33 @@ async def test_a_look_sees_all_groups_of_a_row_at_one_moment(store: BigtableStor
         calls(store.rows, commit)
         await store.store.look([TABLE], [NOTIFY, LOCK])
         assert store.store.count(TABLE, NOTIFY) + store.store.count(TABLE, LOCK) == 1
+
+
+async def test_a_look_that_is_cut_short_leaves_no_count(store: BigtableStore, clock: Any) -> None:  # N7
+    """Half of it, and half of the last one, are of no moment."""
+    store.let_clients_in()
+    await store.store.look([TABLE], [NOTIFY])
+    assert store.store.knows(TABLE, NOTIFY)
+
+    async def slowly(request: Any) -> None:
+        await trio.sleep(100)
+
+    calls(store.rows, slowly)
+    await store.store.look([TABLE], [NOTIFY])
+    assert not store.store.knows(TABLE, NOTIFY)
+
+
+async def test_a_look_goes_on_although_its_asker_waits_no_longer(store: BigtableStore, clock: Any) -> None:  # N7
+    """Else those that take longer than a server's answer would never end."""
+    store.let_clients_in()
+
+    async def slowly(request: Any) -> None:
+        await trio.sleep(5)
+
+    calls(store.rows, slowly)
+    with trio.move_on_after(1):
+        await store.store.look([TABLE], [NOTIFY])
+    assert store.store.knows(TABLE, NOTIFY)
 
 
 async def test_every_look_counts_what_clients_have_written(store: BigtableStore, clock: Any) -> None:  # N7

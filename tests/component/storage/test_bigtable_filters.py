@@ -170,69 +170,88 @@ def notifying(ts: int = 3) -> Mutation:
     return Mutation("t", [(b"r", [], [(NOTIFY, 1, ts, b"")])])
 
 
-def cells(*stamps: int, value: bytes = b"") -> list[ReadCell]:
-    return [ReadCell("p", b"hint", 1000 * stamp, value) for stamp in stamps]
+def cells(of: hints.Hints, *stamps: int, value: bytes = b"") -> list[ReadCell]:
+    """Hints that one process has written, as they are read."""
+    return [ReadCell("p", of._name, 1000 * stamp, value) for stamp in stamps]
+
+
+def processes(options: BigtableOptions) -> tuple[hints.Hints, hints.Hints]:
+    one, two = (hints.Hints(Place("bigtable://p/i"), options) for _ in range(2))
+    return one, two
+
+
+def stamps(found: list[hints.Hint]) -> list[int]:
+    return [stamp for _, stamp in found]
 
 
 async def test_a_hint_stays_while_its_mutation_may_take_effect(autojump_clock: Any) -> None:  # N7
-    made = hints.Hints(Place("bigtable://p/i"), BigtableOptions(call_s=10.0, late_s=5.0))
-    stamps = [made.begin(notifying())[0] for _ in range(3)]
-    assert len(set(stamps)) == 3
-    assert made.seen(cells(*stamps)) == ([], [])
-    made.end(stamps[0], answered=True)
-    made.end(stamps[1], answered=False)
-    assert made.seen(cells(*stamps)).ended == stamps[:1]
+    made, _ = processes(BigtableOptions(call_s=10.0, late_s=5.0))
+    own = [made.begin(notifying())[0] for _ in range(3)]
+    assert len(set(own)) == 3
+    assert made.seen(cells(made, *own)) == ([], [])
+    made.end(own[0], answered=True)
+    made.end(own[1], answered=False)
+    assert stamps(made.seen(cells(made, *own)).ended) == own[:1]
     await trio.sleep(5.0)
-    assert made.seen(cells(*stamps)).ended == stamps[:2]
+    assert stamps(made.seen(cells(made, *own)).ended) == own[:2]
 
 
 async def test_another_processs_hints_stay_as_long_as_its_mutations(autojump_clock: Any) -> None:  # N7
-    options = BigtableOptions(call_s=10.0, late_s=5.0)
-    other, ours = (hints.Hints(Place("bigtable://p/i"), options) for _ in range(2))
+    other, ours = processes(BigtableOptions(call_s=10.0, late_s=5.0))
     stamp = other.begin(notifying())[0]
+    assert ours.begin(notifying())[0] == stamp, "their stamps are the same, their columns are not"
+    ours.end(stamp, answered=True)
     await trio.sleep(100)
-    assert ours.seen(cells(stamp)) == ([], []), "it may have been written just now"
+    assert ours.seen(cells(other, stamp)) == ([], []), "it may have been written just now"
     await trio.sleep(14.9)
-    assert ours.seen(cells(stamp)) == ([], [])
+    assert ours.seen(cells(other, stamp)) == ([], [])
     await trio.sleep(0.2)
-    assert ours.seen(cells(stamp)) == ([], [stamp])
+    assert ours.seen(cells(other, stamp)) == ([], [(other._name, stamp)])
 
 
-def test_a_hint_that_is_no_longer_there_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trio, "current_time", lambda: 0.0)
+async def test_however_many_hints_others_have_written_they_go_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
+) -> None:
+    """Only so many are remembered; those that have gone make room."""
     monkeypatch.setattr(hints, "_SEEN_MAX", 10)
-    made = hints.Hints(Place("bigtable://p/i"), BigtableOptions())
-    made.seen(cells(*range(1, 9)))
-    made.gone([1, 2, 3])
-    assert list(made._first_seen) == [4, 5, 6, 7, 8]
-    made.seen(cells(*range(10, 100)))
-    assert list(made._first_seen) == list(range(90, 100))
+    other, ours = processes(BigtableOptions(call_s=3.0, late_s=1.0))
+    assert ours.seen(cells(other, *range(100, 105))) == ([], [])  # other processes remove these
+    left = set(range(1, 40))
+    for _ in range(60):
+        found = ours.seen(cells(other, *sorted(left))).ended
+        ours.gone(found)
+        left -= set(stamps(found))
+        assert len(ours._first_seen) <= 10
+        await trio.sleep(1.0)
+    assert not left
 
 
 async def test_which_hints_are_needless(autojump_clock: Any) -> None:  # N7
     """Of rows without such a cell those that are safe; of others many, or none."""
-    made = hints.Hints(Place("bigtable://p/i"), BigtableOptions(call_s=1.0, late_s=0.0))
+    other, made = processes(BigtableOptions(call_s=1.0, late_s=0.0))
     few, many = list(range(1, 33)), list(range(1, 34))
-    made.seen(cells(*many))
+    made.seen(cells(other, *many))
     await trio.sleep(1.0)
     held = [1000, 1001]
+    replacing = cells(other, *held, value=b"\x01")
     for seen, unmarked, marked in [
-        (cells(*few), few, None),
-        (cells(*many), many, many),
-        (cells(*held, value=b"\x01"), held, None),
-        ([*cells(*few), *cells(*held, value=b"\x01")], [*held, *few], [*held, *few]),
-        (cells(2000), None, None),
+        (cells(other, *few), few, None),
+        (cells(other, *many), many, many),
+        (replacing, held, None),
+        ([*cells(other, *few), *replacing], [*held, *few], [*held, *few]),
+        (cells(other, 2000), None, None),
     ]:
-        assert made.needless({b"k": made.seen(seen)}, ()).get(b"k") == unmarked
-        assert made.needless({b"k": made.seen(seen)}, {b"k"}).get(b"k") == marked
+        for row, wanted in [((), unmarked), ({b"k"}, marked)]:
+            found = made.needless({b"k": made.seen(seen)}, row)
+            assert (stamps(found[b"k"]) if found else None) == wanted
 
 
 def test_only_so_many_hints_are_removed_with_one_call() -> None:
     """Bigtable refuses a call of more than 100 000 mutations."""
-    made = hints.Hints(Place("bigtable://p/i"), BigtableOptions())
-    [stamps] = made.needless({b"k": hints.Seen(list(range(100_000)), [1])}, ()).values()
-    assert len(stamps) == 10_000
-    assert len(made.removal(b"k", stamps).mutations) == 10_000
+    made, _ = processes(BigtableOptions())
+    [found] = made.needless({b"k": hints.Seen([(b"hint", stamp) for stamp in range(100_000)], [])}, ()).values()
+    assert len(found) == 10_000
+    assert len(made.removal(b"k", found).mutations) == 10_000
 
 
 def test_only_what_scans_must_find_has_a_hint() -> None:  # N7

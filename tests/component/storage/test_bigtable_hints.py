@@ -12,7 +12,7 @@ import trio
 from perco.bigtable import hints
 from perco.bigtable.address import Place
 from perco.bigtable.chunks import ReadCell
-from perco.bigtable.hints import Hints, wants_hint
+from perco.bigtable.hints import Hint, Hints, wants_hint
 from perco.bigtable.keys import row_key
 from perco.bigtable.options import BigtableOptions
 from perco.storage import ABSENT, LOCK, NOTIFY, PENDING, PRESENT, TS_MAX, Mutation
@@ -28,7 +28,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng, self.now, self.clock = random.Random(seed), 0.0, 0
         self.cells: dict[tuple[str, int], None] = {}
-        self.hints: dict[int, bytes] = {}
+        self.hints: dict[Hint, bytes] = {}
         self.flying: list[tuple[float, Any]] = []  # until when, and what happens on arrival
         self.tasks: list[Iterator[None]] = []
         self.done = {"put": 0, "commit": 0, "removed": 0, "replaced": 0, "refused": 0}
@@ -56,11 +56,12 @@ class World:
     def _call(self, request: Any) -> None:
         for mutation in request.mutations:
             if mutation.set_cell.family_name:
-                self.hints[mutation.set_cell.timestamp_micros // 1000] = mutation.set_cell.value
+                cell = mutation.set_cell
+                self.hints[cell.column_qualifier, cell.timestamp_micros // 1000] = cell.value
             else:
-                within = mutation.delete_from_column.time_range
+                name, within = mutation.delete_from_column.column_qualifier, mutation.delete_from_column.time_range
                 for stamp in range(within.start_timestamp_micros // 1000, within.end_timestamp_micros // 1000):
-                    if self.hints.pop(stamp, None) is not None:
+                    if self.hints.pop((name, stamp), None) is not None:
                         self.done["removed"] += 1
 
     # ------------------------------------------------------------ what processes do, step by step
@@ -118,7 +119,7 @@ class World:
         yield
 
     def scanner(self, process: Hints) -> Iterator[None]:
-        cells = [ReadCell("p", b"hint", 1000 * stamp, value) for stamp, value in sorted(self.hints.items())]
+        cells = [ReadCell("p", name, 1000 * stamp, value) for (name, stamp), value in sorted(self.hints.items())]
         if not cells:
             return
         seen = {_KEY: process.seen(cells)}
@@ -182,9 +183,9 @@ def test_a_row_that_has_something_always_has_a_hint(monkeypatch: pytest.MonkeyPa
     ("what", "broken"),
     [
         ("replacement", lambda self, key: self._writing(b"elsewhere", 1, b"")),
-        ("_has_ended", lambda self, stamp, now: True),
-        ("_has_ended", lambda self, stamp, now: stamp not in self._flying),
-        ("seen", lambda self, cells: hints.Seen([each.micros // 1000 for each in cells], [])),
+        ("_has_ended", lambda self, hint, now: True),
+        ("_has_ended", lambda self, hint, now: hint[0] != self._name or hint[1] not in self._flying),
+        ("seen", lambda self, cells: hints.Seen([(each.name, each.micros // 1000) for each in cells], [])),
     ],
     ids=["no new hint", "nothing flies", "others have ended", "all replace locks"],
 )
