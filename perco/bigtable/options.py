@@ -12,7 +12,8 @@ class BigtableOptions:
     """Attributes:
     channels: connections; each takes some 100 calls at a time.
     in_flight: calls at a time, at most; further ones wait.
-    call_s: how long one call may take, in seconds, with all its attempts.
+    call_s: how long one call may take, in seconds, with all its attempts; and for how long a direct client may go on
+        without asking whether its session has ended. The server's counts, or the client's own if it is shorter.
     late_s: how long after that, at most, Bigtable may still carry out a mutation whose answer did not come, in seconds.
     lease_s: how long a process owns the store without renewing its lease, in seconds: after its death the next owner
         waits for as long.

@@ -81,7 +81,7 @@ async def test_what_is_no_store_is_exit_code_2(tmp_path: Path) -> None:
     for place, complaint in (
         (str(tmp_path), "no perco store: the folder is empty"),
         ("foundationdb://a/b", "opens a folder"),
-        ("bigtable://a/b", "read through its owner"),
+        ("bigtable://a", "which project and instance"),
     ):
         done = await run("status", place)
         assert (done.code, done.out) == (2, "")
