@@ -19,12 +19,26 @@ from perco.bigtable.address import Place
 from perco.bigtable.client import ClientRows, address_of
 from perco.bigtable.keys import HINT_KEY, OWNER_KEY, TICKET_KEY
 from perco.bigtable.owner_row import Notice, admit, raise_floor, serve_at
-from perco.bigtable.rows import BigtableRows
+from perco.bigtable.rows import FORMAT, FORMAT_ROW, BigtableRows
 from perco.bigtable.store import BigtableStore
 from perco.bigtable.tickets import Tickets
-from perco.errors import SessionEnded, StoreLocked, TransactionClosed, Unavailable, UsedAfterFork
+from perco.errors import FormatUnknown, SessionEnded, StoreLocked, TransactionClosed, Unavailable, UsedAfterFork
 from perco.rpc.channel import WireOptions
-from perco.storage import ABSENT, APPLIED, DATA, LOCK, NOTIFY, TS_MAX, Failed, Mutation, NoReply, Refused
+from perco.schema.catalogue import SYSTEM_TABLE
+from perco.storage import (
+    ABSENT,
+    APPLIED,
+    DATA,
+    LOCK,
+    NOTIFY,
+    TS_MAX,
+    Failed,
+    Mutation,
+    NoReply,
+    Refused,
+    ScanQuery,
+    ScanRequest,
+)
 from tests.component.storage.stores import TABLE, put
 from tests.component.storage.test_bigtable import QUICK as PLAIN, losing, notifying, opened
 from tests.support import bigtable
@@ -155,6 +169,19 @@ async def test_a_permit_serves_many_calls(store: BigtableStore, clock: Any) -> N
         await trio.sleep(2.1)  # less than half of it is left
         await value(rows)
         assert rows.calls.made == made + 7
+
+
+async def test_a_client_finds_out_what_the_store_is(store: BigtableStore, clock: Any) -> None:
+    """The emulator reads forward, whatever it is asked for. A store of another version is not touched."""
+    await store.rows.apply([put(b"a"), put(b"b")])
+    async with client(store) as (rows, _):
+        assert not rows.backwards
+        request = ScanRequest(TABLE, b"", None, (ScanQuery(DATA, (1,)),), reverse=True)
+        assert [row for row, _ in (await rows.scan(request)).rows] == [b"b", b"a"]
+    await store.rows.apply([Mutation(SYSTEM_TABLE, [(FORMAT_ROW, [], [(DATA, 0, FORMAT + 1, b"")])])])
+    with pytest.raises(FormatUnknown):
+        async with client(store, "two"):
+            pass
 
 
 # ------------------------------------------------------------ sessions that end
@@ -378,6 +405,7 @@ async def test_the_owner_says_how_long_a_permit_lasts(clock: Any) -> None:  # F3
         rows = ClientRows(owner.rows.place, patient, ticket=session.ask)
         await rows.adopt(owner.rows.tables())
         assert await rows.apply([below(4)]) == [APPLIED]
+        assert rows.hints.lasts_s == patient.call_s + patient.late_s, "it waits for the longer of the two"
         await owner.store.raise_floor(5, wait=True)
         assert await rows.apply([below(4, b"b")]) == [Refused(0, -1)]
         session.end()
@@ -387,6 +415,11 @@ async def test_the_owner_says_how_long_a_permit_lasts(clock: Any) -> None:  # F3
         await rows.calls.aclose()
     async with opened(url, replace(QUICK, call_s=1.0)) as second:  # whose own calls are shorter
         assert second._ours.lasts_s == second.rows.hints.lasts_s == LASTS_S, "it waits for those of before"
+        session = Session(second.let_clients_in(), "two")
+        rows = ClientRows(second.rows.place, replace(QUICK, call_s=0.5), ticket=session.ask)
+        await rows.adopt(second.rows.tables())
+        assert rows.hints.lasts_s == LASTS_S, "others may have longer permits"
+        await rows.calls.aclose()
 
 
 async def test_a_process_that_was_asleep_sends_nothing(store: BigtableStore, clock: Any) -> None:  # F3 T13 N7
