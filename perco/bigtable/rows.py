@@ -356,7 +356,7 @@ class BigtableRows(Repeating):
                 verdicts[index] = Failed(error)
                 continue
             if call is None:
-                verdicts[index] = await self._only_checked(mutation, attempt)
+                verdicts[index] = await self._only_checked(mutation)
                 continue
             left.append(index)
             calls.append(call)
@@ -522,11 +522,10 @@ class BigtableRows(Repeating):
             out.append(next((i for i, check in enumerate(checks) if not _holds(check, cells[i])), -1))
         return out
 
-    async def _only_checked(self, mutation: Mutation, attempt: Attempt) -> Verdict:
+    async def _only_checked(self, mutation: Mutation) -> Verdict:
         """The verdict of a mutation that writes nothing: Bigtable refuses such a call."""
         try:
             [failing] = await self._failing([mutation])
-            attempt.check()
         except PercoError as error:
             return Failed(error)
         return APPLIED if failing < 0 else Refused(0, failing)

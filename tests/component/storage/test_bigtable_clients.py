@@ -442,6 +442,31 @@ async def test_a_process_that_was_asleep_sends_nothing(store: BigtableStore, clo
         assert await value(store.rows) == []
 
 
+async def test_a_process_that_was_asleep_sends_nothing_again(store: BigtableStore, clock: Any) -> None:  # F3 T13
+    """The mutation was refused; when the client has found that all its checks hold by now, its permit has ended."""
+    absent = Mutation(TABLE, [(b"b", [(ABSENT, DATA, 1, 0, TS_MAX)], [(DATA, 1, 9, b"v")])])
+    await store.rows.apply([put(b"b", b"other", 7)])
+    async with client(store) as (rows, _):
+        await value(rows)
+        slept: list[float] = []
+
+        async def gone(request: Any) -> None:
+            if is_read(request):
+                await store.rows.apply([Mutation(TABLE, [(b"b", [], [(DATA, 1, 7, None)])])])
+                slept.append(3.0)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client_module, "now", lambda: trio.current_time() + sum(slept))
+            until = rows._permit.until
+            await trio.sleep(1.5)
+            calls(rows, gone, before=True)
+            [verdict] = await rows.apply([absent])
+            assert trio.current_time() + 3 > until
+        assert isinstance(verdict, Failed)
+        assert "held up for too long" in str(verdict.error)
+        assert await value(store.rows, b"b") == []
+
+
 async def test_a_call_ends_before_its_permit(store: BigtableStore, clock: Any) -> None:  # F3 T13
     async with client(store) as (rows, _):
         await value(rows)
@@ -592,6 +617,18 @@ async def test_a_look_sees_all_groups_of_a_row_at_one_moment(store: BigtableStor
         calls(store.rows, commit)
         await store.store.look([TABLE], [NOTIFY, LOCK])
         assert store.store.count(TABLE, NOTIFY) + store.store.count(TABLE, LOCK) == 1
+
+
+async def test_a_look_does_not_count_while_a_mutation_may_still_arrive(store: BigtableStore, clock: Any) -> None:  # N7
+    store.let_clients_in()
+    with losing(store.rows, "before"):
+        [verdict] = await store.store.apply([Mutation(TABLE, [(b"a", [], [(LOCK, 1, 2, b"")])])])
+    assert isinstance(verdict, NoReply)
+    await store.store.look([TABLE], [LOCK])
+    assert not store.store.knows(TABLE, LOCK)
+    await trio.sleep(QUICK.late_s)
+    await store.store.look([TABLE], [LOCK])
+    assert store.store.knows(TABLE, LOCK)
 
 
 async def test_a_look_that_is_cut_short_leaves_no_count(store: BigtableStore, clock: Any) -> None:  # N7
