@@ -2,8 +2,8 @@
 
 Bigtable cannot compare a ticket with that of a mutation, as PostgreSQL does. So a client acts on a *permit*: it reads
 the owner's row and that of its ticket, and then it may send mutations for `call_s` from the moment at which it began to
-read, by its own clock. Within that time its calls end, too. `call_s` and `late_s` are the owner's, or the client's own
-if these are shorter.
+read, by its own clock. Within that time its calls end, too. The owner says how long `call_s` and `late_s` are; a client
+whose own `call_s` is shorter keeps to that.
 
 F3  A read counts only if the ticket was good after the cells had been read: while the permit lasts, or because it was
     good when the permit was renewed. No mutation of a row is sent without a permit; hints may be removed at any time

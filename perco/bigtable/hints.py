@@ -22,7 +22,7 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import trio
 
@@ -60,14 +60,6 @@ def is_hinted(request: ScanRequest) -> bool:
 def hint_key(table: str, row: bytes) -> bytes:
     """The key of the hints about a row."""
     return HINT_KEY + row_key(table, row)
-
-
-class Seen(NamedTuple):
-    """The hints about a row, as of a moment before the row was read: of mutations that replace a lock; and of others
-    that have ended."""
-
-    replacing: list[Hint]
-    ended: list[Hint]
 
 
 class Hints:
@@ -124,19 +116,14 @@ class Hints:
 
     # ------------------------------------------------------------ removing them
 
-    def seen(self, cells: Iterable[ReadCell]) -> Seen:
-        """What a row of hints says. Call it before the row that they are about is read."""
+    def removable(self, cells: Iterable[ReadCell]) -> list[Hint]:
+        """Of the hints about a row those that may go, if the row allows it: of mutations that have ended, or that
+        replace a lock. Call it before the row is read."""
         now = trio.current_time()
         while self._late and self._late[0][0] <= now:
             self._flying.discard(self._late.popleft()[1])
-        out = Seen([], [])
-        for cell in cells:
-            hint = cell.name, cell.micros // MICROS
-            if cell.value == _REPLACES_LOCK:
-                out.replacing.append(hint)
-            elif self._has_ended(hint, now):
-                out.ended.append(hint)
-        return out
+        hints = [((cell.name, cell.micros // MICROS), cell.value) for cell in cells]
+        return [hint for hint, value in hints if value == _REPLACES_LOCK or self._has_ended(hint, now)]
 
     def _has_ended(self, hint: Hint, now: float) -> bool:
         if hint[0] == self._name:
@@ -151,15 +138,12 @@ class Hints:
             self._first_seen[hint] = first = now
         return now >= first + self.lasts_s
 
-    def needless(self, seen: dict[bytes, Seen], marked: Collection[bytes]) -> dict[bytes, list[Hint]]:
-        """Of the hints about each row those that may go: at once, unless the row has such a cell or a lock (`marked`);
-        then once there is a new hint (`replacement`)."""
-        out = {}
-        for key, (replacing, ended) in seen.items():
-            found = replacing + ended
-            if len(found) > (_MANY if key in marked else 0):
-                out[key] = found[:_AT_ONCE]
-        return out
+    def needless(self, removable: dict[bytes, list[Hint]], marked: Collection[bytes]) -> dict[bytes, list[Hint]]:
+        """Of these hints those that go now, by row: from a row that has such a cell or a lock (`marked`) only if there
+        are many, and once there is a new hint (`replacement`)."""
+        return {
+            key: found[:_AT_ONCE] for key, found in removable.items() if len(found) > (_MANY if key in marked else 0)
+        }
 
     def replacement(self, key: bytes) -> Any:
         """The call that writes a new hint about a row, which stands for no mutation."""

@@ -51,7 +51,7 @@ NOBODY: Final = Holder(0, "", 0.0, 0.0, "")
 
 
 class Notice(NamedTuple):
-    """What the rows say.
+    """The contents of the owner's row and of a ticket's.
 
     Attributes: `address`, where the owner serves clients that reach the rows by themselves, or served them last, "" for
     nowhere; `floor`, 0 for none; `admitted`, whether the ticket that was asked about is good.

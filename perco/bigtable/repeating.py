@@ -89,7 +89,7 @@ class Repeating:
             await trio.sleep(pause)
 
     async def notice(self, ticket: str = "") -> Notice:
-        """What the owner's row says; and that of a ticket. Raises: Unavailable, Corruption."""
+        """Read the owner's row, and that of a ticket. Raises: Unavailable, Corruption."""
         [answer] = await self._repeat([Scan(question(self.place, ticket))], self.usable)
         return notice(answer.rows, ticket)
 

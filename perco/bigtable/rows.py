@@ -267,9 +267,9 @@ class BigtableRows(Repeating):
         if not answer.rows:
             return ScanPage([], None)
         following = row_of(table, answer.rows[-1].key[len(HINT_KEY) :]) if len(answer.rows) > rows_max else None
-        seen = {row.key[len(HINT_KEY) :]: self.hints.seen(row.cells) for row in answer.rows[:rows_max]}
+        removable = {row.key[len(HINT_KEY) :]: self.hints.removable(row.cells) for row in answer.rows[:rows_max]}
         made = self._reading(filters.scanning_hinted(queries))
-        made.rows.row_keys.extend(seen)
+        made.rows.row_keys.extend(removable)
         [answer] = await self._ask([Scan(made)])
         rows: list[ScanRow] = []
         size = 0
@@ -283,7 +283,7 @@ class BigtableRows(Repeating):
                 size += sum(len(value) for each in cells for _, _, value in each)
                 rows.append((row_of(table, row.key), cells))
         marked = {row.key for row in answer.rows}
-        await self._remove_hints(self.hints.needless(seen, marked), marked)
+        await self._remove_hints(self.hints.needless(removable, marked), marked)
         return ScanPage(rows, following)
 
     async def _remove_hints(self, needless: dict[bytes, list[Hint]], marked: Collection[bytes]) -> None:

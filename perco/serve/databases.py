@@ -115,7 +115,7 @@ class _Bigtable:
         return self._rows
 
 
-def remote(url: str, options: Options) -> Remote | None:
+def remote_store(url: str, options: Options) -> Remote | None:
     """The store with that address, if it is in a database. Raises: UsageError."""
     if is_postgresql(url):
         return _Postgresql(url, options)

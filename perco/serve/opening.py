@@ -32,7 +32,7 @@ from perco.schema.schema import Schema
 from perco.serve import tokens
 from perco.serve.beating import PulseThread
 from perco.serve.client import open_served, remote_owner
-from perco.serve.databases import Owned, Remote, no_owner, remote
+from perco.serve.databases import Owned, Remote, no_owner, remote_store
 from perco.serve.placing import ProcessOptions
 from perco.serve.processes import TabletServers
 from perco.serve.pulse import Pulse
@@ -130,7 +130,7 @@ class open(AsyncOnly):
                 return await self._connect(address)
             except OSError as error:
                 raise _unreached(address, error) from error
-        if (stored := remote(text, self._options)) is not None:
+        if (stored := remote_store(text, self._options)) is not None:
             return await self._open_remote(stored)
         options = self._options
         if self.processes is not None:
@@ -269,7 +269,7 @@ class open(AsyncOnly):
                 return await self._connect(address)
             except OSError as error:
                 raise _unreached(address, error) from error
-        if (stored := remote(text, self._options)) is not None:
+        if (stored := remote_store(text, self._options)) is not None:
             if not (at := await stored.address()):
                 raise no_owner(stored)
             return await self._join_remote(stored, at)

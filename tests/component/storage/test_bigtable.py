@@ -510,7 +510,7 @@ async def test_the_hint_of_another_process_stays_as_long_as_its_mutation_may_arr
     async with opened(bigtable.fresh(), replace(QUICK, call_s=5.0, late_s=2.0)) as store:
         await foreign(store, notifying(b"a"))
         times = iter([100.0, 106.9, 107.0])
-        plain, store.rows.hints.seen = store.rows.hints.seen, lambda cells: at(next(times), cells)  # type: ignore
+        plain, store.rows.hints.removable = store.rows.hints.removable, lambda cells: at(next(times), cells)  # type: ignore
 
         def at(now: float, cells: Any) -> Any:
             with pytest.MonkeyPatch.context() as patch:
@@ -523,7 +523,7 @@ async def test_the_hint_of_another_process_stays_as_long_as_its_mutation_may_arr
 
 
 async def test_a_hint_about_a_lock_that_has_gone_goes_at_once(store: BigtableStore) -> None:  # N7
-    """Whoever wrote it: the mutation has no effect without the lock, which was there before the hint."""
+    """Any process may remove it: without the lock, which was there before the hint, the mutation has no effect."""
     commit = Mutation(TABLE, [(b"a", [(PRESENT, LOCK, 1, 2, 2)], [(LOCK, 1, 2, None), (NOTIFY, 1, 3, b"")])])
     await store.rows.apply([Mutation(TABLE, [(b"a", [], [(LOCK, 1, 2, b"")])])])
     await foreign(store, commit)

@@ -21,7 +21,6 @@ from perco.bigtable.keys import HINT_KEY, OWNER_KEY, TICKET_KEY
 from perco.bigtable.owner_row import Notice, admit, raise_floor, serve_at
 from perco.bigtable.rows import FORMAT, FORMAT_ROW, BigtableRows
 from perco.bigtable.store import BigtableStore
-from perco.bigtable.tickets import Tickets
 from perco.errors import FormatUnknown, SessionEnded, StoreLocked, TransactionClosed, Unavailable, UsedAfterFork
 from perco.rpc.channel import WireOptions
 from perco.schema.catalogue import SYSTEM_TABLE
@@ -39,6 +38,7 @@ from perco.storage import (
     ScanQuery,
     ScanRequest,
 )
+from tests.component.storage.sessions import Session
 from tests.component.storage.stores import TABLE, put
 from tests.component.storage.test_bigtable import QUICK as PLAIN, losing, notifying, opened
 from tests.support import bigtable
@@ -57,25 +57,6 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(client_module, "now", trio.current_time)
     with bigtable.real_time():
         yield
-
-
-class Session:
-    """A client's session with the owner, which gives it a ticket when asked."""
-
-    def __init__(self, tickets: Tickets, ticket: str) -> None:
-        self.tickets, self.ticket, self.asked, self.ended = tickets, ticket, 0, False
-
-    async def ask(self) -> str:
-        self.asked += 1
-        if self.ended:
-            raise SessionEnded("the owner has ended it")
-        await self.tickets.admit(self.ticket)
-        return self.ticket
-
-    def end(self) -> None:
-        """The owner ends it. The client does not know."""
-        self.tickets.end(self.ticket)
-        self.ended = True
 
 
 @asynccontextmanager

@@ -188,12 +188,12 @@ async def test_a_hint_stays_while_its_mutation_may_take_effect(autojump_clock: A
     made, _ = processes(BigtableOptions(call_s=10.0, late_s=5.0))
     own = [made.begin(notifying())[0] for _ in range(3)]
     assert len(set(own)) == 3
-    assert made.seen(cells(made, *own)) == ([], [])
+    assert made.removable(cells(made, *own)) == []
     made.end(own[0], answered=True)
     made.end(own[1], answered=False)
-    assert stamps(made.seen(cells(made, *own)).ended) == own[:1]
+    assert stamps(made.removable(cells(made, *own))) == own[:1]
     await trio.sleep(5.0)
-    assert stamps(made.seen(cells(made, *own)).ended) == own[:2]
+    assert stamps(made.removable(cells(made, *own))) == own[:2]
 
 
 async def test_another_processs_hints_stay_as_long_as_its_mutations(autojump_clock: Any) -> None:  # N7
@@ -202,11 +202,11 @@ async def test_another_processs_hints_stay_as_long_as_its_mutations(autojump_clo
     assert ours.begin(notifying())[0] == stamp, "their stamps are the same, their columns are not"
     ours.end(stamp, answered=True)
     await trio.sleep(100)
-    assert ours.seen(cells(other, stamp)) == ([], []), "it may have been written just now"
+    assert ours.removable(cells(other, stamp)) == [], "it may have been written just now"
     await trio.sleep(14.9)
-    assert ours.seen(cells(other, stamp)) == ([], [])
+    assert ours.removable(cells(other, stamp)) == []
     await trio.sleep(0.2)
-    assert ours.seen(cells(other, stamp)) == ([], [(other._name, stamp)])
+    assert ours.removable(cells(other, stamp)) == [(other._name, stamp)]
 
 
 async def test_however_many_hints_others_have_written_they_go_in_the_end(
@@ -215,10 +215,10 @@ async def test_however_many_hints_others_have_written_they_go_in_the_end(
     """Only so many are remembered; those that have gone make room."""
     monkeypatch.setattr(hints, "_SEEN_MAX", 10)
     other, ours = processes(BigtableOptions(call_s=3.0, late_s=1.0))
-    assert ours.seen(cells(other, *range(100, 105))) == ([], [])  # other processes remove these
+    assert ours.removable(cells(other, *range(100, 105))) == []  # other processes remove these
     left = set(range(1, 40))
     for _ in range(60):
-        found = ours.seen(cells(other, *sorted(left))).ended
+        found = ours.removable(cells(other, *sorted(left)))
         ours.gone(found)
         left -= set(stamps(found))
         assert len(ours._first_seen) <= 10
@@ -230,7 +230,7 @@ async def test_which_hints_are_needless(autojump_clock: Any) -> None:  # N7
     """Of rows without such a cell those that are safe; of others many, or none."""
     other, made = processes(BigtableOptions(call_s=1.0, late_s=0.0))
     few, many = list(range(1, 33)), list(range(1, 34))
-    made.seen(cells(other, *many))
+    made.removable(cells(other, *many))
     await trio.sleep(1.0)
     held = [1000, 1001]
     replacing = cells(other, *held, value=b"\x01")
@@ -238,18 +238,18 @@ async def test_which_hints_are_needless(autojump_clock: Any) -> None:  # N7
         (cells(other, *few), few, None),
         (cells(other, *many), many, many),
         (replacing, held, None),
-        ([*cells(other, *few), *replacing], [*held, *few], [*held, *few]),
+        ([*cells(other, *few), *replacing], [*few, *held], [*few, *held]),
         (cells(other, 2000), None, None),
     ]:
         for row, wanted in [((), unmarked), ({b"k"}, marked)]:
-            found = made.needless({b"k": made.seen(seen)}, row)
+            found = made.needless({b"k": made.removable(seen)}, row)
             assert (stamps(found[b"k"]) if found else None) == wanted
 
 
 def test_only_so_many_hints_are_removed_with_one_call() -> None:
     """Bigtable refuses a call of more than 100 000 mutations."""
     made, _ = processes(BigtableOptions())
-    [found] = made.needless({b"k": hints.Seen([(b"hint", stamp) for stamp in range(100_000)], [])}, ()).values()
+    [found] = made.needless({b"k": [(b"hint", stamp) for stamp in range(100_000)]}, ()).values()
     assert len(found) == 10_000
     assert len(made.removal(b"k", found).mutations) == 10_000
 

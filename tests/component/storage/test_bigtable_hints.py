@@ -122,11 +122,11 @@ class World:
         cells = [ReadCell("p", name, 1000 * stamp, value) for (name, stamp), value in sorted(self.hints.items())]
         if not cells:
             return
-        seen = {_KEY: process.seen(cells)}
+        removable = {_KEY: process.removable(cells)}
         yield
         marked = {_KEY} if self.cells else set()
         yield
-        needless = process.needless(seen, marked)
+        needless = process.needless(removable, marked)
         if not needless:
             return
         if marked:
@@ -185,7 +185,7 @@ def test_a_row_that_has_something_always_has_a_hint(monkeypatch: pytest.MonkeyPa
         ("replacement", lambda self, key: self._writing(b"elsewhere", 1, b"")),
         ("_has_ended", lambda self, hint, now: True),
         ("_has_ended", lambda self, hint, now: hint[0] != self._name or hint[1] not in self._flying),
-        ("seen", lambda self, cells: hints.Seen([(each.name, each.micros // 1000) for each in cells], [])),
+        ("removable", lambda self, cells: [(each.name, each.micros // 1000) for each in cells]),
     ],
     ids=["no new hint", "nothing flies", "others have ended", "all replace locks"],
 )

@@ -22,26 +22,13 @@ from perco.postgresql.options import PostgresqlOptions
 from perco.postgresql.rows import PostgresqlRows
 from perco.postgresql.statements import Statements
 from perco.postgresql.store import PostgresqlStore
-from perco.postgresql.tickets import Tickets, _Ticket
+from perco.postgresql.tickets import _Ticket
 from perco.rpc.channel import WireOptions
 from perco.storage import ABSENT, APPLIED, Failed, Mutation, NoReply, Refused, Verdict
+from tests.component.storage.sessions import Session
 from tests.component.storage.stores import TABLE, put
 from tests.component.storage.test_postgresql import QUICK, opened
 from tests.support import postgresql
-
-
-class Session:
-    """A client's session with the owner, which gives it a ticket when asked."""
-
-    def __init__(self, tickets: Tickets, ticket: str) -> None:
-        self.tickets, self.ticket, self.asked, self.ended = tickets, ticket, 0, False
-
-    async def ask(self) -> str:
-        self.asked += 1
-        if self.ended:
-            raise SessionEnded("the owner has ended it")
-        await self.tickets.admit(self.ticket)
-        return self.ticket
 
 
 @asynccontextmanager
@@ -65,8 +52,7 @@ async def store() -> AsyncIterator[PostgresqlStore]:
 def end(rows: ClientRows, *, told: bool) -> None:
     """The owner ends a client's session; `told`: the client knows."""
     session: Session = rows.session  # type: ignore[attr-defined]
-    session.tickets.end(session.ticket)
-    session.ended = True
+    session.end()
     if told:
         rows.session_ended()
 

@@ -1,4 +1,4 @@
-"""A store on PostgreSQL from trio, asyncio and blocking code: by its owner, by a client of `perco serve`, and by a
+"""A store in a database from trio, asyncio and blocking code: by its owner, by a client of `perco serve`, and by a
 client that reads and writes by itself."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import trio
 import perco
 import perco.aio
 import perco.sync
-from tests.support import postgresql
+from tests.support import bigtable, postgresql
 
 docs = perco.Table("docs", key=perco.TEXT)
 body = docs.column("body", perco.TEXT)
@@ -82,10 +82,14 @@ FRONTS = {
 }
 
 
+@pytest.fixture(params=["postgresql", "bigtable"])
+def store(request: pytest.FixtureRequest) -> str:
+    return {"postgresql": postgresql.fresh, "bigtable": bigtable.fresh}[request.param]()
+
+
 @pytest.fixture(params=["owner", "client", "direct"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, store: str, tmp_path: Path) -> Iterator[str]:
     """Where the store is opened: by its owner, at the address of `perco serve`, or beside it."""
-    store = postgresql.fresh()
     if request.param == "owner":
         yield store
         return
