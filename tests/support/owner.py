@@ -104,7 +104,8 @@ async def fork(folder: Path) -> None:
                 }
                 use = uses[sys.argv[3]]
                 try:
-                    await use()
+                    with trio.CancelScope(shield=True):  # a background task may meet the fork first, and end the block
+                        await use()
                 except BaseException as error:
                     say(type(error).__name__)
                 else:
