@@ -60,7 +60,8 @@ class ClientRows(BigtableRows):
         self._renewing = trio.Lock()
         self._looked = False  # at what the store is
         self._process, self._closed = os.getpid(), False
-        self.usable = self.check = self._usable
+        self.usable: Callable[[], None] = self._usable
+        self.check: Callable[[], None] = self._usable
 
     def _usable(self) -> None:
         if os.getpid() != self._process:
