@@ -180,8 +180,8 @@ class ClientRows(BigtableRows):
             permit = await self._permitted(session)
         except PercoError as error:
             return [Failed(error) for _ in mutations]
-        verdicts: list[Verdict | None] = [Refused(0, -1) for _ in mutations]
         sent = [i for i, each in enumerate(mutations) if each.floor_ts is None or each.floor_ts >= permit.floor]
+        verdicts: list[Verdict | None] = [None if i in sent else Refused(0, -1) for i in range(len(mutations))]
         until = min(self._until(), trio.current_time() + permit.until - now())
         attempt = Attempt(until, partial(self._must_go_on, session, permit))
         await self._apply_all(mutations, turns(mutations, sent), verdicts, attempt)

@@ -433,12 +433,12 @@ class BigtableRows(Repeating):
             pause = pause_of(attempt)
             attempt += 1
             again = trio.current_time() + pause <= deadline
-            for index, failure in failed.items():
+            for index, failure in list(failed.items()):
                 if failure.code not in AGAIN or not again:
                     verdicts[index] = Failed(self.told(failure))
-                    del calls[left.index(index)]
+                    del calls[left.index(index)], failed[index]
                     left.remove(index)
-            missing = {index: missing[index] for index in failed if verdicts[index] is None}
+            missing = {index: missing[index] for index in failed}
             if missing:
                 await trio.sleep(pause)
         return stamps

@@ -40,7 +40,14 @@ from perco.storage import (
 )
 from tests.component.storage.sessions import Session
 from tests.component.storage.stores import TABLE, put
-from tests.component.storage.test_bigtable import QUICK as PLAIN, losing, notifying, opened
+from tests.component.storage.test_bigtable import (
+    QUICK as PLAIN,
+    hint_is_written_again,
+    hints_of,
+    losing,
+    notifying,
+    opened,
+)
 from tests.support import bigtable
 
 QUICK = replace(PLAIN, call_s=4.0, late_s=1.0)
@@ -509,6 +516,12 @@ async def test_a_floor_that_arrives_late_does_not_lower_the_floor(store: Bigtabl
 
 
 # ------------------------------------------------------------ owners
+
+
+async def test_a_hint_that_a_client_lost_is_written_again(store: BigtableStore, clock: Any) -> None:  # N7
+    async with client(store) as (rows, _):
+        await hint_is_written_again(rows)
+    assert hints_of(store) == [b"a"]
 
 
 async def test_the_next_owner_lets_no_client_of_the_last_one_write(clock: Any) -> None:  # O1
