@@ -7,7 +7,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Tests that kill processes, or break a running store, again and again: they take as long as all others.
 FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration/serve/test_tablet_servers.py \
-  tests/acceptance/web/test_killed.py tests/acceptance/web/test_served.py tests/integration/postgresql tests/integration/databases
+  tests/acceptance/web/test_killed.py tests/acceptance/web/test_served.py tests/integration/postgresql tests/integration/databases \
+  tests/soak
 # Tests that wait for real time, or start many processes, and that are rarely the first to fail.
 SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/test_members.py tests/acceptance/web/test_commands.py \
   tests/integration/storage/test_splits.py tests/integration/storage/test_compacting.py tests/testing/test_serializable_runs.py tests/testing/test_simulating.py \
@@ -16,7 +17,7 @@ SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/tes
   tests/webindex/test_crawl.py tests/component/serve/test_spread.py tests/integration/notify/test_chain.py tests/damage \
   tests/integration/storage/test_missing.py tests/integration/copying $(filter-out tests/examples/test_spark_pipeline.py,$(wildcard tests/examples/test_*.py))
 
-.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss clean help
+.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss soak clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -54,7 +55,7 @@ test-postgresql: .venv/.dev ## the same over a PostgreSQL server, which it start
 
 BIGTABLE ?= tests/scenarios tests/component/notify
 test-bigtable: .venv/.dev build/bigtable-emulator ## the same over a Bigtable emulator, which it builds (with Go); BIGTABLE=tests/scenarios/test_bank.py
-	$(BIN)/pytest -q -n auto --dist worksteal tests/component/storage tests/integration/databases
+	$(BIN)/pytest -q -n auto --dist worksteal tests/component/storage tests/integration/databases tests/soak
 	$(BIN)/pytest -q -n auto --dist worksteal --over bigtable,bigtable_direct $(BIGTABLE)
 
 # Google's server for tests, of Debian's packages.
@@ -115,6 +116,10 @@ sweep: .venv/.dev ## every two faults at every two steps of every scenario: some
 
 powerloss: .venv/.dev ## power fails at every moment of a recorded run, with any of what was not yet synced (needs strace)
 	$(BIN)/python -m tests.powerloss
+
+soak: .venv/.dev build/bigtable-emulator ## processes killed and calls lost over a Bigtable emulator, and the web index over it: an hour
+	$(BIN)/python -m tests.soak bigtable
+	$(BIN)/python -m tests.soak.web bigtable
 
 clean: ## remove what was installed and drawn
 	rm -rf .venv bench/out

@@ -30,9 +30,9 @@ from bench.harness import Cell, Report, Run
 from perco.webindex.exporter import Exporter
 from perco.webindex.index import WebIndex
 from perco.webindex.pages import Page
+from perco.webindex.places import search_path
 from perco.webindex.rank import rank_all
 from perco.webindex.search import SearchIndex
-from perco.webindex.service import search_path
 from perco.webindex.synthetic import SyntheticWeb
 
 SIZES, QUICK_SIZES = (1_000, 10_000, 100_000), (1_000, 3_000)

@@ -11,7 +11,7 @@ from bench.against.load import cpu_of
 
 
 class Coordinator:
-    """Args: `url` of the store on PostgreSQL; `socket`, where to listen."""
+    """Args: `url` of the store in a database; `socket`, where to listen."""
 
     def __init__(self, url: str, socket: Path) -> None:
         command = [sys.executable, "-m", "perco", "serve", url, "--direct", "--standby", "--listen", f"unix:{socket}"]
@@ -23,8 +23,11 @@ class Coordinator:
         return self._process.stdout.readline()
 
     def says(self, what: str) -> str:
-        """The next line, which begins so: "serving" once it leads, "standing by" while it waits."""
+        """The next line that begins so: "serving" once it leads, "standing by" while it waits, and again with each
+        new reason. Raises: RuntimeError, if another line comes first."""
         line = self.line()
+        while line.startswith("standing by: ") and not line.startswith(what):
+            line = self.line()
         if not line.startswith(what):
             raise RuntimeError(f"perco serve says {line!r}, not {what!r}")
         return line

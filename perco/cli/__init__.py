@@ -356,8 +356,8 @@ def worker(
 
     MODULE is imported from the current folder; SCHEMA is the perco.Schema in it. Several workers may run on one store;
     only one at a time works on a row. If no process has the folder open, the first worker opens it, and the others are
-    its clients; with `perco serve` the folder stays open whichever worker ends. On a PostgreSQL database workers are
-    clients of `perco serve --direct`.
+    its clients; with `perco serve` the folder stays open whichever worker ends. Of a store on PostgreSQL or Bigtable,
+    workers are clients of `perco serve --direct`.
 
     \b
     Examples:

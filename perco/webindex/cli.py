@@ -21,9 +21,10 @@ from perco.webindex import demo as demos
 from perco.webindex.crawl import problem_with
 from perco.webindex.crawled import CrawlError
 from perco.webindex.index import WebIndex
+from perco.webindex.places import looking, rows_of, search_path
 from perco.webindex.screen import Stages, about, console
 from perco.webindex.search import EmptyQueryError, Hit, SearchIndex, SearchIndexError
-from perco.webindex.service import Service, search_path, serve
+from perco.webindex.service import Service, serve
 
 _LOOK_EVERY_S = 0.5
 
@@ -35,8 +36,12 @@ web: typer.Typer = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-NewStore = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder; made if there is none.")]
-Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder; perco web load makes one.")]
+NewStore = Annotated[str, typer.Argument(metavar="STORE", help="The index's folder; made if there is none.")]
+Store = Annotated[str, typer.Argument(metavar="STORE", help="The index's folder; perco web load makes one.")]
+Rows = Annotated[
+    str | None,
+    typer.Option("--rows", metavar="ADDRESS", help="Where the rows are: postgresql://..., bigtable://..., or served."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 Mine = Annotated[
     list[str] | None, typer.Option("--mine", metavar="PACKAGE", help="Documentation of a package; may be repeated.")
@@ -92,12 +97,16 @@ def load(
     master: Annotated[
         str, typer.Option("--master", metavar="URL", help="Spark's master: local[n], spark://...")
     ] = "local[*]",
+    rows: Rows = None,
     json: Json = False,
 ) -> None:
     """Crawl pages into a store until all are searchable.
 
     Without a source it loads the documentation of the running Python's standard library, and removes pages that are no
     longer in it. With --spark a task crawls each source, and tasks load the pages and run the observers.
+
+    With --rows the rows go to a database, or to a served store. The folder has the search index, and remembers where
+    the rows are: the other commands take the folder alone. `perco web run` in further processes shares the work.
 
     \b
     Examples:
@@ -106,7 +115,10 @@ def load(
       perco web load pages/ --html saved/ --warc crawl.warc.gz
       perco web load made-up/ --synthetic 10000
       perco web load pages/ --warc a.warc.gz --warc b.warc.gz --spark
+      perco web load docs/ --rows 'postgresql:///postgres?prefix=docs'
     """
+    if rows is not None and spark:
+        raise typer.BadParameter("--spark loads into a folder; leave out --rows")
     sources = [option for name in mine or () for option in ("--mine", name)]
     sources += ["--stdlib"] if stdlib else []
     sources += ["--html", str(html.absolute())] if html else []
@@ -115,7 +127,7 @@ def load(
     sources += ["--limit", str(limit)] if limit is not None else []
     if spark:
         perform_or(GOES_ON, _load_on_spark, Path(store), sources, master, json=json)
-    perform_or(GOES_ON, _load, Path(store), sources, json=json)
+    perform_or(GOES_ON, _load, Path(store), sources, rows, json=json)
 
 
 @web.command()
@@ -128,7 +140,7 @@ def recrawl(store: Store, json: Json = False) -> None:
     Example:
       perco web recrawl docs/
     """
-    perform_or(GOES_ON, _load, Path(store), None, json=json)
+    perform_or(GOES_ON, _load, Path(store), None, None, json=json)
 
 
 @web.command()
@@ -202,13 +214,13 @@ async def _spark_demo(folder: Path, limit: int | None) -> int:
     return FINE if await on_spark.both(folder, limit, demos.say) else FOUND
 
 
-async def _load(store: Path, sources: list[str] | None, *, json: bool) -> int:
+async def _load(store: Path, sources: list[str] | None, rows: str | None, *, json: bool) -> int:
     problem = _no_index(store) if sources is None else problem_with(sources) or _foreign(store)
     if problem is not None:
         complain(problem)
         return FOUND
     try:
-        async with serve(store) as service:
+        async with serve(store, rows=rows or "") as service:
             if sources is None:
                 sources = await service.last_sources()
             with Stages() if not json else _JsonStages() as stages:
@@ -224,7 +236,10 @@ async def _load(store: Path, sources: list[str] | None, *, json: bool) -> int:
 
 
 async def _load_on_spark(store: Path, sources: list[str], master: str, *, json: bool) -> int:
-    if (problem := problem_with(sources) or _foreign(store)) is not None:
+    problem = problem_with(sources) or _foreign(store)
+    if problem is None and rows_of(store) != str(store):
+        problem = f"{store} has its rows at {rows_of(store)}, and --spark loads into a folder; name another one"
+    if problem is not None:
         complain(problem)
         return FOUND
     on_spark = _spark()
@@ -322,7 +337,7 @@ def _foreign(store: Path) -> str | None:
 
 
 def _no_index(store: Path) -> str | None:
-    if search_path(store).exists():
+    if search_path(store).exists() or (store / "tablets").exists() or rows_of(store) != str(store):
         return _foreign(store)
     return f"there is no search index in {store}; make one with: {called()} web load {store}"
 
@@ -382,6 +397,9 @@ async def _search(store: Path, query: str, limit: int, at: str | None, *, json: 
             complain(problem)
             return FOUND
         if when is None:
+            if not search_path(store).exists():  # a copy has rows only
+                complain(f"{store} has rows, and no search index yet: {called()} web run {store} makes it")
+                return FOUND
             with SearchIndex(search_path(store)) as index:
                 hits = index.search(query, limit)
         else:
@@ -400,7 +418,7 @@ async def _search(store: Path, query: str, limit: int, at: str | None, *, json: 
 async def search_at(store: Path, query: str, limit: int, when: datetime) -> list[Hit]:
     """Search the documents of a past moment: a consistent snapshot of the store, indexed in memory."""
     index = WebIndex()
-    async with perco.open(store, index.schema, readonly=True) as db, db.snapshot(at=when) as snap:
+    async with looking(store, index.schema) as db, db.snapshot(at=when) as snap:
         documents = await index.documents(snap)
     with SearchIndex.in_memory(documents) as past:
         return past.search(query, limit)
@@ -424,7 +442,7 @@ async def _stats(store: Path, *, json: bool) -> int:
         complain(problem)
         return FOUND
     index = WebIndex()
-    async with perco.open(store, index.schema, readonly=True) as db:
+    async with looking(store, index.schema) as db:
         counts = {}
         async with db.snapshot() as snap:
             for name, table, column in (

@@ -28,9 +28,10 @@ from perco.webindex.batch import build, digest
 from perco.webindex.crawled import DOCS_URL
 from perco.webindex.index import Listing, WebIndex
 from perco.webindex.pages import Page, unpack
+from perco.webindex.places import search_path
 from perco.webindex.screen import Stages, console, linked_by, one_line, others
 from perco.webindex.search import Hit, SearchIndex
-from perco.webindex.service import Service, reap, search_path, serve
+from perco.webindex.service import Service, reap, serve
 
 _MARK = "perco-demo"  # in a folder that a demo made: stores are replaced only in such a folder
 _STORES = ("store", "spark", "embedded")  # everything else in it is the user's

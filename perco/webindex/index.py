@@ -36,7 +36,7 @@ Why the order of arrival does not matter, under snapshot isolation:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -375,13 +375,15 @@ class WebIndex:
 
     async def documents(self, snap: perco.Snapshot) -> dict[str, Document]:
         """All documents of a snapshot, by the URLs of their canonical pages."""
-        found = {}
+        return {document.url: document async for _, document in self.listed(snap)}
+
+    async def listed(self, snap: perco.Snapshot) -> AsyncIterator[tuple[bytes, Document]]:
+        """All documents of a snapshot, with the hashes of their contents."""
         async for row in snap.scan(self.dups, columns=[self.listing]):
             listing: Any = row[self.listing]
             document = await self._document(snap, row.key, Listing(*listing))
             if document is not None:
-                found[document.url] = document
-        return found
+                yield row.key, document
 
     async def all_pages(self, snap: perco.Snapshot) -> tuple[list[Page], dict[str, float]]:
         """All pages of a snapshot and their ranks, for the batch build to start from."""

@@ -27,8 +27,9 @@ from perco.errors import UsageError
 from perco.webindex.crawled import CrawlError, Skipped, read_crawl
 from perco.webindex.index import WebIndex
 from perco.webindex.pages import Page, canonical_url
+from perco.webindex.places import search_path
 from perco.webindex.search import SearchIndex
-from perco.webindex.service import Service, search_path, serve
+from perco.webindex.service import Service, serve
 
 T = TypeVar("T")
 

@@ -26,6 +26,9 @@ FORMAT = 2
 
 VERSION_MAX = 2**63 - 1
 
+_FULL = 1
+"""The `application_id` of a file that was filled from its store; 0 at first."""
+
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
@@ -213,6 +216,16 @@ class SearchIndex:
         self.close()
 
     # ----------------------------------------------------------------------------------------- writing
+
+    def is_full(self) -> bool:
+        """Whether `mark_full` was called: all documents of the store were exported, and later ones are."""
+        with _told("the search index cannot be read"):
+            return bool(self._db.execute("PRAGMA application_id").fetchone()[0] == _FULL)
+
+    def mark_full(self) -> None:
+        """Note that all documents of the store are here."""
+        with _told("the search index cannot be written"):
+            self._db.execute(f"PRAGMA application_id = {_FULL}")
 
     def export(self, rows: Sequence[ExportRow]) -> int:
         """Store the rows that are newer than what is there, all in one transaction; returns how many."""

@@ -20,17 +20,13 @@ from perco.webindex.crawled import DOCS_URL, CrawlDecoder, CrawlError, Done, Not
 from perco.webindex.exporter import Exporter
 from perco.webindex.index import WebIndex
 from perco.webindex.pages import Page, canonical_url
-from perco.webindex.search import SearchIndex
+from perco.webindex.places import keep, rows_for, search_path
+from perco.webindex.search import ExportRow, SearchIndex
 
-SEARCH_FILE = "search.sqlite"
 _LOADERS = 48
+_EXPORTED_AT_ONCE = 500
 _PIPE_BYTES = 1 << 16
 _COMPLAINTS_MAX = 4096
-
-
-def search_path(store: Path) -> Path:
-    """The file of a store's search index."""
-    return store / SEARCH_FILE
 
 
 @dataclass(slots=True)
@@ -207,7 +203,7 @@ async def _collect(stream: trio.abc.ReceiveStream, into: bytearray) -> None:
 async def serve(
     store: Path,
     *,
-    url: str = "",
+    rows: str = "",
     concurrency: int = 64,
     options: perco.Options | None = None,
     on_export: Callable[[int], None] | None = None,
@@ -215,14 +211,36 @@ async def serve(
     """Open a web index and run its observers while the block lasts.
 
     Args:
-        store: the folder with the search index, and with the store.
-        url: the store's address, if it is not in the folder.
+        store: the folder with the search index; its rows are there too, or where the folder says.
+        rows: the address where the rows of a new one are to be; the folder then says so.
+
+    Raises: what `perco.open` raises; UsageError if the rows are elsewhere, or their documents go to the search index in
+    another folder.
     """
     exporter = Exporter(on_export)
     index = WebIndex(exporter)
-    async with perco.open(url or store, index.schema, options=options) as db:
+    rows = rows_for(store, rows)
+    async with perco.open(rows, index.schema, options=options) as db:
+        if rows != str(store):
+            await keep(db, index, store, rows)
         with SearchIndex(search_path(store)) as writing, SearchIndex(search_path(store)) as reading:
             # Other processes may export as well: the watermark is below every transaction in flight anywhere (G1).
             exporter.connect(writing, db.watermark)
+            if not writing.is_full():
+                await _fill(db, index, writing)
             async with db.worker(concurrency=concurrency, scanners=4) as worker:
                 yield Service(db, index, reading, worker)
+
+
+async def _fill(db: perco.Database, index: WebIndex, search: SearchIndex) -> None:
+    """Export all documents: the search index is new, and the rows may not be. Later versions are left as they are; none
+    is forgotten meanwhile, because the snapshot holds the watermark."""
+    async with db.snapshot() as snap:
+        rows: list[ExportRow] = []
+        async for content, document in index.listed(snap):
+            rows.append(ExportRow(content.hex(), snap.start_ts, document))
+            if len(rows) >= _EXPORTED_AT_ONCE:
+                await trio.to_thread.run_sync(search.export, rows)
+                rows = []
+        await trio.to_thread.run_sync(search.export, rows)
+    await trio.to_thread.run_sync(search.mark_full)

@@ -20,8 +20,9 @@ from perco.webindex import on_spark
 from perco.webindex.crawled import DOCS_URL
 from perco.webindex.on_spark import later, split
 from perco.webindex.pages import Page
+from perco.webindex.places import search_path
 from perco.webindex.search import SearchIndex
-from perco.webindex.service import Loaded, search_path, serve
+from perco.webindex.service import Loaded, serve
 
 
 def perco(*arguments: str, timeout: float = 200) -> str:

@@ -25,8 +25,9 @@ from perco.cli.serving import serve as serve_store
 from perco.webindex.exporter import Exporter
 from perco.webindex.index import WebIndex
 from perco.webindex.pages import unpack
+from perco.webindex.places import search_path
 from perco.webindex.search import SearchIndex
-from perco.webindex.service import search_path, serve
+from perco.webindex.service import serve
 from tests.acceptance.web.child import Change, set_rank, url_of
 from tests.acceptance.web.site import WORDS
 
@@ -60,7 +61,7 @@ async def work(store: Path) -> None:
     if URL:
         async with reached(store, perco.Schema()):
             pass  # there is somebody who serves it
-    async with serve(store, url=url, options=OPTIONS, on_export=lambda _: say("export")) as service:
+    async with serve(store, rows=url, options=OPTIONS, on_export=lambda _: say("export")) as service:
         service.worker.on_run(lambda id, key, seconds: say(id.replace(" ", "-")))
         say("ready")
         await trio.sleep_forever()

@@ -8,13 +8,18 @@ import json
 import os
 import pty
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perco.webindex.demo import fresh
+from perco.webindex.places import search_path
+from perco.webindex.search import SearchIndex
+from tests.support import bigtable, postgresql
 
 
 def perco(*arguments: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
@@ -102,6 +107,42 @@ def test_statistics_and_check_of_a_web_index(store: Path) -> None:
     assert stats["documents"] == stats["pages"] == stats["searchable"] == 2
     assert set(stats["waiting"].values()) == {0}
     assert perco("check", store).returncode == 0
+
+
+@pytest.mark.parametrize("database", [postgresql, bigtable], ids=["postgresql", "bigtable"])
+def test_the_rows_may_be_in_a_database(database: Any, saved: Path, tmp_path: Path) -> None:
+    url, index = database.fresh(), tmp_path / "index"
+    loaded = perco("web", "load", index, "--html", saved, "--rows", url)
+    assert loaded.returncode == 0, loaded.stderr
+    assert not (index / "tablets").exists()
+    (index / "search.sqlite").unlink()  # it is made again from the rows
+    missing = perco("web", "search", index, "fruit")
+    assert missing.returncode == 1
+    assert "perco web run" in missing.stderr
+    ranked = perco("web", "rank", index)
+    assert ranked.returncode == 0, ranked.stderr
+    assert json.loads(perco("web", "stats", index, "--json").stdout)["searchable"] == 2
+    found = perco("web", "search", index, "fruit", "--at", "0s", "--json")
+    assert "Apples" in [json.loads(line)["title"] for line in found.stdout.splitlines()]
+
+    elsewhere = perco("web", "load", tmp_path / "other", "--html", saved, "--rows", url)
+    assert elsewhere.returncode == 2
+    assert f"go to the search index in {socket.gethostname()}:{index}" in elsewhere.stderr
+    assert not (tmp_path / "other").exists()
+    moved = perco("web", "load", index, "--html", saved, "--rows", f"{url}x")
+    assert moved.returncode == 2
+    assert f"has its rows at {url}; name another folder" in moved.stderr
+
+
+def test_a_folder_with_rows_gets_its_search_index_again(store: Path) -> None:
+    with SearchIndex(search_path(store)) as search:
+        wanted = search.digest()
+    for file in store.glob("search.sqlite*"):
+        file.unlink()
+    again = perco("web", "recrawl", store)
+    assert again.returncode == 0, again.stderr
+    with SearchIndex(search_path(store)) as search:
+        assert search.digest() == wanted
 
 
 @pytest.mark.parametrize(

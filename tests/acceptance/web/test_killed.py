@@ -19,8 +19,8 @@ from perco.database.inside import inside
 from perco.webindex.batch import build, digest
 from perco.webindex.index import WebIndex
 from perco.webindex.pages import Page, pack
+from perco.webindex.places import search_path
 from perco.webindex.search import SearchIndex
-from perco.webindex.service import search_path
 from tests.acceptance.web.site import Site
 
 KILLS = 40

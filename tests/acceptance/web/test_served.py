@@ -19,8 +19,8 @@ import pytest
 
 from perco.webindex.batch import build, digest
 from perco.webindex.pages import Page, pack
+from perco.webindex.places import search_path
 from perco.webindex.search import SearchIndex
-from perco.webindex.service import search_path
 from tests.acceptance.web.site import Site
 from tests.acceptance.web.test_killed import checked
 from tests.support import bigtable

@@ -4,9 +4,7 @@ follow each other: no acknowledged commit is lost or doubled, and observers go o
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,72 +13,16 @@ import pytest
 import trio
 
 import perco
-from bench.against.coordinator import Coordinator
 from perco.database.inside import inside
 from perco.serve.direct import DirectRowStore
 from tests.integration.databases.observed import SCHEMA as OBSERVED, copied, source
 from tests.integration.postgresql.test_lost import SCHEMA, TASKS, Appending, _more, _readable
 from tests.support import bigtable, postgresql
+from tests.support.coordinated import ENDED, KILLED, STOPPED, Coordinators, Workers
 
 _NO_OWNER = perco.Options(
     postgresql=perco.options.PostgresqlOptions(own=False), bigtable=perco.options.BigtableOptions(own=False)
 )
-
-
-class Coordinators:
-    """Two at a time: one leads, the other stands by."""
-
-    def __init__(self, url: str, folder: Path) -> None:
-        self._url, self._folder, self._number = url, folder, 0
-        self.leader = self._start()
-        self.leader.says("serving ")
-        self.standby = self._stand_by()
-
-    def _stand_by(self) -> Coordinator:
-        standby = self._start()
-        standby.says("standing by: ")
-        return standby
-
-    def _start(self) -> Coordinator:
-        self._number += 1
-        return Coordinator(self._url, self._folder / f"s{self._number}")
-
-    def follow(self, harm: Callable[[Coordinator], object]) -> None:
-        """Harm the leader, until the other one leads; then end it, and start another standby."""
-        harm(self.leader)
-        self.standby.says("serving ")
-        self.leader.end()
-        self.leader, self.standby = self.standby, self._stand_by()
-
-    def end(self) -> None:
-        for each in (self.leader, self.standby):
-            each.end()
-
-
-class Workers:
-    """Two `perco worker` processes."""
-
-    def __init__(self, url: str) -> None:
-        schema = "tests.integration.databases.observed:SCHEMA"
-        self._command = [sys.executable, "-m", "perco", "worker", schema, "--store", url]
-        self._all = [self._start(), self._start()]
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-
-    def replace(self, which: int) -> None:
-        """Kill one, and start another."""
-        self._kill(self._all[which])
-        self._all[which] = self._start()
-
-    def end(self) -> None:
-        for worker in self._all:
-            self._kill(worker)
-
-    @staticmethod
-    def _kill(worker: subprocess.Popen[bytes]) -> None:
-        worker.kill()
-        worker.wait()
 
 
 @pytest.fixture(params=["postgresql", "bigtable"])
@@ -101,9 +43,6 @@ async def _client(url: str, schema: perco.Schema = SCHEMA) -> AsyncIterator[perc
     async with perco.open(url, schema, options=_NO_OWNER) as db:
         assert isinstance(inside(db).owner.store, DirectRowStore)  # type: ignore[attr-defined]
         yield db
-
-
-KILLED, ENDED, STOPPED = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
 
 
 @pytest.mark.parametrize("how", [KILLED, ENDED, STOPPED], ids=["killed", "ended", "stopped"])
@@ -139,7 +78,7 @@ async def test_one_that_is_deposed_ends_with_an_error(coordinators: Coordinators
 
 async def test_workers_that_are_killed_leave_nothing_undone(coordinators: Coordinators, url: str) -> None:
     """N3 N8 R7: two worker processes and the server that leads are killed on the way; each change is copied once."""
-    workers = Workers(url)
+    workers = Workers(url, "tests.integration.databases.observed:SCHEMA")
     try:
         async with _client(url, OBSERVED) as db:
             for number in range(6):

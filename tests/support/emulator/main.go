@@ -2,13 +2,23 @@
 //
 // A call with the metadata "perco-fault: before" loses its request, one with "after" its answer. Every call is one
 // atomic step, as the service promises for one row.
+//
+// With -lose N one call in N loses its request, one its answer, and one mutation is told as lost, but is carried out
+// up to -late later. At the end of its standard input it prints how many of each, and ends.
 package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
+	"io"
 	"log"
+	"math/rand"
+	"os"
+	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"cloud.google.com/go/bigtable/bttest"
 	"google.golang.org/grpc"
@@ -22,19 +32,60 @@ const messageBytesMax = 256 << 20
 var (
 	steps sync.Mutex
 	lost  = status.Error(codes.Unavailable, "lost on the way")
+
+	lose = flag.Int("lose", 0, "one call in so many is lost, in each of the ways; 0: none")
+	late = flag.Duration("late", 300*time.Millisecond, "a mutation that is told as lost is carried out within so long")
+	seed = flag.Int64("seed", 1, "of the faults")
+
+	dice                     sync.Mutex
+	random                   *rand.Rand
+	requests, answers, later atomic.Int64
 )
 
-func faultOf(ctx context.Context) string {
+func faultOf(ctx context.Context, method string) string {
 	found, _ := metadata.FromIncomingContext(ctx)
 	for _, value := range found.Get("perco-fault") {
 		return value
 	}
+	if *lose == 0 || !strings.HasPrefix(method, "/google.bigtable.v2.Bigtable/") {
+		return ""
+	}
+	dice.Lock()
+	fallen := random.Intn(*lose)
+	dice.Unlock()
+	switch fallen {
+	case 0:
+		requests.Add(1)
+		return "before"
+	case 1:
+		answers.Add(1)
+		return "after"
+	case 2:
+		return "late"
+	}
 	return ""
 }
 
-func one(ctx context.Context, request interface{}, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (interface{}, error) {
-	fault := faultOf(ctx)
-	if fault == "before" {
+// carryOutLater makes a call whose caller was told that it is lost.
+func carryOutLater(request interface{}, handle grpc.UnaryHandler) {
+	dice.Lock()
+	pause := time.Duration(random.Int63n(int64(*late)))
+	dice.Unlock()
+	time.Sleep(pause)
+	steps.Lock()
+	defer steps.Unlock()
+	if _, err := handle(context.Background(), request); err == nil {
+		later.Add(1)
+	}
+}
+
+func one(ctx context.Context, request interface{}, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (interface{}, error) {
+	fault := faultOf(ctx, info.FullMethod)
+	switch fault {
+	case "before":
+		return nil, lost
+	case "late":
+		go carryOutLater(request, handle)
 		return nil, lost
 	}
 	steps.Lock()
@@ -57,8 +108,9 @@ func (k *kept) SendMsg(message interface{}) error {
 	return nil
 }
 
-func stream(service interface{}, to grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	if faultOf(to.Context()) == "before" {
+func stream(service interface{}, to grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	fault := faultOf(to.Context(), info.FullMethod)
+	if fault == "before" {
 		return lost
 	}
 	answer := &kept{ServerStream: to}
@@ -70,13 +122,15 @@ func stream(service interface{}, to grpc.ServerStream, _ *grpc.StreamServerInfo,
 			return failed
 		}
 	}
-	if faultOf(to.Context()) == "after" {
+	if fault == "after" {
 		return lost
 	}
 	return err
 }
 
 func main() {
+	flag.Parse()
+	random = rand.New(rand.NewSource(*seed))
 	server, err := bttest.NewServer("127.0.0.1:0",
 		grpc.MaxRecvMsgSize(messageBytesMax), grpc.MaxSendMsgSize(messageBytesMax),
 		grpc.UnaryInterceptor(one), grpc.StreamInterceptor(stream))
@@ -84,5 +138,10 @@ func main() {
 		log.Fatal(err)
 	}
 	fmt.Println(server.Addr)
-	select {}
+	if *lose == 0 {
+		select {}
+	}
+	io.Copy(io.Discard, os.Stdin)
+	fmt.Printf("{\"requests lost\": %d, \"answers lost\": %d, \"carried out late\": %d}\n",
+		requests.Load(), answers.Load(), later.Load())
 }

@@ -1,0 +1,285 @@
+"""Runs the processes of a soak, harms them, and judges what they did."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+import trio
+
+import perco
+from bench.against.postgres import Server, server
+from perco.bigtable import admin
+from perco.testing.history import FAIL, OK, UNKNOWN, Ops, Transaction, load
+from perco.testing.isolation import Report, check
+from tests.soak.client import SCHEMA, copied, items, lists, options
+from tests.support.bigtable import EMULATOR
+from tests.support.coordinated import ENDED, KILLED, STOPPED, Coordinators, Workers
+
+_WORKERS: Final = 2
+_LAST: Final = 0  # the number of the reader at the end
+_LEFT_S: Final = 120.0  # for the observers' work at the end
+STORES: Final = ("bigtable", "postgresql")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Attributes:
+    store: "bigtable" or "postgresql".
+    transactions: how many have to commit.
+    clients: processes, each with 16 transactions at a time.
+    harm_s: seconds between two processes that are killed or stopped, on average.
+    pause_s: the longest time for which a process stands still.
+    lose: of the emulator: one call in so many is lost; 0: none.
+    """
+
+    store: str
+    transactions: int
+    clients: int = 3
+    harm_s: float = 5.0
+    pause_s: float = 30.0
+    lose: int = 2000
+    seed: int = 1
+
+
+class Outcome(NamedTuple):
+    """What came of it. `harm`: how often what was done; `gap_s`: the longest time in which nothing committed;
+    `wrong`: sentences, none if all is well."""
+
+    report: Report
+    statuses: Counter[str]
+    harm: Counter[str]
+    seconds: float
+    gap_s: float
+    wrong: list[str]
+
+
+class Database(NamedTuple):
+    """A server for the run. `ended` stops it, and returns which faults it made."""
+
+    url: str
+    harm: dict[str, Callable[[], object]]
+    ended: Callable[[], dict[str, int]]
+
+
+@contextmanager
+def database(plan: Plan) -> Iterator[Database]:
+    """Start the store's server. `BIGTABLE_EMULATOR_HOST` is that of the processes started within the block."""
+    if plan.store == "postgresql":
+        # Its user has to reach the folder, and may not reach that of the run.
+        with tempfile.TemporaryDirectory(prefix="perco-pg-") as data, server(Path(data)) as running:
+            yield Database(
+                f"postgresql://bench@/postgres?host={running.socket}&prefix=soak",
+                {"connections ended": lambda: _disconnect(running)},
+                dict,
+            )
+        return
+    process = subprocess.Popen(
+        [EMULATOR, "-lose", str(plan.lose), "-seed", str(plan.seed)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    with ExitStack() as stack:
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        address = process.stdout.readline().strip()
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("BIGTABLE_EMULATOR_HOST", address)
+        url = "bigtable://soak/soak?prefix=soak"
+        assert admin.init(url)
+        yield Database(url, {}, lambda: json.loads(process.communicate("")[0]) if plan.lose else {})
+
+
+def _disconnect(running: Server) -> None:
+    running.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'perco'")
+
+
+class Clients:
+    """The client processes. One that is killed is followed by another; no two have the same number."""
+
+    def __init__(self, plan: Plan, url: str, folder: Path) -> None:
+        self._plan, self._url, self._folder = plan, url, folder
+        self._started = _LAST
+        self._read: dict[Path, int] = {}  # bytes of a journal in which commits were counted
+        self.committed = 0
+        self._all = [self._start() for _ in range(plan.clients)]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._started += 1
+        journal = self._folder / f"{self._started}.jsonl"
+        self._read[journal] = 0
+        command = [sys.executable, "-m", "tests.soak.client", self._url, journal, str(self._started)]
+        return subprocess.Popen([*map(str, command), str(self._plan.seed)])
+
+    def count(self) -> int:
+        """The commits so far. Raises: RuntimeError, if a client has ended with an error."""
+        for each in self._all:
+            if each.poll() is not None:
+                raise RuntimeError(f"a client has ended with exit code {each.returncode}")
+        for journal, read in self._read.items():
+            if journal.exists():
+                with journal.open("rb") as file:
+                    file.seek(read)
+                    new = file.read()
+                whole = new.rfind(b"\n") + 1
+                self.committed += new.count(b'"status":"ok"', 0, whole)
+                self._read[journal] = read + whole
+        return self.committed
+
+    def kill(self, which: int) -> None:
+        self._all[which].kill()
+        self._all[which].wait()
+        self._all[which] = self._start()
+
+    def send(self, which: int, number: signal.Signals) -> None:
+        self._all[which].send_signal(number)
+
+    def end(self) -> None:
+        """Let them end. Raises: RuntimeError."""
+        for each in self._all:
+            each.send_signal(signal.SIGTERM)
+        for each in self._all:
+            if each.wait(120):
+                raise RuntimeError(f"a client has ended with exit code {each.returncode}")
+
+    def close(self) -> None:
+        for each in self._all:
+            each.kill()
+            each.wait()
+
+    def history(self) -> list[Transaction]:
+        """What all of them did. A transaction of a killed client counts as it was noted last."""
+        made: dict[int, Transaction] = {}
+        for journal in self._read:
+            lines = journal.read_text(encoding="utf-8").split("\n")
+            for one in load(lines[:-1]):  # the last is empty, or half a line
+                made[one.id] = one
+        return list(made.values())
+
+
+class Soak:
+    """One run. Args: `say` is called with each line about its progress."""
+
+    def __init__(self, plan: Plan, folder: Path, say: Callable[[str], object]) -> None:
+        self._plan, self._folder, self._say = plan, folder, say
+        self._random = random.Random(plan.seed)
+        self._harm: Counter[str] = Counter()
+
+    def run(self) -> Outcome:
+        """Raises: RuntimeError, if a process ends that should not."""
+        with ExitStack() as stack:
+            store = stack.enter_context(database(self._plan))
+            servers = Coordinators(store.url, self._folder)
+            stack.callback(servers.end)
+            workers = Workers(store.url, "tests.soak.client:SCHEMA", _WORKERS)
+            stack.callback(workers.end)
+            clients = Clients(self._plan, store.url, self._folder)
+            stack.callback(clients.close)
+            began = time.monotonic()
+            self._until_done(clients, self._ways(servers, workers, clients, store.harm))
+            clients.end()
+            history = clients.history()
+            seconds = time.monotonic() - began
+            self._say("reading what is there ...")
+            last, wrong = trio.run(_read, store.url)
+            history.append(last)
+            self._harm.update(store.ended())
+        self._write(history)
+        self._say("judging ...")
+        report = check(history)
+        wrong += [f"{anomaly.name}: {anomaly.text}" for anomaly in report.anomalies]
+        statuses = Counter(one.status for one in history)
+        return Outcome(report, statuses, self._harm, seconds, _gap(history), wrong)
+
+    def _until_done(self, clients: Clients, ways: dict[str, Callable[[], object]]) -> None:
+        """Do harm in all ways in turn, in an order that is drawn anew, until all has committed and each was done."""
+        names: list[str] = []
+        while clients.count() < self._plan.transactions or len(self._harm) < len(ways):
+            if not names:
+                names = self._random.sample(list(ways), len(ways))
+            way = names.pop()
+            time.sleep(self._random.uniform(0.5, 1.5) * self._plan.harm_s)
+            self._say(f"{clients.count():9,} committed; {way}")
+            ways[way]()
+            self._harm[way] += 1
+
+    def _ways(
+        self, servers: Coordinators, workers: Workers, clients: Clients, more: dict[str, Callable[[], object]]
+    ) -> dict[str, Callable[[], object]]:
+        def client() -> int:
+            return self._random.randrange(self._plan.clients)
+
+        def worker() -> int:
+            return self._random.randrange(_WORKERS)
+
+        return {
+            "client killed": lambda: clients.kill(client()),
+            "client stopped": lambda: self._stop(clients.send, client()),
+            "worker killed": lambda: workers.replace(worker()),
+            "worker stopped": lambda: self._stop(workers.send, worker()),
+            "leader killed": lambda: servers.follow(lambda leader: leader.send(KILLED)),
+            "leader stopped": lambda: servers.follow(lambda leader: leader.send(STOPPED)),
+            "leader ended": lambda: servers.follow(lambda leader: leader.send(ENDED)),
+            "leader stopped shortly": lambda: self._stop(lambda _, number: servers.leader.send(number), 0, longest=1.0),
+            "standby killed": servers.replace_standby,
+            **more,
+        }
+
+    def _stop(self, send: Callable[[int, signal.Signals], object], which: int, *, longest: float | None = None) -> None:
+        send(which, STOPPED)
+        time.sleep(self._random.uniform(0.1, 1.0) * (longest or self._plan.pause_s))
+        send(which, signal.SIGCONT)
+
+    def _write(self, history: Iterable[Transaction]) -> None:
+        with (self._folder / "history.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(one.line() + "\n" for one in history)
+
+
+async def _read(url: str) -> tuple[Transaction, list[str]]:
+    """Wait for the observers, and read all lists as a last transaction. Returns also what is wrong in the store."""
+    wrong = []
+    async with perco.open(url, SCHEMA, options=options()) as db:
+        with trio.move_on_after(_LEFT_S) as waiting:
+            await db.wait_idle()
+        if waiting.cancelled_caught:
+            wrong.append(f"after {_LEFT_S:g} s there are still changes that no observer has seen")
+        ops, begin = Ops(), time.monotonic()
+        async with db.snapshot() as snap:
+            async for row in snap.scan(lists):
+                ops.read(row.key, row[items])
+                if row[copied] != row[items]:
+                    wrong.append(f"list {row.key} is not what its observer made of it")
+        return Transaction(_LAST, "last", begin, time.monotonic(), OK, tuple(ops.made)), wrong
+
+
+def _gap(history: Iterable[Transaction]) -> float:
+    ends = sorted(one.end for one in history if one.status == OK and one.id != _LAST)
+    return max((after - before for before, after in pairwise(ends)), default=0.0)
+
+
+def told(outcome: Outcome) -> str:
+    """The outcome in words."""
+    statuses, harm = outcome.statuses, outcome.harm
+    edges = ", ".join(f"{count:,} {kind}" for kind, count in sorted(outcome.report.edges.items()))
+    lines = [
+        f"{statuses[OK]:,} transactions committed in {outcome.seconds:.0f} s, {statuses[OK] / outcome.seconds:.0f} a "
+        f"second; {statuses[FAIL]:,} did not, {statuses[UNKNOWN]:,} are of unknown outcome",
+        "harm: " + ", ".join(f"{count} {name}" for name, count in sorted(harm.items())),
+        f"longest time without a commit: {outcome.gap_s:.1f} s",
+        f"dependencies: {edges}; {outcome.report.unread} appends that no transaction read",
+        f"snapshot isolation, and observers that have seen all: {'NO' if outcome.wrong else 'yes'}",
+        *outcome.wrong,
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,79 @@
+"""Servers that give timestamps to direct clients of a database, and worker processes, to be harmed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from bench.against.coordinator import Coordinator
+
+KILLED: Final = signal.SIGKILL
+ENDED: Final = signal.SIGTERM
+STOPPED: Final = signal.SIGSTOP
+
+
+class Coordinators:
+    """Two at a time: one leads, the other stands by."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._url, self._folder, self._number = url, folder, 0
+        self.leader = self._start()
+        self.leader.says("serving ")
+        self.standby = self._stand_by()
+
+    def _stand_by(self) -> Coordinator:
+        standby = self._start()
+        standby.says("standing by: ")
+        return standby
+
+    def _start(self) -> Coordinator:
+        self._number += 1
+        return Coordinator(self._url, self._folder / f"s{self._number}")
+
+    def follow(self, harm: Callable[[Coordinator], object]) -> None:
+        """Harm the leader, until the other one leads; then end it, and start another standby."""
+        harm(self.leader)
+        self.standby.says("serving ")
+        self.leader.end()
+        self.leader, self.standby = self.standby, self._stand_by()
+
+    def replace_standby(self) -> None:
+        """Kill the one that stands by, and start another."""
+        self.standby.end()
+        self.standby = self._stand_by()
+
+    def end(self) -> None:
+        for each in (self.leader, self.standby):
+            each.end()
+
+
+class Workers:
+    """`perco worker` processes. Args: `schema`, as `perco worker` takes it: "module:NAME"."""
+
+    def __init__(self, url: str, schema: str, processes: int = 2) -> None:
+        self._command = [sys.executable, "-m", "perco", "worker", schema, "--store", url]
+        self._all = [self._start() for _ in range(processes)]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+
+    def send(self, which: int, number: signal.Signals) -> None:
+        self._all[which].send_signal(number)
+
+    def replace(self, which: int) -> None:
+        """Kill one, and start another."""
+        self._kill(self._all[which])
+        self._all[which] = self._start()
+
+    def end(self) -> None:
+        for worker in self._all:
+            self._kill(worker)
+
+    @staticmethod
+    def _kill(worker: subprocess.Popen[bytes]) -> None:
+        worker.kill()
+        worker.wait()
