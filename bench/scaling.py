@@ -13,6 +13,8 @@ from the other five. The plot from 1 to 1 000 servers assumes cores to spare, a 
 enough clients, rows that are chosen uniformly, a network like this machine's sockets, and one owner, which spends on
 each transaction the time that was measured here. The line bends where that owner has no time left.
 
+The same for clients that reach Bigtable by themselves is in `scaling_direct.py`.
+
     python -m bench.scaling serve FOLDER SERVERS        an owner with SERVERS tablet servers
 """
 
@@ -35,10 +37,12 @@ from statistics import median
 import trio
 
 import perco
+from bench import scaling_direct
 from bench.against import rows
 from bench.against.embedded import ROWS, ZERO, one_more
 from bench.against.load import Load, closed_loop
 from bench.against.postgres import NoPostgresError, binaries, server as postgres
+from bench.bigtable import EMULATOR
 from bench.harness import Cell, Report, Run, interleaved, version_of
 from perco.serve.client import remote_owner
 from perco.serve.opening import open as opened, visiting
@@ -221,7 +225,12 @@ def main(run: Run) -> None:
         peers = _postgres(run, stack, folder, facts)
     _tell(run, report, found, peers)
     model, owner_s, server_s = _fit(run, report, found)
-    _draw(run, found, model, owner_s, server_s)
+    direct = None
+    if EMULATOR.exists():
+        direct = scaling_direct.measure(run, report)
+    else:
+        run.say("Without direct clients on Bigtable: make build/bigtable-emulator\n")
+    _draw(run, found, model, owner_s, server_s, direct)
     run.finish(report, facts)
 
 
@@ -316,13 +325,24 @@ def _fit(run: Run, report: Report, found: dict[tuple[int, int], list[Found]]) ->
     return model, owner_s, server_s
 
 
-def _draw(run: Run, found: dict[tuple[int, int], list[Found]], model: Model, owner_s: float, server_s: float) -> None:
+def _draw(
+    run: Run,
+    found: dict[tuple[int, int], list[Found]],
+    model: Model,
+    owner_s: float,
+    server_s: float,
+    direct: scaling_direct.Model | None,
+) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (loads, servers) = pyplot.subplots(1, 2, figsize=(10, 4))
+    figure, (loads, servers, clients) = pyplot.subplots(1, 3, figsize=(15, 4))
+    if direct is None:
+        clients.remove()
+    else:
+        scaling_direct.draw(direct, clients)
     steps = [2 ** (i / 4) for i in range(37)]
     loads.plot(steps, [model.per_s(n) for n in steps], color="#9ca3af", lw=1, label="model")
     for kind, counts, fill in (("the model is fitted to these", FITTED, "#2563eb"), ("held out", HELD_OUT, "white")):
@@ -344,7 +364,7 @@ def _draw(run: Run, found: dict[tuple[int, int], list[Found]], model: Model, own
     servers.set_xscale("log")
     servers.set_yscale("log")
     servers.set_xlabel(f"tablet servers, a core for each process, {MANY} in flight for each")
-    for axis in (loads, servers):
+    for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, fontsize=8)
     run.figure(figure, "scaling")

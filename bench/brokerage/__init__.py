@@ -9,7 +9,8 @@ is one of a client's, or one settlement.
     embedded            the store is in the client's process
     served              one `perco serve` over a folder, and client processes
     PostgreSQL          client processes that read and write by themselves, timestamps from `perco serve --direct`
-    Bigtable            an emulator in memory, and one process that owns the store
+    Bigtable            the same over an emulator in memory
+    Bigtable, its owner one process that owns a store on the emulator
     SQL                 the same by hand over asyncpg, on the same PostgreSQL server, written to win (`sql.py`)
 
 CPU time is that of clients and servers together. The second table is about a network: client processes of `perco serve`
@@ -32,7 +33,7 @@ from typing import Any
 from bench.against.coordinator import Coordinator
 from bench.against.load import cpu_of
 from bench.against.postgres import NoPostgresError, Server, server
-from bench.bigtable import EMULATOR, emulator
+from bench.bigtable import EMULATOR, Emulator, emulator
 from bench.brokerage import sql
 from bench.brokerage.client import PERCO, SQL, Figures, Job
 from bench.delay import delayed
@@ -43,6 +44,7 @@ IN_FLIGHT = 64
 FEW = 8  # in flight behind a network: the time of a transaction is that of its calls
 DELAYS_MS = (2, 10)  # a call and its answer
 EMBEDDED, SERVED, POSTGRESQL, BIGTABLE, BY_HAND = "embedded", "served", "PostgreSQL", "Bigtable", "SQL"
+BIGTABLE_OWNER = "Bigtable, its owner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +201,18 @@ def _serving(*arguments: str) -> Iterator[Callable[[], float]]:
 
 @contextmanager
 def _direct(run: Run, folder: Path, started: Server) -> Iterator[Place]:
-    url = started.url("brokerage")
-    leader = Coordinator(url, folder / "leader")
+    with _leading(started.url("brokerage"), folder / "leader") as cpu_s:
+        url = started.url("brokerage")
+        yield Place(POSTGRESQL, PERCO, url, _counts(run), lambda: started.cpu_s() + cpu_s())
+
+
+@contextmanager
+def _leading(url: str, socket: Path) -> Iterator[Callable[[], float]]:
+    """A server that gives timestamps to clients that read and write by themselves."""
+    leader = Coordinator(url, socket)
     try:
         leader.says("serving")
-        yield Place(POSTGRESQL, PERCO, url, _counts(run), lambda: started.cpu_s() + leader.cpu_s())
+        yield leader.cpu_s
     finally:
         leader.end()
 
@@ -216,9 +225,15 @@ def _by_hand(run: Run, folder: Path, started: Server) -> Iterator[Place]:
 
 
 @contextmanager
-def _on_bigtable(run: Run, folder: Path) -> Iterator[Place]:
-    with emulator() as started:
-        yield Place(BIGTABLE, PERCO, started.url(), (1,), started.cpu_s)
+def _on_bigtable(run: Run, folder: Path, started: Emulator) -> Iterator[Place]:
+    url = started.url()
+    with _leading(url, folder / "bigtable") as cpu_s:
+        yield Place(BIGTABLE, PERCO, url, _counts(run), lambda: started.cpu_s() + cpu_s())
+
+
+@contextmanager
+def _bigtable_owner(run: Run, folder: Path, started: Emulator) -> Iterator[Place]:
+    yield Place(BIGTABLE_OWNER, PERCO, started.url(), (1,), started.cpu_s)
 
 
 def _counts(run: Run) -> tuple[int, ...]:
@@ -241,7 +256,8 @@ def main(run: Run) -> None:
         except NoPostgresError as error:
             run.say(f"{error}\n")
         if EMULATOR.exists():
-            ways.append(_on_bigtable)
+            emulated = stack.enter_context(emulator())
+            ways += [partial(_on_bigtable, started=emulated), partial(_bigtable_owner, started=emulated)]
         else:
             run.say("Without Bigtable: make build/bigtable-emulator\n")
         places = [stack.enter_context(way(run, folder)) for way in ways]
@@ -268,7 +284,7 @@ def _throughput(run: Run, report: Report, places: list[Place]) -> Found:
         shown = [f"{median(done.ms(kind) for done in dones):.1f}" for kind in ("trade order", "customer position")]
         late = f"{median(done.ms('trade order', 1) for done in dones):.0f}"
         rows.append([name, count, rate, f"{cpu:.0f}", *shown, late])
-        key = f"{name.lower()}_{count}"
+        key = f"{name.lower().replace(', its ', '_')}_{count}"
         report.figures |= {f"{key}_txn_per_s": rate.median, f"{key}_cpu_us_per_txn": cpu}
     run.table(
         f"transactions of a brokerage, {IN_FLIGHT} in flight in each process",
