@@ -17,7 +17,7 @@ SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/tes
   tests/webindex/test_crawl.py tests/component/serve/test_spread.py tests/integration/notify/test_chain.py tests/damage \
   tests/integration/storage/test_missing.py tests/integration/copying $(filter-out tests/examples/test_spark_pipeline.py,$(wildcard tests/examples/test_*.py))
 
-.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss soak clean help
+.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-bigtable-live test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss soak clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -57,6 +57,13 @@ BIGTABLE ?= tests/scenarios tests/component/notify
 test-bigtable: .venv/.dev build/bigtable-emulator ## the same over a Bigtable emulator, which it builds (with Go); BIGTABLE=tests/scenarios/test_bank.py
 	$(BIN)/pytest -q -n auto --dist worksteal tests/component/storage tests/integration/databases tests/soak
 	$(BIN)/pytest -q -n auto --dist worksteal --over bigtable,bigtable_direct $(BIGTABLE)
+
+test-bigtable-live: .venv/.dev ## PERCO_BIGTABLE=PROJECT/INSTANCE: a part of that on a live instance; see docs/testing.md for what it costs
+	@[ -n "$$PERCO_BIGTABLE" ] || { echo "PERCO_BIGTABLE=PROJECT/INSTANCE names the instance"; exit 1; }
+	$(BIN)/pytest -q -k bigtable tests/component/storage/test_conformance.py tests/component/storage/test_bigtable_exactness.py \
+	  tests/integration/databases; tests=$$?; \
+	$(BIN)/pytest -q --over bigtable,bigtable_direct $(addprefix tests/scenarios/test_,bank.py anomalies.py hermitage.py); \
+	scenarios=$$?; $(BIN)/python -m tests.support.live && exit $$((tests + scenarios))
 
 # Google's server for tests, of Debian's packages.
 build/bigtable-emulator: tests/support/emulator/main.go

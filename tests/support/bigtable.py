@@ -1,5 +1,5 @@
-"""A Bigtable emulator for the tests of a process, started when the first of them needs it; each test has a table of its
-own. Time may be virtual: it stands still while a call to the emulator is in flight."""
+"""A Bigtable emulator for the tests of a process, started when the first of them needs it, or a live instance
+(`live.py`); each test has a table of its own. Time may be virtual: it stands still while a call is in flight."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from perco.database.inside import inside
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import DATA, PROTOCOL_GROUPS, Mutation
 from perco.testing.bare import BareStore
+from tests.support import live
 from tests.support.divided import Divided, Stored
 from tests.support.realtime import held, waited_for
 
@@ -46,7 +47,9 @@ _of_folders: dict[str, str] = {}
 
 @functools.cache
 def running() -> None:
-    """Start the emulator of this process. Skips the test if it is not built."""
+    """Start the emulator of this process, unless there is an instance. Skips the test if it is not built."""
+    if live.instance():
+        return
     if not EMULATOR.exists():
         pytest.skip("the Bigtable emulator is not built: make build/bigtable-emulator")
     process = subprocess.Popen([EMULATOR], stdout=subprocess.PIPE, text=True)
@@ -64,8 +67,11 @@ def permits() -> BigtableOptions:
 def fresh() -> str:
     """The address of a new store, whose table is there."""
     running()
-    url = f"bigtable://test/test?prefix=t{os.getpid()}_{next(_numbers)}"
+    instance, prefix = live.instance() or "test/test", live.PREFIX if live.instance() else "t"
+    url = f"bigtable://{instance}?prefix={prefix}{os.getpid()}_{next(_numbers)}"
     assert admin.init(url)
+    if live.instance():
+        live.drop_at_exit(url)
     return url
 
 
