@@ -1,17 +1,18 @@
-"""The rows of a store on Bigtable for a client: it reads and writes them by itself, with a ticket of the owner's.
+"""The rows of a store on Bigtable for a direct client: it reads and writes them itself, with a ticket from the owner.
 
 Bigtable cannot compare a ticket with that of a mutation, as PostgreSQL does. So a client acts on a *permit*: it reads
 the owner's row and that of its ticket, and then it may send mutations for `call_s` from the moment at which it began to
 read, by its own clock. Within that time its calls end, too. The owner says how long `call_s` and `late_s` are; a client
 whose own `call_s` is shorter keeps to that.
 
-F3  A read counts only if the ticket was good after the cells had been read: while the permit lasts, or because it was
-    good when the permit was renewed. No mutation of a row is sent without a permit; hints may be removed at any time
-    (N7). So `call_s` and `late_s` after a ticket has ended, nothing that was sent with it can take effect.
-R5  What a session has begun to read raises SessionEnded if the session ends meanwhile.
-R7  What a session has begun, the next one does not send.
-T13 A permit names the floor. No mutation below it is sent. So `call_s` and `late_s` after the owner has raised the
-    floor, no mutation below it can take effect.
+F3  A read counts only if the ticket was still valid after the cells were read: the permit has not expired, or the
+    client has since renewed it for the same ticket. No mutation of a row is sent without a permit; hints may be removed
+    at any time (N7). So once `call_s` plus `late_s` have passed since a ticket ended, no mutation sent under it can
+    take effect.
+R5  A read raises SessionEnded if its session ends before the read does.
+R7  A client never sends a mutation of an earlier session in a later one.
+T13 A permit names the floor. No mutation below it is sent. So once `call_s` plus `late_s` have passed since the owner
+    raised the floor, no mutation below it can take effect.
 O1  A permit is good only under the owner that gave the ticket. The next owner waits until all permits have ended before
     it removes anything.
 """
@@ -36,7 +37,8 @@ from perco.storage.lease import CLOSED, now
 
 
 class Permit(NamedTuple):
-    """A ticket that is good until a moment, by `now()`, and to be renewed before; and the floor under it."""
+    """The right to act under a ticket until `until`, in the time of `now()`. `renew_at`: from then on, renew it;
+    `floor`: the write floor that applies."""
 
     ticket: str
     floor: int
@@ -112,7 +114,8 @@ class ClientRows(BigtableRows):
             raise SessionEnded()
 
     def _must_go_on(self, session: int, permit: Permit) -> None:
-        """Before each mutation. The machine may have been asleep: that trio's clock does not count.
+        """Check the session and the permit before each mutation. trio's clock does not count the time for which the
+        machine was suspended; `now()` does.
 
         Raises: as `_must_be_in`; Unavailable."""
         self._must_be_in(session)
@@ -188,11 +191,12 @@ class ClientRows(BigtableRows):
         return verdicts  # type: ignore[return-value]
 
     def _acknowledge(self, sent: Sequence[int], verdicts: list[Verdict | None]) -> None:
-        """Acknowledge what was made: the records in the rows are the truth, whoever owns the store by now."""
+        """Acknowledge what was applied: the records in the rows are the truth, even if another process owns the store
+        by now."""
 
 
 async def address_of(place: Place, options: BigtableOptions) -> str:
-    """Where the store's owner serves clients that reach the rows by themselves, or served them last; "": nowhere.
+    """Where the store's owner serves direct clients, or served them last; "": nowhere.
 
     Raises: Unavailable.
     """

@@ -2,19 +2,20 @@
 
 The truth is in the rows: such a cell is written together with the record that it belongs to (N1). But it is one cell
 among terabytes, and Bigtable has no index. So before a mutation that puts such a cell into a row is sent, a *hint* is
-written: a row of its own, in a small range of the same table, with the key of the row that it is about. A scan of these
-groups reads the hints, then the rows that they name. A hint about a row that has no such cell costs a read, and does no
-harm. Several processes may write hints, and any of them may remove them.
+written: a cell of a *hint row*, which lies in a small range of the same table and has the key of the row that it is
+about. A scan of these groups reads the hints, then the rows that they name. A hint about a row that has no such cell
+costs a read, and does no harm. Several processes may write hints, and any of them may remove them.
 
-N7  A row that has such a cell has a hint that nobody removes. The hint is written, and answered, before the mutation
-    that puts the cell is sent. A mutation that only replaces such a cell by another one needs none. Each hint is a cell
-    of its own, with a column for each process, and only those that were seen are removed: hints that are written
-    meanwhile stay.
-    A hint may be removed if its mutation has ended. Whether it has, the process that sent it knows; others wait for
-    `lasts_s` from the moment at which they first saw the hint. It may also be removed if its mutation replaces a
-    lock, which was there when the hint was written: without the lock it has no effect.
-    From a row that has such a cell or a lock, hints are removed only if there are many, and only once a new one has
-    been written in their place: another process may be removing any of the old ones.
+N7  Every row that has such a cell has at least one hint that no process removes. A process writes the hint, and waits
+    for the answer, before it sends the mutation that puts the cell. A mutation that only replaces such a cell by
+    another one needs no hint. The hint row has a column for each process. A process removes only the hints that it has
+    seen, so hints that are written meanwhile stay.
+    A hint may be removed once its mutation can no longer take effect. The process that sent the mutation knows when;
+    other processes wait for `lasts_s` from the moment at which they first saw the hint. If the mutation replaces a
+    lock that was there when the hint was written, the hint may be removed at once: without the lock, the mutation has
+    no effect.
+    If the row has such a cell or a lock, hints are removed only if there are many, and only once a new hint has been
+    written in their place: another process may be removing any of the old ones.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Hints:
         self._name = HINT_NAME + secrets.token_bytes(_TOKEN_BYTES)  # no program seeds these
         self._last = 0
         self._flying: set[int] = set()  # stamps of mutations that may still take effect
-        self._late: deque[tuple[float, int]] = deque()  # the same, if they were not answered: until when
+        self._late: deque[tuple[float, int]] = deque()  # of unanswered ones, and until when each may take effect
         self._first_seen: OrderedDict[Hint, float] = OrderedDict()  # of other processes
         self.removed = 0
 
@@ -97,7 +98,8 @@ class Hints:
         return stamp, self._writing(hint_key(mutation.table, row), stamp, _REPLACES_LOCK if replaces else _OTHER)
 
     def end(self, stamp: int, *, answered: bool) -> None:
-        """The mutation has been answered, or was not sent; else it may take effect for some time."""
+        """Record the end of a mutation. `answered`: it was answered or never sent; otherwise it may still take effect
+        for a while."""
         if answered:
             self._flying.discard(stamp)
         else:
@@ -117,8 +119,8 @@ class Hints:
     # ------------------------------------------------------------ removing them
 
     def removable(self, cells: Iterable[ReadCell]) -> list[Hint]:
-        """Of the hints about a row those that may go, if the row allows it: of mutations that have ended, or that
-        replace a lock. Call it before the row is read."""
+        """The hints that may be removed if the row has no such cell: their mutations have ended, or replace a lock.
+        Call it before the row is read."""
         now = trio.current_time()
         while self._late and self._late[0][0] <= now:
             self._flying.discard(self._late.popleft()[1])
@@ -134,13 +136,13 @@ class Hints:
                 oldest, since = next(iter(self._first_seen.items()))
                 if now < since + _FORGOTTEN * self.lasts_s:
                     return False  # there is no room for it: it is seen again
-                del self._first_seen[oldest]  # it has gone, or nobody has looked at its row for long
+                del self._first_seen[oldest]  # it has gone, or this process has not looked at its row for long
             self._first_seen[hint] = first = now
         return now >= first + self.lasts_s
 
     def needless(self, removable: dict[bytes, list[Hint]], marked: Collection[bytes]) -> dict[bytes, list[Hint]]:
-        """Of these hints those that go now, by row: from a row that has such a cell or a lock (`marked`) only if there
-        are many, and once there is a new hint (`replacement`)."""
+        """The hints to remove now, by row. For a row with such a cell or a lock (`marked`): only if it has many, and
+        only after its `replacement` has been written."""
         return {
             key: found[:_AT_ONCE] for key, found in removable.items() if len(found) > (_MANY if key in marked else 0)
         }

@@ -148,7 +148,7 @@ def scan(
     table: TableName,
     prefix: Annotated[str | None, typer.Option(help="Keys with this prefix; for tuples a JSON array of parts.")] = None,
     start: Annotated[str | None, typer.Option(help="From this key on.")] = None,
-    stop: Annotated[str | None, typer.Option(help="Up to, but without, this key.")] = None,
+    stop: Annotated[str | None, typer.Option(help="Up to, but not including, this key.")] = None,
     columns: Annotated[str | None, typer.Option(help="These columns, separated by commas.")] = None,
     limit: Annotated[int | None, typer.Option(min=0, help="At most this many rows.")] = None,
     reverse: Annotated[bool, typer.Option("--reverse", help="In reverse key order.")] = False,
@@ -275,17 +275,17 @@ def serve(
         typer.Option("--listen", metavar="ADDRESS", help="unix:PATH, tcp://HOST:PORT or tls://HOST:PORT; repeatable."),
     ] = None,
     durability: Annotated[
-        str, typer.Option(help='"power": answers are on disk; "process": they survive the death of the process only.')
+        str, typer.Option(help='"power": acknowledged writes are on disk; "process": they survive only its death.')
     ] = "power",
     processes: Annotated[int, typer.Option(min=1, max=64, help="Tablet servers; 1: everything in one process.")] = 1,
     connections: Annotated[int, typer.Option(min=1, help="The largest number of clients at a time.")] = 1024,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="A certificate, for tls://.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its key, if that is another file.")] = None,
     direct: Annotated[
-        bool, typer.Option("--direct", help="In a database: clients read and write the rows by themselves.")
+        bool, typer.Option("--direct", help="Store in a database: let clients read and write the rows directly.")
     ] = False,
     standby: Annotated[
-        bool, typer.Option("--standby", help="In a database: while another process owns the store, wait to follow it.")
+        bool, typer.Option("--standby", help="Store in a database: while another process owns it, wait to take over.")
     ] = False,
     advertise: Annotated[
         str,
@@ -295,17 +295,18 @@ def serve(
     """Keep a store open for other processes, until SIGTERM or Ctrl-C.
 
     Programs that open the same folder become clients automatically, over a socket in it. Use this command to keep the
-    store open when they end, and for clients on other hosts. It runs no observers; workers do, as clients. It makes a
-    new store if there is no folder.
+    store open when they end, and for clients on other hosts. This command runs no observers; start workers, which
+    connect as clients. If the folder does not exist, the command creates a store.
 
     On TCP a client must present the store's token, which lies in the folder, readable by its owner only. Programs of
     the same user on the same machine find it automatically; others use perco.open(..., token=...), or PERCO_TOKEN in
     the environment. An address that other hosts can reach needs TLS.
 
-    STORE may be a database, postgresql://... or bigtable://...: the rows are there, and this process owns them. Say
-    with --listen where it is reached; its token on TCP is that of PERCO_TOKEN. With --standby, a second one takes over
-    when the first one is gone. With --direct, programs that open the same address of the database read and write
-    the rows by themselves, and follow the server that leads; they get timestamps from it.
+    STORE may be a database, postgresql://... or bigtable://...: the database holds the rows, and this process owns the
+    store. --listen sets the address for clients; over TCP, the token is the value of PERCO_TOKEN. With --standby, a
+    second server waits, and takes over if the first one fails. With --direct, programs that open the database's address
+    read and write the rows directly. They get timestamps from the leading server, and switch to the next server if that
+    one fails.
 
     With --processes N the tablets of all tables are spread over N tablet servers, which clients ask directly. If one
     dies, the others take over its tablets, and it is replaced. A single process commits a transaction within one tablet
@@ -356,7 +357,7 @@ def worker(
 
     MODULE is imported from the current folder; SCHEMA is the perco.Schema in it. Several workers may run on one store;
     only one at a time works on a row. If no process has the folder open, the first worker opens it, and the others are
-    its clients; with `perco serve` the folder stays open whichever worker ends. Of a store on PostgreSQL or Bigtable,
+    its clients; with `perco serve`, the folder stays open when a worker ends. For a store on PostgreSQL or Bigtable,
     workers are clients of `perco serve --direct`.
 
     \b
@@ -383,7 +384,7 @@ def wait(
     """Wait until all observers have run.
 
     Ends when no change waits anywhere. While others keep writing, that moment may never come: --until-ts waits only
-    for transactions from outside up to a timestamp, and for everything that followed from them.
+    for commits by programs up to a timestamp, and for everything that followed from them.
 
     \b
     Examples:
@@ -463,7 +464,7 @@ def vacuum(store: Store, json: Json = False) -> None:
 @app.command()
 def backfill(
     store: Store,
-    run: Annotated[bool, typer.Option("--run", help="Finish them now.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Finish all backfills now.")] = False,
     json: Json = False,
 ) -> None:
     """Show how far new observers have been notified of older data.

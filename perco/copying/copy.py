@@ -1,4 +1,4 @@
-"""Copies a whole store, while it is in use, and in the end takes its place.
+"""Copies a whole store while it is in use; at the end, the copy can replace it.
 
     copied = await copy("web/", "postgresql://db/shop?prefix=web", CopyOptions(), tell)
 
@@ -110,10 +110,10 @@ async def copy(
     stores: Options = _STORES,
 ) -> Copied:
     """Copy a store: from a folder, `postgresql://` or `bigtable://` to another of these. If another process has the
-    source open, make one pass, or passes until it has not (`options.wait`).
+    source open, make one pass or, with `options.wait`, repeat passes until that process has closed it.
 
     Args:
-        tell: called now and then, with what is being done, the table, and what was done so far.
+        tell: called periodically with the current phase, the table and the sums so far.
         passed: called after each pass of `options.wait`, with an error that ended it early, or "".
         stores: how both stores are opened.
 
@@ -178,8 +178,8 @@ class _Copying:
         return Copied(self._source, self._shown, used_by, self._passes, self._sums, digests or {}, self._moved)
 
     async def catch_up(self, store: RowStore, catalogue: Catalogue) -> tuple[Catalogue, Catalogue]:
-        """Make one pass over all tables. Returns the catalogue for the target, and that of all its tables, which may
-        be more."""
+        """Make one pass over all tables. Returns two catalogues: the one that the target will get, and one with every
+        table that the target has, including tables that the source lacks."""
         placed, every = await self._prepare(catalogue)
         self._passes += 1
         one = Pass(store, self._target.store, partial(self._tell, READING))
@@ -227,10 +227,10 @@ class _Copying:
         raise StoreError(f"{refused(self._source, marker)}: it cannot be copied")
 
     async def _prepare(self, catalogue: Catalogue) -> tuple[Catalogue, Catalogue]:
-        """Make the target's tables, under a marker (M2). Returns the catalogue for the target, in which its tablets are
-        its own, and that of all tables that have been made there.
+        """Make the target's tables, under a marker (M2). Returns two catalogues: the one that the target will get, with
+        its own tablets, and one with every table that has been made there.
 
-        Raises: UsageError, if it is a store, or a copy of another one.
+        Raises: UsageError, if the target is already a store, or a copy of another source.
         """
         target = self._target.store
         marker = await marker_of(target)
@@ -285,9 +285,9 @@ def _groups(catalogue: Catalogue, table: str) -> Sequence[str]:
 
 
 def _placed(catalogue: Catalogue, former: Catalogue) -> tuple[Catalogue, Catalogue]:
-    """The catalogue for a place in which the tables of `former` have been made: their tablets stay as they are, others
-    get tablets where the source has them. And the same with all that `former` has beyond it: tables and columns, whose
-    groups may have cells that an earlier pass has written."""
+    """Two catalogues for a target that already has the tables of `former`. In the first, those tables keep their
+    tablets, and the other tables get the source's boundaries. The second also has the tables and columns that only
+    `former` has, because earlier passes may have written cells in their groups."""
     tables, every = {}, dict(former.tables)
     for name, entry in catalogue.tables.items():
         known = former.tables.get(name)

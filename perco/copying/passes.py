@@ -1,4 +1,4 @@
-"""One pass over a store: makes the rows of another one equal to its own.
+"""One pass: makes the rows of the target equal to those of the source.
 
 M1  A pass reads both stores in the order of their rows, and writes what differs. So it can be started again at any
     time, and it writes nothing if all is equal. Its memory is bounded: some pages of each store, and a part of a row
@@ -34,7 +34,7 @@ Skip = Callable[[bytes], bool]
 
 @asynccontextmanager
 async def tasks() -> AsyncIterator[trio.Nursery]:
-    """A nursery that raises the error of a task, or of its block, and not a group of it."""
+    """A nursery that raises the first error of a task or of its block, without the exception group."""
     try:
         async with trio.open_nursery() as nursery:
             yield nursery
@@ -62,8 +62,8 @@ class Sums:
 
 
 class Rows:
-    """The rows of a table in order, read ahead by a task of the nursery. `groups`: none for a table that the store does
-    not have, which has no rows then."""
+    """The rows of a table in order, read ahead by a task of the nursery. `groups`: empty if the store lacks the
+    table; there are then no rows."""
 
     def __init__(self, nursery: trio.Nursery, store: RowStore, table: str, groups: Sequence[str]) -> None:
         self._store, self._table, self._groups = store, table, groups
@@ -113,7 +113,7 @@ async def in_ranges(
     row: bytes,
     use: Callable[[list[Cells]], Awaitable[None]],
 ) -> None:
-    """Use a row that has many cells in parts: of each store the cells of one range of timestamps."""
+    """Call `use` for each part of a row with many cells: for each store, the row's cells in one range of timestamps."""
     ranges = [(0, TS_MAX)]
     while ranges:
         low, high = ranges.pop()
@@ -148,8 +148,8 @@ class Pass:
     async def table(
         self, name: str, groups: Sequence[str], target_groups: Sequence[str], skip: Skip = lambda row: False
     ) -> None:
-        """Make a table of the target equal: rows of these groups in the source, and of these in the target. `skip`:
-        rows that are left as they are. Raises: StoreError, Corruption."""
+        """Make the target's table equal to the source's. `groups`: those of the source's table; `target_groups`: those
+        of the target's; `skip`: rows that are left as they are. Raises: StoreError, Corruption."""
         async with tasks() as nursery:
             mine = Rows(nursery, self.source, name, groups)
             theirs = Rows(nursery, self.target, name, target_groups)

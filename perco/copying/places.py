@@ -133,8 +133,8 @@ async def _files(url: str, options: Options) -> AsyncIterator[LocalStore]:
 
 @asynccontextmanager
 async def beside(source: str, through: str | None, options: Options) -> AsyncIterator[tuple[RowStore, Catalogue]]:
-    """A store that another process has open, to read it: the files of a folder, or through its server; and its
-    catalogue, as far as there are tablets for it.
+    """Open for reading a store that another process has open: a folder's files, or through its server. Yields the row
+    store and its catalogue, without tables whose tablets do not exist yet.
 
     Raises: Unavailable, UsageError; what opening raises.
     """

@@ -22,7 +22,7 @@ class Doorkeeper(Tickets, Protocol):
     """The tickets of a database."""
 
     async def run(self) -> None:
-        """End the tickets of sessions that have ended, for ever."""
+        """Run until cancelled: void the tickets of sessions that have ended."""
         ...
 
 
@@ -30,7 +30,7 @@ class Owned(Backend, Protocol):
     """A store in a database that this process owns."""
 
     def let_clients_in(self) -> Doorkeeper:
-        """Let clients read and write by themselves, with tickets. Call it before anything is committed (C4)."""
+        """Let direct clients in, with tickets. Call it before anything is committed (C4)."""
         ...
 
     async def serve_at(self, address: str) -> None:
@@ -52,13 +52,13 @@ class Remote(Protocol):
     own: bool | None
 
     def claim(self, *, direct: bool) -> Awaitable[Owned]:
-        """Own it. `direct`: clients go on to look for the address at which it is served.
+        """Become the owner. `direct`: keep the address of the server, which clients look up; else clear it.
 
         Raises: StoreLocked, FormatUnknown, Unavailable, UsageError, StoreError."""
         ...
 
     async def address(self) -> str:
-        """Where its owner serves clients that reach the rows by themselves, or served them last; "": nowhere.
+        """Where its owner serves direct clients, or served them last; "": nowhere.
 
         Raises: Unavailable."""
         ...

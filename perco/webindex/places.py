@@ -13,7 +13,7 @@ from perco.webindex.index import WebIndex
 
 SEARCH_FILE = "search.sqlite"
 ROWS_FILE = "rows"  # with the address of the rows, if they are not in the folder
-_HOME = "search folder"  # in the rows, if they are not in the folder: which one has the search index
+_HOME = "search folder"  # a row that names the folder of the search index; only if the rows are elsewhere
 
 
 def search_path(store: Path) -> Path:
@@ -30,9 +30,9 @@ def rows_of(store: Path) -> str:
 
 
 def rows_for(store: Path, address: str) -> str:
-    """As `rows_of`, for a folder whose rows are to be at this address; "": wherever they are.
+    """As `rows_of`, after a check that the rows are at `address`, or will be for a new folder; "" accepts any place.
 
-    Raises: UsageError if they are elsewhere.
+    Raises: UsageError if the rows are elsewhere.
     """
     rows = rows_of(store)
     if not address or address == rows:
@@ -48,10 +48,10 @@ def rows_for(store: Path, address: str) -> str:
 
 
 async def keep(db: perco.Database, index: WebIndex, store: Path, address: str) -> None:
-    """Note in the folder where its rows are, and in the rows that documents go to this folder's search index, which all
-    processes of one web index share.
+    """Record the address of the rows in the folder, and record this folder in the rows: all processes of one web index
+    export to the search index of one folder.
 
-    Raises: UsageError if they go to another one.
+    Raises: UsageError if another folder is recorded in the rows.
     """
     ours = f"{socket.gethostname()}:{await trio.Path(store).absolute()}"
     async for attempt in db.attempts():

@@ -212,7 +212,7 @@ async def serve(
 
     Args:
         store: the folder with the search index; its rows are there too, or where the folder says.
-        rows: the address where the rows of a new one are to be; the folder then says so.
+        rows: for a new web index: the address for its rows; perco records it in the folder.
 
     Raises: what `perco.open` raises; UsageError if the rows are elsewhere, or their documents go to the search index in
     another folder.
@@ -233,8 +233,9 @@ async def serve(
 
 
 async def _fill(db: perco.Database, index: WebIndex, search: SearchIndex) -> None:
-    """Export all documents: the search index is new, and the rows may not be. Later versions are left as they are; none
-    is forgotten meanwhile, because the snapshot holds the watermark."""
+    """Export all documents into a new search index, because the rows may be older than the index. A document of which
+    the index has a newer version stays as it is. The snapshot holds back the watermark, so the index does not forget
+    deletions that are newer than the snapshot (`SearchIndex.forget`)."""
     async with db.snapshot() as snap:
         rows: list[ExportRow] = []
         async for content, document in index.listed(snap):

@@ -1,8 +1,7 @@
 """A client process: `python -m tests.soak.client URL JOURNAL NUMBER SEED`. It appends to lists until SIGTERM.
 
 It writes each transaction to the journal twice, as lines of `perco.testing.history`: before the commit, as "unknown",
-and when the outcome is known. So a process that is killed at any moment leaves every append behind that may have been
-made.
+and when the outcome is known. So the journal of a killed process holds every append that may have been committed.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ async def copy(txn: perco.Transaction, change: perco.Change[str, Any]) -> None:
 
 
 class Client:
-    """Attributes: `stopping`, whether to end after the transactions in flight."""
+    """Attributes: `stopping`: end once the transactions in flight have ended."""
 
     def __init__(self, db: perco.Database, journal: IO[str], number: int, seed: str) -> None:
         self._db, self._journal, self._name = db, journal, str(number)
         self._next = number * NUMBERS
-        self._full = [0] * CHAINS  # lists of each chain that are
+        self._full = [0] * CHAINS  # for each chain, how many of its lists are full
         self._random = random.Random(f"{seed} {number}")
         self.stopping = False
 
     async def run(self) -> None:
-        """Make transactions, some of them at a time."""
+        """Run `TASKS` transactions at a time."""
         async with self._db.snapshot() as snap:
             async for row in snap.scan(lists, columns=[items]):
                 chain, number = map(int, row.key.split("."))

@@ -56,8 +56,8 @@ class Plan:
 
 
 class Outcome(NamedTuple):
-    """What came of it. `harm`: how often what was done; `gap_s`: the longest time in which nothing committed;
-    `wrong`: sentences, none if all is well."""
+    """The result of a run. `harm`: how often each fault was injected; `gap_s`: the longest time without a commit;
+    `wrong`: sentences about errors, none if all is well."""
 
     report: Report
     statuses: Counter[str]
@@ -77,9 +77,9 @@ class Database(NamedTuple):
 
 @contextmanager
 def database(plan: Plan) -> Iterator[Database]:
-    """Start the store's server. `BIGTABLE_EMULATOR_HOST` is that of the processes started within the block."""
+    """Start the store's server. Processes that are started within the block get its `BIGTABLE_EMULATOR_HOST`."""
     if plan.store == "postgresql":
-        # Its user has to reach the folder, and may not reach that of the run.
+        # PostgreSQL's user has to reach its data, and may not be able to reach the folder of the run.
         with tempfile.TemporaryDirectory(prefix="perco-pg-") as data, server(Path(data)) as running:
             yield Database(
                 f"postgresql://bench@/postgres?host={running.socket}&prefix=soak",
@@ -107,7 +107,7 @@ def _disconnect(running: Server) -> None:
 
 
 class Clients:
-    """The client processes. One that is killed is followed by another; no two have the same number."""
+    """The client processes. A new one replaces one that was killed; no two have the same number."""
 
     def __init__(self, plan: Plan, url: str, folder: Path) -> None:
         self._plan, self._url, self._folder = plan, url, folder
@@ -204,7 +204,8 @@ class Soak:
         return Outcome(report, statuses, self._harm, seconds, _gap(history), wrong)
 
     def _until_done(self, clients: Clients, ways: dict[str, Callable[[], object]]) -> None:
-        """Do harm in all ways in turn, in an order that is drawn anew, until all has committed and each was done."""
+        """Inject all faults in random order, again and again, until enough transactions have committed and each fault
+        has occurred."""
         names: list[str] = []
         while clients.count() < self._plan.transactions or len(self._harm) < len(ways):
             if not names:

@@ -25,7 +25,7 @@ def must_be_here(store: str) -> None:
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_whoever_is_killed_it_is_snapshot_isolation(store: str, tmp_path: Path) -> None:  # O1 T4 R7 N7
+def test_whatever_is_killed_it_is_snapshot_isolation(store: str, tmp_path: Path) -> None:  # O1 T4 R7 N7
     must_be_here(store)
     plan = Plan(store=store, transactions=300, harm_s=0.5, pause_s=2.0, lose=300)
     outcome = Soak(plan, tmp_path, lambda line: None).run()

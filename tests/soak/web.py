@@ -1,8 +1,8 @@
 """`python -m tests.soak.web bigtable`: the index of `perco demo` over a database, while processes are killed.
 
-Two servers give timestamps, three processes run observers, one loads the documentation of this Python; every one of
-them reaches the database by itself. On the way the server that leads is killed, and two of the three. The index must
-equal a batch build from the same pages.
+Two servers give timestamps, three worker processes run observers, and one process loads the documentation of this
+Python; all of them are direct clients. During the load, the leading server and two of the workers are killed. The index
+must equal a batch build from the same pages.
 """
 
 from __future__ import annotations

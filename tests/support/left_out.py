@@ -69,7 +69,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "stops a commit in one step between its entry and its write: a client's is entered and written by the owner",
+        "stops a commit in one step between its entry and its write: for a client, the owner enters and writes it",
         {
             _ONE_STEP: (
                 "test_a_blind_write_that_began_after_the_first_follows_it",
@@ -93,7 +93,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "compares two runs step by step: which of two sockets is read first is not drawn from a seed",
+        "compares two runs step by step: no seed determines which of two sockets is read first",
         {"scenarios/test_bank.py": ("test_the_same_seed_gives_the_same_history",)},
     ),
     LeftOut(
@@ -187,7 +187,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "steps, fails or damages the telling of new observers, which the owner does",
+        "steps through, fails or damages the notification of new observers, which the owner does",
         {
             "component/notify/test_backfill.py": (),
             "component/notify/test_registering.py": (
@@ -305,12 +305,12 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=(POSTGRESQL, DIRECT, *_BIGTABLES),
     ),
     LeftOut(
-        "asks what `perco.open` itself says of an address: the test's own chooses the address",
+        "asks what `perco.open` itself says of an address: here the fixture's `open` chooses the address",
         {"scenarios/test_limits.py": ("test_urls_that_this_version_does_not_open",)},
         over=(POSTGRESQL, DIRECT, *_BIGTABLES),
     ),
     LeftOut(
-        "expects an order, or a meeting, of tasks that a server with processes of its own does not keep to",
+        "expects an order or an overlap of tasks that an external server does not guarantee",
         {
             "component/notify/test_delayed.py": ("test_what_waits_is_run_in_the_order_of_priority",),
             "scenarios/test_bank.py": ("test_the_same_seed_gives_the_same_history",),
@@ -329,12 +329,12 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
 )
 BIGTABLE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     LeftOut(
-        "expects that tasks meet as they do without round trips",
+        "expects tasks to collide as they do without round trips",
         {"scenarios/test_turns.py": ("test_observers_take_turns_too",)},
         over=_BIGTABLES,
     ),
     LeftOut(
-        "expects that no two scanners ask at once whether failed runs have their share: there, they begin them later",
+        "expects that no two scanners ask at once whether failed runs have their share: direct clients start them later",
         {"component/notify/test_failing.py": ("test_those_that_failed_have_a_bounded_share",)},
         over=(BIGTABLE_DIRECT,),
     ),
