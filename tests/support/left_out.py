@@ -334,7 +334,7 @@ BIGTABLE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=_BIGTABLES,
     ),
     LeftOut(
-        "expects that no two scanners ask at once whether failed runs have their share: direct clients start them later",
+        "expects that no two scanners check the share of failed runs at once: direct clients start such runs later",
         {"component/notify/test_failing.py": ("test_those_that_failed_have_a_bounded_share",)},
         over=(BIGTABLE_DIRECT,),
     ),
