@@ -27,7 +27,7 @@ def must_be_here(store: str) -> None:
 @pytest.mark.parametrize("store", STORES)
 def test_whatever_is_killed_it_is_snapshot_isolation(store: str, tmp_path: Path) -> None:  # O1 T4 R7 N7
     must_be_here(store)
-    plan = Plan(store=store, transactions=300, harm_s=0.5, pause_s=2.0, lose=300)
+    plan = Plan(store=store, transactions=300, harm_s=0.3, pause_s=1.0, lose=300)
     outcome = Soak(plan, tmp_path, lambda line: None).run()
     assert outcome.wrong == [], told(outcome)
     assert outcome.statuses[OK] >= 300
@@ -36,9 +36,8 @@ def test_whatever_is_killed_it_is_snapshot_isolation(store: str, tmp_path: Path)
     assert len(outcome.harm) == {"bigtable": 12, "postgresql": 10}[store], told(outcome)
 
 
-@pytest.mark.parametrize("store", STORES)
-def test_the_web_index_equals_a_batch_build(store: str, tmp_path: Path) -> None:  # N7
-    must_be_here(store)
+def test_the_web_index_equals_a_batch_build(tmp_path: Path) -> None:  # N7
+    must_be_here("bigtable")
     said: list[str] = []
-    assert web.run(store, tmp_path, 120, 300, said.append), said
+    assert web.run("bigtable", tmp_path, 120, 300, said.append), said
     assert sum("killed" in line for line in said) == 3
