@@ -152,7 +152,7 @@ class ClientRows(BigtableRows):
         told = await self.notice(ticket)
         if told.admitted:
             call_s = min(self._options.call_s, told.holder.call_s)
-            self.hints.lasts_s = max(self.hints.lasts_s, told.holder.lasts_s)
+            self.hints.keep_to(told.holder.late_s, told.holder.lasts_s)
             self._permit = Permit(ticket, told.floor, asked + call_s / 2, asked + call_s)
         elif ticket == self._ticket:
             self._ticket = ""
@@ -184,8 +184,10 @@ class ClientRows(BigtableRows):
         except PercoError as error:
             return [Failed(error) for _ in mutations]
         sent = [i for i, each in enumerate(mutations) if each.floor_ts is None or each.floor_ts >= permit.floor]
-        verdicts: list[Verdict | None] = [None if i in sent else Refused(0, -1) for i in range(len(mutations))]
-        until = min(self._until(), trio.current_time() + permit.until - now())
+        verdicts: list[Verdict | None] = [Refused(0, -1)] * len(mutations)
+        for index in sent:
+            verdicts[index] = None
+        until = min(now() + self._options.call_s, permit.until)
         attempt = Attempt(until, partial(self._must_go_on, session, permit))
         await self._apply_all(mutations, turns(mutations, sent), verdicts, attempt)
         return verdicts  # type: ignore[return-value]

@@ -69,13 +69,15 @@ class Hints:
     Attributes:
         lasts_s: for how long a mutation of another process may still take effect after its hint was seen: at least
             `call_s` and `late_s` of that process.
+        late_s: for how long a mutation of this process may still take effect if it was not answered.
     """
 
     lasts_s: float
+    late_s: float
     removed: int
 
     def __init__(self, place: Place, options: BigtableOptions) -> None:
-        self._place, self._late_s = place, options.late_s
+        self._place, self.late_s = place, options.late_s
         self.lasts_s = options.call_s + options.late_s
         self._name = HINT_NAME + secrets.token_bytes(_TOKEN_BYTES)  # no program seeds these
         self._last = 0
@@ -83,6 +85,11 @@ class Hints:
         self._late: deque[tuple[float, int]] = deque()  # of unanswered ones, and until when each may take effect
         self._first_seen: OrderedDict[Hint, float] = OrderedDict()  # of other processes
         self.removed = 0
+
+    def keep_to(self, late_s: float, lasts_s: float) -> None:
+        """The owner of the store says how long these are. They never become shorter than the options of this process:
+        its earlier mutations were sent under those."""
+        self.late_s, self.lasts_s = max(self.late_s, late_s), max(self.lasts_s, lasts_s)
 
     def _stamp(self) -> int:
         self._last += 1
@@ -103,7 +110,7 @@ class Hints:
         if answered:
             self._flying.discard(stamp)
         else:
-            self._late.append((trio.current_time() + self._late_s, stamp))
+            self._late.append((trio.current_time() + self.late_s, stamp))
 
     def _writing(self, key: bytes, stamp: int, value: bytes) -> Any:
         where = {"family_name": PROTOCOL_FAMILY, "column_qualifier": self._name}

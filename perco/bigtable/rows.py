@@ -59,6 +59,7 @@ from perco.storage import (
     Write,
     read_in_parts,
 )
+from perco.storage.lease import now
 
 _KEYS_MAX: Final = 100  # in one call; more are read side by side
 _REVERSED_MAX: Final = 1 << 16  # rows that are read forward, of a server that cannot read backward
@@ -78,11 +79,16 @@ def probes(place: Place) -> list[Any]:
 
 
 class Attempt(NamedTuple):
-    """Until when the calls of some mutations may last, in trio's time; and what tells, by an error, that none may be
-    sent any more."""
+    """Until when the calls of some mutations may last, by `now()`, which goes on while the machine is suspended; and
+    what raises an error if none may be sent any more."""
 
-    deadline: float
+    until: float
     check: Callable[[], None]
+
+    @property
+    def deadline(self) -> float:
+        """The same in trio's time, as of now."""
+        return trio.current_time() + self.until - now()
 
 
 class BigtableRows(Repeating):
@@ -315,7 +321,7 @@ class BigtableRows(Repeating):
         self._must_fit(mutations)
         verdicts: list[Verdict | None] = [None] * len(mutations)
         all_turns = turns(mutations, range(len(mutations)))
-        await self._apply_all(mutations, all_turns, verdicts, Attempt(self._until(), self.check))
+        await self._apply_all(mutations, all_turns, verdicts, Attempt(now() + self._options.call_s, self.check))
         return verdicts  # type: ignore[return-value]
 
     def _must_fit(self, mutations: Sequence[Mutation]) -> None:
@@ -345,12 +351,11 @@ class BigtableRows(Repeating):
         attempt: Attempt,
     ) -> None:
         """Apply mutations of different rows, side by side."""
-        deadline, check = attempt
         left, calls = [], []
         for index in turn:
             mutation = mutations[index]
             try:
-                check()
+                attempt.check()
                 call = self._call(mutation)
             except PercoError as error:
                 verdicts[index] = Failed(error)
@@ -360,20 +365,23 @@ class BigtableRows(Repeating):
                 continue
             left.append(index)
             calls.append(call)
-        hints = await self._hint(mutations, left, calls, verdicts, deadline)
-        if hints:
+        stamps: dict[int, int] = {}
+        try:
+            await self._hint(mutations, left, calls, verdicts, attempt, stamps)
             try:
-                check()  # as before the hint: they must not be far apart (N7)
+                attempt.check()  # the hints took time, and so did what is only checked
             except PercoError as error:
                 for index in left:
                     verdicts[index] = Failed(error)
                 left, calls = [], []
-        refused = await self._send(left, calls, verdicts, deadline)
-        if refused:
-            await self._explain(mutations, refused, verdicts, attempt)
+            refused = await self._send(left, calls, verdicts, attempt.deadline)
+            if refused:
+                await self._explain(mutations, refused, verdicts, attempt)
+        finally:
+            for index, stamp in stamps.items():
+                answered = verdicts[index] is not None and not isinstance(verdicts[index], NoReply)
+                self.hints.end(stamp, answered=answered)
         self._acknowledge(left, verdicts)
-        for index, stamp in hints.items():
-            self.hints.end(stamp, answered=not isinstance(verdicts[index], NoReply))
 
     async def _send(
         self, indices: Sequence[int], calls: Sequence[Any], verdicts: list[Verdict | None], deadline: float
@@ -409,30 +417,29 @@ class BigtableRows(Repeating):
         left: list[int],
         calls: list[Any],
         verdicts: list[Verdict | None],
-        deadline: float,
-    ) -> dict[int, int]:
-        """Write the hints of these mutations (N7); returns the stamp of each, by index. A mutation whose hint could not
-        be written is taken out of `left` and `calls`: it must not be sent."""
-        stamps, writing = {}, []
+        attempt: Attempt,
+        stamps: dict[int, int],
+    ) -> None:
+        """Write the hints of these mutations (N7), and note the stamp of each, by index. A mutation whose hint could
+        not be written is taken out of `left` and `calls`: it must not be sent. That takes at most half of the time that
+        is left: the other mutations wait for it."""
+        missing: dict[int, Any] = {}
         for index in left:
             if wants_hint(mutations[index]):
-                stamps[index], call = self.hints.begin(mutations[index])
-                writing.append(call)
-        if not writing:
-            return stamps
-        missing = dict(zip(stamps, writing, strict=True))
-        attempt = 0
+                stamps[index], missing[index] = self.hints.begin(mutations[index])
+        until = (trio.current_time() + attempt.deadline) / 2
+        round = 0
         while missing:  # to write a hint again does no harm
             failed: dict[int, CallFailed] = {}
-            answers = await self.calls.ask(list(missing.values()), deadline)
+            answers = await self.calls.ask(list(missing.values()), until)
             for index, answer in zip(list(missing), answers, strict=True):
                 if isinstance(answer, CallFailed):
                     failed[index] = answer
                 elif isinstance(answer, BaseException):
                     raise answer
-            pause = pause_of(attempt)
-            attempt += 1
-            again = trio.current_time() + pause <= deadline
+            pause = pause_of(round)
+            round += 1
+            again = trio.current_time() + pause <= until
             for index, failure in list(failed.items()):
                 if failure.code not in AGAIN or not again:
                     verdicts[index] = Failed(self.told(failure))
@@ -441,7 +448,6 @@ class BigtableRows(Repeating):
             missing = {index: missing[index] for index in failed}
             if missing:
                 await trio.sleep(pause)
-        return stamps
 
     def _unanswered(self, failure: CallFailed) -> Verdict:
         if not failure.sent or failure.code in NOT_DONE:
@@ -505,6 +511,12 @@ class BigtableRows(Repeating):
             if not again:
                 return
             await trio.sleep(pause_of(round))
+            try:
+                attempt.check()
+            except PercoError as error:
+                for index in again:
+                    verdicts[index] = Failed(error)
+                return
             calls = [self._call(mutations[index]) for index in again]
             refused = await self._send(again, calls, verdicts, attempt.deadline)
             if not refused:

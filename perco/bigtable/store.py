@@ -88,7 +88,8 @@ class BigtableStore(LeasedStore):
             store.rows.add(SYSTEM_TABLE, ())
             await store._claim(direct=direct)
             # From now on: a former owner's mutations may still arrive (T13), and those of its clients.
-            lasts_s = store.rows.hints.lasts_s = store._ours.lasts_s
+            lasts_s = store._ours.lasts_s
+            store.rows.hints.keep_to(store._ours.late_s, lasts_s)
             store.store = Searched(store.rows, store.rows.tables, store._ours.late_s, former_s=lasts_s)
             await store._begin()
         except BaseException:

@@ -18,7 +18,7 @@ import pytest
 import trio
 import trio.testing
 
-from perco.bigtable import admin, client
+from perco.bigtable import admin, client, rows
 from perco.bigtable.address import Place
 from perco.bigtable.calls import SERVICE, Calls, channel
 from perco.bigtable.chunks import Chunks
@@ -86,18 +86,18 @@ def address_of(folder: str) -> str:
 @contextmanager
 def real_time() -> Iterator[None]:
     """While the block lasts, virtual time does not jump while a call to the emulator is in flight."""
-    before = Calls.ask, client.now
+    before = Calls.ask, client.now, rows.now
 
     async def ask(self: Calls, requests: Any, deadline: float) -> Any:
         return await plain(self, requests, max(deadline, trio.current_time() + _REAL_S))
 
     plain, Calls.ask = held(Calls.ask), ask  # type: ignore
-    client.now = trio.current_time  # type: ignore  # a permit lasts as long as its owner waits
+    client.now = rows.now = trio.current_time  # type: ignore  # a permit lasts as long as its owner waits
     try:
         with waited_for():
             yield
     finally:
-        Calls.ask, client.now = before  # type: ignore
+        Calls.ask, client.now, rows.now = before  # type: ignore
 
 
 # ------------------------------------------------------------------ looks into the table

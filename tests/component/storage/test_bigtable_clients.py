@@ -14,7 +14,7 @@ import pytest
 import trio
 
 import perco
-from perco.bigtable import client as client_module
+from perco.bigtable import client as client_module, rows as rows_module
 from perco.bigtable.address import Place
 from perco.bigtable.client import ClientRows, address_of
 from perco.bigtable.keys import HINT_KEY, OWNER_KEY, TICKET_KEY
@@ -51,6 +51,7 @@ from tests.component.storage.test_bigtable import (
 from tests.support import bigtable
 
 QUICK = replace(PLAIN, call_s=4.0, late_s=1.0)
+_WAITING = ScanRequest(TABLE, b"", None, (ScanQuery(NOTIFY, None, 0, TS_MAX, 1),))
 LASTS_S = 5.0
 
 
@@ -61,9 +62,15 @@ def clock(autojump_clock: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(client_module, "now", trio.current_time)
+    set_clock(monkeypatch, trio.current_time)
     with bigtable.real_time():
         yield
+
+
+def set_clock(patch: pytest.MonkeyPatch, now: Callable[[], float]) -> None:
+    """Of permits."""
+    for module in (client_module, rows_module):
+        patch.setattr(module, "now", now)
 
 
 @asynccontextmanager
@@ -421,7 +428,7 @@ async def test_a_process_that_was_asleep_sends_nothing(store: BigtableStore, clo
 
         slept: list[float] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(client_module, "now", lambda: trio.current_time() + sum(slept))
+            set_clock(patch, lambda: trio.current_time() + sum(slept))
             calls(rows, asleep)
             [verdict] = await rows.apply([notifying(b"a")])
         assert slept
@@ -444,7 +451,7 @@ async def test_a_process_that_was_asleep_sends_nothing_again(store: BigtableStor
                 slept.append(3.0)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(client_module, "now", lambda: trio.current_time() + sum(slept))
+            set_clock(patch, lambda: trio.current_time() + sum(slept))
             until = rows._permit.until
             await trio.sleep(1.5)
             calls(rows, gone, before=True)
@@ -453,6 +460,115 @@ async def test_a_process_that_was_asleep_sends_nothing_again(store: BigtableStor
         assert isinstance(verdict, Failed)
         assert "held up for too long" in str(verdict.error)
         assert await value(store.rows, b"b") == []
+
+
+async def test_a_call_ends_before_its_permit_although_the_machine_was_asleep(
+    store: BigtableStore, clock: Any
+) -> None:  # F3 T13
+    async with client(store) as (rows, _):
+        await value(rows)
+        slept: list[float] = []
+        deadlines: list[float] = []
+        plain = rows.calls.ask
+
+        async def ask(requests: Any, deadline: float) -> Any:
+            if row_of(requests[0]).startswith(HINT_KEY):
+                slept.append(1.5)  # while the hint is written
+            else:
+                deadlines.append(deadline)
+            return await plain(requests, deadline)
+
+        rows.calls.ask = ask  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            set_clock(patch, lambda: trio.current_time() + sum(slept))
+            until = rows._permit.until
+            assert await rows.apply([notifying(b"a")]) == [APPLIED]
+        assert deadlines == [about(until - 1.5)]
+
+
+async def test_what_was_refused_is_not_sent_again_once_the_session_has_ended(
+    store: BigtableStore, clock: Any
+) -> None:  # R7
+    """The mutation was refused, and its checks hold by now."""
+    absent = Mutation(TABLE, [(b"b", [(ABSENT, DATA, 1, 0, TS_MAX)], [(DATA, 1, 9, b"v")])])
+    await store.rows.apply([put(b"b", b"other", 7)])
+    async with client(store) as (rows, _):
+        await value(rows)
+        plain, sent = rows.calls.ask, 0
+
+        async def ask(requests: Any, deadline: float) -> Any:
+            nonlocal sent
+            if is_read(requests[0]):
+                await store.rows.apply([Mutation(TABLE, [(b"b", [], [(DATA, 1, 7, None)])])])
+            sent += row_of(requests[0]).startswith(TABLE.encode())
+            return await plain(requests, deadline)
+
+        rows.calls.ask = ask  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            paused = []
+
+            async def sleep(seconds: float) -> None:
+                paused.append(seconds)
+                rows.session_ended()
+
+            patch.setattr(rows_module.trio, "sleep", sleep)
+            [verdict] = await rows.apply([absent])
+        assert len(paused) == sent == 1
+        assert isinstance(verdict, Failed)
+        assert isinstance(verdict.error, SessionEnded)
+    assert await value(store.rows, b"b") == []
+
+
+async def test_the_owner_says_how_long_a_mutation_may_be_late(clock: Any) -> None:  # N7
+    """A hint of a mutation that was not answered stays for as long, also that of a process whose option is shorter."""
+    url = bigtable.fresh()
+    async with opened(url, replace(QUICK, late_s=60.0)) as store:
+        session = Session(store.let_clients_in(), "one")
+        rows = ClientRows(store.rows.place, QUICK, ticket=session.ask)
+        await rows.adopt(store.rows.tables())
+        with losing(rows, "before"):
+            [verdict] = await rows.apply([notifying(b"a")])
+        assert isinstance(verdict, Failed), "its hint was not written"
+        plain = rows.calls.ask
+
+        async def ask(requests: Any, deadline: float) -> Any:
+            if row_of(requests[0]).startswith(TABLE.encode()):
+                with losing(rows, "before"):
+                    return await plain(requests, deadline)
+            return await plain(requests, deadline)
+
+        rows.calls.ask = ask  # type: ignore[method-assign]
+        [verdict] = await rows.apply([notifying(b"a")])
+        assert isinstance(verdict, NoReply)
+        for seconds in (0.0, 50.0):
+            await trio.sleep(seconds)
+            await rows.scan(_WAITING)
+            assert hints_of(store) == [b"a"]
+        await trio.sleep(11.0)
+        await rows.scan(_WAITING)
+        assert hints_of(store) == []
+        await rows.calls.aclose()
+    async with opened(url, QUICK) as second:
+        assert second.rows.hints.late_s == 60.0, "as long as for the last owner"
+
+
+async def test_a_hint_that_keeps_failing_leaves_others_time(store: BigtableStore, clock: Any) -> None:  # N7
+    async with client(store) as (rows, _):
+        await value(rows)
+        plain = rows.calls.ask
+
+        async def ask(requests: Any, deadline: float) -> Any:
+            if row_of(requests[0]).startswith(HINT_KEY):
+                with losing(rows, "before"):
+                    return await plain(requests, deadline)
+            return await plain(requests, deadline)
+
+        rows.calls.ask = ask  # type: ignore[method-assign]
+        began = trio.current_time()
+        failed, made = await rows.apply([notifying(b"a"), put(b"b")])
+        assert isinstance(failed, Failed)
+        assert made is APPLIED
+        assert trio.current_time() - began < QUICK.call_s * 0.6
 
 
 async def test_a_call_ends_before_its_permit(store: BigtableStore, clock: Any) -> None:  # F3 T13
