@@ -21,7 +21,7 @@ from perco.webindex import demo as demos
 from perco.webindex.crawl import problem_with
 from perco.webindex.crawled import CrawlError
 from perco.webindex.index import WebIndex
-from perco.webindex.places import looking, rows_of, search_path
+from perco.webindex.places import IN_FOLDER, looking, rows_of, search_path
 from perco.webindex.screen import Stages, about, console
 from perco.webindex.search import EmptyQueryError, Hit, SearchIndex, SearchIndexError
 from perco.webindex.service import Service, serve
@@ -98,6 +98,9 @@ def load(
         str, typer.Option("--master", metavar="URL", help="Spark's master: local[n], spark://...")
     ] = "local[*]",
     rows: Rows = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="The rows had a search index in another folder: this one replaces it.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Crawl pages into a store until all are searchable.
@@ -127,7 +130,7 @@ def load(
     sources += ["--limit", str(limit)] if limit is not None else []
     if spark:
         perform_or(GOES_ON, _load_on_spark, Path(store), sources, master, json=json)
-    perform_or(GOES_ON, _load, Path(store), sources, rows, json=json)
+    perform_or(GOES_ON, _load, Path(store), sources, rows, take_over, json=json)
 
 
 @web.command()
@@ -140,7 +143,7 @@ def recrawl(store: Store, json: Json = False) -> None:
     Example:
       perco web recrawl docs/
     """
-    perform_or(GOES_ON, _load, Path(store), None, None, json=json)
+    perform_or(GOES_ON, _load, Path(store), None, None, False, json=json)
 
 
 @web.command()
@@ -214,13 +217,13 @@ async def _spark_demo(folder: Path, limit: int | None) -> int:
     return FINE if await on_spark.both(folder, limit, demos.say) else FOUND
 
 
-async def _load(store: Path, sources: list[str] | None, rows: str | None, *, json: bool) -> int:
+async def _load(store: Path, sources: list[str] | None, rows: str | None, take_over: bool, *, json: bool) -> int:
     problem = _no_index(store) if sources is None else problem_with(sources) or _foreign(store)
     if problem is not None:
         complain(problem)
         return FOUND
     try:
-        async with serve(store, rows=rows or "") as service:
+        async with serve(store, rows=rows or "", take_over=take_over, on_fill=_filling(json)) as service:
             if sources is None:
                 sources = await service.last_sources()
             with Stages() if not json else _JsonStages() as stages:
@@ -237,8 +240,8 @@ async def _load(store: Path, sources: list[str] | None, rows: str | None, *, jso
 
 async def _load_on_spark(store: Path, sources: list[str], master: str, *, json: bool) -> int:
     problem = problem_with(sources) or _foreign(store)
-    if problem is None and rows_of(store) != str(store):
-        problem = f"{store} has its rows at {rows_of(store)}, and --spark loads into a folder; name another one"
+    if problem is None and (rows := rows_of(store)).home != IN_FOLDER:
+        problem = f"{store} has its rows at {rows.shown}, and --spark loads into a folder; name another one"
     if problem is not None:
         complain(problem)
         return FOUND
@@ -309,6 +312,13 @@ async def _shown(service: Service, stages: Any, work: Callable[[], Awaitable[Non
     stages.show(asdict(await service.progress()))
 
 
+def _filling(json: bool) -> Callable[[int], None]:
+    """Tells, for people, how far a search index is filled from the rows."""
+    if json:
+        return lambda documents: None
+    return lambda documents: console.print(f"the search index is filled: {documents} documents", style="dim")
+
+
 def _first(group: BaseExceptionGroup[CrawlError]) -> CrawlError:
     found = group.exceptions[0]
     return _first(found) if isinstance(found, BaseExceptionGroup) else found
@@ -337,7 +347,7 @@ def _foreign(store: Path) -> str | None:
 
 
 def _no_index(store: Path) -> str | None:
-    if search_path(store).exists() or (store / "tablets").exists() or rows_of(store) != str(store):
+    if search_path(store).exists() or (store / "tablets").exists() or rows_of(store).home != IN_FOLDER:
         return _foreign(store)
     return f"there is no search index in {store}; make one with: {called()} web load {store}"
 
@@ -348,7 +358,7 @@ async def _rank(store: Path, *, json: bool) -> int:
         return FOUND
     from perco.webindex.rank import Ranked, rank_all  # numpy is slow to import, and no other command needs it
 
-    async with serve(store) as service:
+    async with serve(store, on_fill=_filling(json)) as service:
         with Stages() if not json else _JsonStages() as stages:
             found: list[Ranked] = []
 
@@ -370,7 +380,7 @@ async def _run(store: Path, *, json: bool) -> int:
     if (problem := _no_index(store)) is not None:
         complain(problem)
         return FOUND
-    async with serve(store) as service:
+    async with serve(store, on_fill=_filling(json)) as service:
         with (
             Stages() if not json else _JsonStages() as stages,
             trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
@@ -402,6 +412,8 @@ async def _search(store: Path, query: str, limit: int, at: str | None, *, json: 
                 return FOUND
             with SearchIndex(search_path(store)) as index:
                 hits = index.search(query, limit)
+                if not index.is_full(rows_of(store).home):
+                    complain(f"the search index lacks documents: {called()} web run {store} goes on to fill it")
         else:
             hits = await search_at(store, query, limit, when)
     except (EmptyQueryError, SearchIndexError) as error:

@@ -68,6 +68,7 @@ from perco.webindex.pages import (
 from perco.webindex.search import ExportRow
 
 STALE_AT_ONCE = 2500  # pages that one run of `reprocess` signals; a hundred such runs may follow each other (N9)
+_LISTED_AT_ONCE = 100  # documents
 _READ_AT_ONCE = 8  # of a cluster's members; mostly the first few have all the links that are kept
 
 Anchors = tuple[tuple[str, str], ...]  # (source URL, text)
@@ -331,6 +332,13 @@ class WebIndex:
         listing = Listing(urls[0], place.rank, tuple(urls[1:]), await self._gathered(txn, urls))
         self._put(txn, self.listing, content, before, listing)
 
+    async def elect_and_export(self, txn: perco.Transaction, content: bytes) -> None:
+        """Elect again, and let the document be exported even if nothing changes."""
+        await self._elect(txn, content)
+        listing = await txn.get(self.listing, content)
+        if listing is not None:
+            txn.set(self.listing, content, listing)
+
     async def _gathered(self, txn: perco.Transaction, urls: Sequence[str]) -> Anchors:
         """The texts of the links to these pages, as far as they are kept."""
         gathered: list[tuple[str, str]] = []
@@ -359,11 +367,7 @@ class WebIndex:
     async def _document(self, snap: perco.Snapshot, content: bytes, listing: Listing) -> Document | None:
         """The document of a listing; None if the canonical page is not in this cluster any more."""
         row = await snap.row(self.docs, listing.canonical, [self.parsed, self.place])
-        place = _place(row[self.place])
-        if place is None or place.content != content:
-            return None
-        title, text = row[self.parsed] or ("", "")
-        return Document(listing.canonical, title, text, listing.anchors, listing.duplicates, listing.rank)
+        return _document_of(content, listing, row[self.parsed], _place(row[self.place]))
 
     async def document(self, snap: perco.Snapshot, url: str) -> Document | None:
         """The document that a page is in, as the canonical one or a duplicate; None if it is in none."""
@@ -375,15 +379,32 @@ class WebIndex:
 
     async def documents(self, snap: perco.Snapshot) -> dict[str, Document]:
         """All documents of a snapshot, by the URLs of their canonical pages."""
-        return {document.url: document async for _, document in self.listed(snap)}
+        return {document.url: document async for _, document in self.listed(snap) if document is not None}
 
-    async def listed(self, snap: perco.Snapshot) -> AsyncIterator[tuple[bytes, Document]]:
-        """All documents of a snapshot, with the hashes of their contents."""
+    async def listed(self, snap: perco.Snapshot) -> AsyncIterator[tuple[bytes, Document | None]]:
+        """The contents of all documents of a snapshot, and the documents; None: the canonical page has left, and
+        another one is to be elected."""
+        some: list[tuple[bytes, Listing]] = []
         async for row in snap.scan(self.dups, columns=[self.listing]):
             listing: Any = row[self.listing]
-            document = await self._document(snap, row.key, Listing(*listing))
-            if document is not None:
-                yield row.key, document
+            some.append((row.key, Listing(*listing)))
+            if len(some) >= _LISTED_AT_ONCE:
+                for each in await self._documents(snap, some):
+                    yield each
+                some = []
+        for each in await self._documents(snap, some):
+            yield each
+
+    async def _documents(
+        self, snap: perco.Snapshot, some: Sequence[tuple[bytes, Listing]]
+    ) -> list[tuple[bytes, Document | None]]:
+        urls = {listing.canonical for _, listing in some}
+        parsed, places = await snap.get_many(self.parsed, urls), await snap.get_many(self.place, urls)
+        found: list[tuple[bytes, Document | None]] = []
+        for content, listing in some:
+            said, place = parsed.get(listing.canonical), _place(places.get(listing.canonical))
+            found.append((content, _document_of(content, listing, said, place)))
+        return found
 
     async def all_pages(self, snap: perco.Snapshot) -> tuple[list[Page], dict[str, float]]:
         """All pages of a snapshot and their ranks, for the batch build to start from."""
@@ -404,6 +425,16 @@ class WebIndex:
                 txn.delete(column, key)
         elif after != before:
             txn.set(column, key, after)
+
+
+def _document_of(
+    content: bytes, listing: Listing, parsed: tuple[str, str] | None, place: Place | None
+) -> Document | None:
+    """See `WebIndex._document`. `parsed`, `place`: of the canonical page."""
+    if place is None or place.content != content:
+        return None
+    title, text = parsed or ("", "")
+    return Document(listing.canonical, title, text, listing.anchors, listing.duplicates, listing.rank)
 
 
 def _place(stored: tuple[bytes, float] | None) -> Place | None:

@@ -1,19 +1,49 @@
-"""Where a web index is: a folder with the search index, and the rows, in the same folder or at an address."""
+"""Where a web index is: a folder with the search index, and the rows, in the same folder or at an address.
+
+If the rows are at an address, folder and rows name each other: the folder has a file with the address and a number, the
+rows have the same number. So a search index is never one of other rows: not after a backup was restored, not after the
+rows were made anew, and not after another folder took its place.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import secrets
 import shlex
 import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Final
 
 import trio
 
 import perco
 from perco.webindex.index import WebIndex
 
-SEARCH_FILE = "search.sqlite"
-ROWS_FILE = "rows"  # with the address of the rows, if they are not in the folder
-_HOME = "search folder"  # a row that names the folder of the search index; only if the rows are elsewhere
+SEARCH_FILE: Final = "search.sqlite"
+ROWS_FILE: Final = "rows"
+IN_FOLDER: Final = 1  # the number of all folders that have their rows
+_HOME: Final = "search folder"  # the row that names the folder, if the rows are elsewhere
+_AGAIN: Final = 20  # looks at the folder's file, while another process may be writing it
+_AGAIN_S: Final = 0.1
+_SCHEMES: Final = ("postgresql://", "bigtable://", "tcp://", "tls://", "unix:")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Attributes: `address`: what `perco.open` takes; `home`: the number by which rows and folder know each other."""
+
+    address: str
+    home: int
+
+    @property
+    def shown(self) -> str:
+        """The address without a password."""
+        return re.sub(r"(//[^:/@]*):[^/@]*@", r"\1@", self.address)
 
 
 def search_path(store: Path) -> Path:
@@ -21,59 +51,127 @@ def search_path(store: Path) -> Path:
     return store / SEARCH_FILE
 
 
-def rows_of(store: Path) -> str:
-    """What `perco.open` takes to open the rows: an address, or the folder."""
+def rows_of(store: Path) -> Rows:
+    """Where the rows of a web index are. Raises: UsageError."""
+    path = store / ROWS_FILE
     try:
-        return (store / ROWS_FILE).read_text(encoding="utf-8").strip()
+        text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
-        return str(store)
+        text = ""
+    if not text:
+        return Rows(str(store), IN_FOLDER)
+    try:
+        found = json.loads(text)
+        return Rows(str(found["address"]), int(found["home"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise perco.UsageError(f"{path} does not say where the rows are ({error}); remove it, and add --rows") from None
 
 
-def rows_for(store: Path, address: str) -> str:
+def rows_for(store: Path, address: str) -> Rows:
     """As `rows_of`, after a check that the rows are at `address`, or will be for a new folder; "" accepts any place.
 
-    Raises: UsageError if the rows are elsewhere.
+    Raises: UsageError if the rows are elsewhere, or cannot be at this address.
     """
     rows = rows_of(store)
-    if not address or address == rows:
+    if address.startswith("unix:"):
+        address = f"unix:{Path(address.removeprefix('unix:')).absolute()}"
+    if not address or address == rows.address:
         return rows
-    if ":" not in address:
+    new = Rows(address, _number())
+    if not address.startswith(_SCHEMES):
         raise perco.UsageError(
-            f"{address} is not an address: --rows takes postgresql://..., bigtable://..., or that of a served store"
+            f"{new.shown} cannot be the place of the rows: --rows takes postgresql://..., bigtable://..., or the "
+            "address of a served store"
         )
-    if rows != str(store) or (store / "tablets").exists():
-        where = "there" if rows == str(store) else f"at {rows}"
+    if rows.home != IN_FOLDER or (store / "tablets").exists():
+        where = "there" if rows.home == IN_FOLDER else f"at {rows.shown}"
         raise perco.UsageError(f"{store} has its rows {where}; name another folder for a new search index")
-    return address
+    return new
 
 
-async def keep(db: perco.Database, index: WebIndex, store: Path, address: str) -> None:
-    """Record the address of the rows in the folder, and record this folder in the rows: all processes of one web index
-    export to the search index of one folder.
+def _number() -> int:
+    return 2 + secrets.randbelow((1 << 31) - 2)
 
-    Raises: UsageError if another folder is recorded in the rows.
+
+@asynccontextmanager
+async def opened(
+    rows: Rows, schema: perco.Schema, options: perco.Options | None = None
+) -> AsyncIterator[perco.Database]:
+    """Open the rows. Raises: as `perco.open`; UsageError, if another process has a database for itself."""
+    async with AsyncExitStack() as stack:
+        try:
+            db = await stack.enter_async_context(perco.open(rows.address, schema, options=options))
+        except perco.errors.StoreLocked as error:
+            if rows.home == IN_FOLDER:
+                raise
+            raise perco.UsageError(
+                f"{error}. To let several processes use these rows, serve them first: "
+                f"perco serve {shlex.quote(rows.shown)} --direct --standby"
+            ) from None
+        yield db
+
+
+@asynccontextmanager
+async def looking(store: Path, schema: perco.Schema) -> AsyncIterator[perco.Database]:
+    """Open the rows to read them; with no worker."""
+    rows = rows_of(store)
+    if rows.home == IN_FOLDER:
+        async with perco.open(store, schema, readonly=True) as db:
+            yield db
+    else:
+        async with opened(rows, schema) as db:
+            yield db
+
+
+async def keep(db: perco.Database, index: WebIndex, store: Path, rows: Rows, *, take_over: bool) -> Rows:
+    """Let folder and rows name each other; returns the rows with the number that both have.
+
+    Raises: UsageError if the rows name another folder, unless this one is to take over; or if the folder cannot be
+    written.
     """
-    ours = f"{socket.gethostname()}:{await trio.Path(store).absolute()}"
+    display = f"{socket.gethostname()}:{await trio.Path(store).absolute()}"
+    async with db.snapshot() as snap:
+        named: Any = await snap.get(index.sources, _HOME)
+    if named is None or take_over or rows == await trio.to_thread.run_sync(rows_of, store):
+        await trio.to_thread.run_sync(_writable, store)  # before it is named
     async for attempt in db.attempts():
         async with attempt as txn:
-            home = await txn.get(index.sources, _HOME)
-            if home is None:
-                txn.set(index.sources, _HOME, ours)
-    if home not in (None, ours):
-        raise perco.UsageError(
-            f"the documents of {address} go to the search index in {home}: use that folder, on that host. If it is "
-            f'gone, run `perco delete {shlex.quote(address)} crawls "{_HOME}" sources`, and then this command again.'
-        )
+            named = await txn.get(index.sources, _HOME)
+            ours = replace(rows, home=_number()) if named is None or take_over else rows
+            if ours is not rows:
+                txn.set(index.sources, _HOME, [ours.home, display])
+    if ours is not rows:
+        await trio.to_thread.run_sync(_write, store, ours)
+        return ours
+    for _ in range(_AGAIN):
+        found = await trio.to_thread.run_sync(rows_of, store)
+        if found == replace(rows, home=named[0]):
+            return found
+        if found.address != rows.address:
+            break
+        await trio.sleep(_AGAIN_S)  # another process may have named the folder, and not written its file yet
+    raise perco.UsageError(
+        f"the documents of {rows.shown} go to the search index in {named[1]}. Use that folder, on that host; or stop "
+        f"its processes, and let {store} take its place with --take-over"
+    )
+
+
+def _writable(store: Path) -> None:
+    """Make the folder. Raises: UsageError."""
     try:
-        await trio.Path(store).mkdir(parents=True, exist_ok=True)
-        await trio.Path(store / ROWS_FILE).write_text(f"{address}\n", encoding="utf-8")
+        store.mkdir(parents=True, exist_ok=True)
+        path = store / f"{ROWS_FILE}.new"
+        path.touch(mode=0o600)
+        path.unlink()
     except OSError as error:
         raise perco.UsageError(f"{store} cannot be written: {error.strerror}; name another folder") from None
 
 
-def looking(store: Path, schema: perco.Schema) -> perco.open:
-    """Open the rows to read them; with no worker."""
-    rows = rows_of(store)
-    if rows == str(store):
-        return perco.open(store, schema, readonly=True)
-    return perco.open(rows, schema)
+def _write(store: Path, rows: Rows) -> None:
+    """Write the folder's file, readable by its owner only: an address may have a password."""
+    path = store / f"{ROWS_FILE}.{os.getpid()}"
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        json.dump({"address": rows.address, "home": rows.home}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    path.replace(store / ROWS_FILE)

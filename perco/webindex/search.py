@@ -26,9 +26,6 @@ FORMAT = 2
 
 VERSION_MAX = 2**63 - 1
 
-_FULL = 1
-"""The `application_id` of a file that was filled from its store; 0 at first."""
-
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
@@ -217,15 +214,30 @@ class SearchIndex:
 
     # ----------------------------------------------------------------------------------------- writing
 
-    def is_full(self) -> bool:
-        """Whether `mark_full` was called: all documents of the store were exported, and later ones are."""
-        with _told("the search index cannot be read"):
-            return bool(self._db.execute("PRAGMA application_id").fetchone()[0] == _FULL)
+    def _home(self) -> int:
+        """The number of the rows whose documents are here; below 0 as long as some are missing; 0: of an older file."""
+        return int(self._db.execute("PRAGMA application_id").fetchone()[0])
 
-    def mark_full(self) -> None:
-        """Note that all documents of the store are here."""
-        with _told("the search index cannot be written"):
-            self._db.execute(f"PRAGMA application_id = {_FULL}")
+    def is_full(self, home: int) -> bool:
+        """Whether all documents of the rows with this number (`places.Rows`) were exported, and later ones are."""
+        with _told("the search index cannot be read"):
+            return self._home() == home
+
+    def begin(self, home: int, keep: bool) -> None:
+        """Prepare for all documents of the rows with this number, unless another process has. Documents of other rows
+        are removed, but if `keep`."""
+        with _told("the search index cannot be written"), self._transaction("IMMEDIATE"):
+            if abs(self._home()) != home:
+                if not keep:
+                    self._db.execute("INSERT INTO words (words) VALUES ('delete-all')")
+                    self._db.execute("DELETE FROM pages")
+                self._db.execute(f"PRAGMA application_id = {-home}")
+
+    def mark_full(self, home: int) -> None:
+        """Note that all documents of these rows are here."""
+        with _told("the search index cannot be written"), self._transaction("IMMEDIATE"):
+            if self._home() == -home:
+                self._db.execute(f"PRAGMA application_id = {home}")
 
     def export(self, rows: Sequence[ExportRow]) -> int:
         """Store the rows that are newer than what is there, all in one transaction; returns how many."""

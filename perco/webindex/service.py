@@ -20,7 +20,7 @@ from perco.webindex.crawled import DOCS_URL, CrawlDecoder, CrawlError, Done, Not
 from perco.webindex.exporter import Exporter
 from perco.webindex.index import WebIndex
 from perco.webindex.pages import Page, canonical_url
-from perco.webindex.places import keep, rows_for, search_path
+from perco.webindex.places import IN_FOLDER, keep, opened, rows_for, search_path
 from perco.webindex.search import ExportRow, SearchIndex
 
 _LOADERS = 48
@@ -204,44 +204,63 @@ async def serve(
     store: Path,
     *,
     rows: str = "",
+    take_over: bool = False,
     concurrency: int = 64,
     options: perco.Options | None = None,
     on_export: Callable[[int], None] | None = None,
+    on_fill: Callable[[int], None] = lambda documents: None,
 ) -> AsyncIterator[Service]:
     """Open a web index and run its observers while the block lasts.
 
     Args:
         store: the folder with the search index; its rows are there too, or where the folder says.
         rows: for a new web index: the address for its rows; perco records it in the folder.
+        take_over: the documents of these rows go to this folder's search index from now on.
+        on_fill: called with the number of documents so far, while a new search index is filled from the rows.
 
     Raises: what `perco.open` raises; UsageError if the rows are elsewhere, or their documents go to the search index in
     another folder.
     """
     exporter = Exporter(on_export)
     index = WebIndex(exporter)
-    rows = rows_for(store, rows)
-    async with perco.open(rows, index.schema, options=options) as db:
-        if rows != str(store):
-            await keep(db, index, store, rows)
+    place = rows_for(store, rows)
+    async with opened(place, index.schema, options) as db:
+        if place.home != IN_FOLDER:
+            place = await keep(db, index, store, place, take_over=take_over)
         with SearchIndex(search_path(store)) as writing, SearchIndex(search_path(store)) as reading:
             # Other processes may export as well: the watermark is below every transaction in flight anywhere (G1).
             exporter.connect(writing, db.watermark)
-            if not writing.is_full():
-                await _fill(db, index, writing)
+            if not writing.is_full(place.home):
+                await fill(db, index, writing, place.home, on_fill)
             async with db.worker(concurrency=concurrency, scanners=4) as worker:
                 yield Service(db, index, reading, worker)
 
 
-async def _fill(db: perco.Database, index: WebIndex, search: SearchIndex) -> None:
+async def fill(
+    db: perco.Database,
+    index: WebIndex,
+    search: SearchIndex,
+    home: int,
+    on_fill: Callable[[int], None] = lambda documents: None,
+) -> None:
     """Export all documents into a new search index, because the rows may be older than the index. A document of which
     the index has a newer version stays as it is. The snapshot holds back the watermark, so the index does not forget
     deletions that are newer than the snapshot (`SearchIndex.forget`)."""
+    await trio.to_thread.run_sync(search.begin, home, home == IN_FOLDER)
+    filled, undecided = 0, []
     async with db.snapshot() as snap:
         rows: list[ExportRow] = []
         async for content, document in index.listed(snap):
+            if document is None:
+                undecided.append(content)
+                continue
             rows.append(ExportRow(content.hex(), snap.start_ts, document))
             if len(rows) >= _EXPORTED_AT_ONCE:
+                filled += len(rows)
                 await trio.to_thread.run_sync(search.export, rows)
+                on_fill(filled)
                 rows = []
         await trio.to_thread.run_sync(search.export, rows)
-    await trio.to_thread.run_sync(search.mark_full)
+    for content in undecided:  # the next election may find that nothing has changed: so it exports in any case
+        await db.run(index.elect_and_export, content)
+    await trio.to_thread.run_sync(search.mark_full, home)

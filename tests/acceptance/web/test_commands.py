@@ -8,9 +8,11 @@ import json
 import os
 import pty
 import re
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,29 +111,107 @@ def test_statistics_and_check_of_a_web_index(store: Path) -> None:
     assert perco("check", store).returncode == 0
 
 
+def searchable(index: Path) -> list[int]:
+    """The documents of the rows, and of the search index."""
+    stats = json.loads(perco("web", "stats", index, "--json").stdout)
+    return [stats["documents"], stats["searchable"]]
+
+
+def refused(*arguments: object) -> str:
+    """What a command says that is wrong usage."""
+    done = perco(*arguments)
+    assert done.returncode == 2, done.stdout
+    return done.stderr
+
+
 @pytest.mark.parametrize("database", [postgresql, bigtable], ids=["postgresql", "bigtable"])
 def test_the_rows_may_be_in_a_database(database: Any, saved: Path, tmp_path: Path) -> None:
     url, index = database.fresh(), tmp_path / "index"
     loaded = perco("web", "load", index, "--html", saved, "--rows", url)
     assert loaded.returncode == 0, loaded.stderr
     assert not (index / "tablets").exists()
+    assert (index / "rows").stat().st_mode & 0o077 == 0, "an address may have a password"
     (index / "search.sqlite").unlink()  # it is made again from the rows
     missing = perco("web", "search", index, "fruit")
     assert missing.returncode == 1
     assert "perco web run" in missing.stderr
     ranked = perco("web", "rank", index)
     assert ranked.returncode == 0, ranked.stderr
-    assert json.loads(perco("web", "stats", index, "--json").stdout)["searchable"] == 2
+    assert searchable(index) == [2, 2]
     found = perco("web", "search", index, "fruit", "--at", "0s", "--json")
     assert "Apples" in [json.loads(line)["title"] for line in found.stdout.splitlines()]
+    moved = refused("web", "load", index, "--html", saved, "--rows", f"{url}x")
+    assert "has its rows at" in moved
+    assert "name another folder" in moved
 
-    elsewhere = perco("web", "load", tmp_path / "other", "--html", saved, "--rows", url)
-    assert elsewhere.returncode == 2
-    assert f"go to the search index in {socket.gethostname()}:{index}" in elsewhere.stderr
-    assert not (tmp_path / "other").exists()
-    moved = perco("web", "load", index, "--html", saved, "--rows", f"{url}x")
-    assert moved.returncode == 2
-    assert f"has its rows at {url}; name another folder" in moved.stderr
+
+def test_one_folder_at_a_time_has_the_search_index_of_rows_in_a_database(saved: Path, tmp_path: Path) -> None:
+    url, one, other = postgresql.fresh(), tmp_path / "one", tmp_path / "other"
+    assert perco("web", "load", one, "--html", saved, "--rows", url).returncode == 0
+    shutil.copytree(one, tmp_path / "backup")
+    told = refused("web", "load", other, "--html", saved, "--rows", url)
+    assert f"go to the search index in {socket.gethostname()}:{one}" in told
+    assert not other.exists()
+
+    more = tmp_path / "more"
+    more.mkdir()
+    (more / "c.html").write_text("<title>Cherries</title><p>small</p>")
+    taken = perco("web", "load", other, "--html", more, "--rows", url, "--take-over")
+    assert taken.returncode == 0, taken.stderr
+    assert searchable(other) == [3, 3], "those that it has loaded, and those of before"
+    assert "--take-over" in refused("web", "run", one)
+    back = perco("web", "load", one, "--html", saved, "--rows", url, "--take-over")
+    assert back.returncode == 0, back.stderr
+    assert searchable(one) == [3, 3], "it has missed one"
+    assert "--take-over" in refused("web", "rank", tmp_path / "backup"), "its search index is that of another time"
+    one.rename(tmp_path / "moved")
+    assert perco("web", "rank", tmp_path / "moved").returncode == 0
+
+
+def test_rows_that_were_made_anew_do_not_keep_the_search_index_of_others(saved: Path, tmp_path: Path) -> None:
+    folder, index = tmp_path / "served", tmp_path / "index"
+    for title in ("Former", "Later"):
+        (saved / "b.html").write_text(f"<title>{title}</title>")
+        with serving(folder) as address:
+            loaded = perco("web", "load", index, "--html", saved, "--rows", address)
+            assert loaded.returncode == 0, loaded.stderr
+            assert searchable(index) == [2, 2]
+        shutil.rmtree(folder)
+    with SearchIndex(search_path(index)) as search:
+        assert {document.title for document in search.documents()} == {"Apples", "Later"}
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """`perco serve` of a folder, which it makes."""
+    command = [sys.executable, "-m", "perco", "serve", str(folder), "--durability", "process"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("serving")
+        yield f"unix:{folder}/socket"
+        process.terminate()
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("memory:", "cannot be the place of the rows"),
+        ("somewhere/", "cannot be the place of the rows"),
+        ("postgresql://me:secret@[::1/x", "secret"),
+    ],
+)
+def test_places_where_rows_cannot_be(address: str, said: str, saved: Path, tmp_path: Path) -> None:
+    told = refused("web", "load", tmp_path / "index", "--html", saved, "--rows", address)
+    assert (said in told) == (said != "secret"), told
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_not_named_in_the_rows(saved: Path, tmp_path: Path) -> None:
+    with serving(tmp_path / "served") as address:
+        told = refused("web", "load", "/proc/index", "--html", saved, "--rows", address)
+        assert "cannot be written" in told
+        loaded = perco("web", "load", tmp_path / "index", "--html", saved, "--rows", address)
+        assert loaded.returncode == 0, loaded.stderr
 
 
 def test_a_folder_with_rows_gets_its_search_index_again(store: Path) -> None:
