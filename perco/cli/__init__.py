@@ -302,16 +302,14 @@ def serve(
     the same user on the same machine find it automatically; others use perco.open(..., token=...), or PERCO_TOKEN in
     the environment. An address that other hosts can reach needs TLS.
 
-    STORE may be a database, postgresql://... or bigtable://...: the database holds the rows, and this process owns the
-    store. --listen sets the address for clients; over TCP, the token is the value of PERCO_TOKEN. With --standby, a
-    second server waits, and takes over if the first one fails. With --direct, programs that open the database's address
-    read and write the rows directly. They get timestamps from the leading server, and switch to the next server if that
-    one fails.
+    STORE may be a database, postgresql://... or bigtable://...: this process then owns the store. --listen sets the
+    address for clients; over TCP, the token is the value of PERCO_TOKEN. With --standby, a second server waits, and
+    takes over if the first one fails. With --direct, programs that open the database's address read and write the rows
+    directly; they get timestamps from the leading server.
 
-    With --processes N the tablets of all tables are spread over N tablet servers, which clients ask directly. If one
-    dies, the others take over its tablets, and it is replaced. A single process commits a transaction within one tablet
-    in one step, so more processes help only if it has no CPU left. A table has more than one tablet if it is declared
-    with splits, or has grown.
+    With --processes N, N tablet servers have the tablets of all tables, and clients ask them directly. If one dies, the
+    others take over its tablets, and it is replaced. A single process commits a transaction within one tablet in one
+    step, so more processes help only if it has no CPU left. A table that has grown has several tablets.
 
     \b
     Examples:
