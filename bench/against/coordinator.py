@@ -39,6 +39,10 @@ class Coordinator:
         """Its processor time so far."""
         return cpu_of(self._process.pid)
 
+    def ended(self) -> int | None:
+        """Its exit code; None, while it runs."""
+        return self._process.poll()
+
     def wait(self, seconds: float) -> int:
         """Its exit code. Raises: subprocess.TimeoutExpired."""
         return self._process.wait(seconds)

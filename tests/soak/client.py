@@ -22,7 +22,10 @@ from perco.testing.history import FAIL, OK, UNKNOWN, Ops, Transaction
 lists = perco.Table("lists", key=perco.TEXT, splits=[f"{i:02}" for i in range(20, 100, 20)])
 items = lists.column("items", perco.MSGPACK)
 copied = lists.column("copied", perco.MSGPACK)
-SCHEMA: Final = perco.Schema(lists)
+marks = perco.Table("marks", key=perco.INT64)  # a row for each transaction that appends
+mark = marks.column("mark", perco.INT64)
+seen = marks.column("seen", perco.INT64)
+SCHEMA: Final = perco.Schema(lists, marks)
 
 CHAINS: Final = 100  # lists that are appended to at a time
 LENGTH: Final = 50  # then a list is full, and another follows
@@ -37,6 +40,12 @@ async def copy(txn: perco.Transaction, change: perco.Change[str, Any]) -> None:
     txn.set(copied, change.key, await txn.get(items, change.key))
 
 
+@SCHEMA.observe(mark, id="see")
+async def see(txn: perco.Transaction, change: perco.Change[int, int]) -> None:
+    """Copy the mark. Nothing else is ever written to its row, so a notification that is lost is not made good."""
+    txn.set(seen, change.key, change.value or 0)
+
+
 class Client:
     """Attributes: `stopping`: end once the transactions in flight have ended."""
 
@@ -49,13 +58,21 @@ class Client:
 
     async def run(self) -> None:
         """Run `TASKS` transactions at a time."""
+        while not self.stopping:
+            try:
+                await self._find_lists()
+                break
+            except PercoError:  # there is no server for a moment
+                await trio.sleep(_PAUSE_S)
+        async with trio.open_nursery() as nursery:
+            for _ in range(TASKS):
+                nursery.start_soon(self._task)
+
+    async def _find_lists(self) -> None:
         async with self._db.snapshot() as snap:
             async for row in snap.scan(lists, columns=[items]):
                 chain, number = map(int, row.key.split("."))
                 self._full[chain] = max(self._full[chain], number)
-        async with trio.open_nursery() as nursery:
-            for _ in range(TASKS):
-                nursery.start_soon(self._task)
 
     async def _task(self) -> None:
         while not self.stopping:
@@ -92,6 +109,7 @@ class Client:
             elif appends and self._random.random() < 0.8:
                 ops.append(key, number)
                 txn.set(items, key, [*found, number])
+                txn.set(mark, number, number)
 
     async def _outcome(self, token: str) -> str:
         while True:

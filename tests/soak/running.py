@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,7 +25,7 @@ from bench.against.postgres import Server, server
 from perco.bigtable import admin
 from perco.testing.history import FAIL, OK, UNKNOWN, Ops, Transaction, load
 from perco.testing.isolation import Report, check
-from tests.soak.client import SCHEMA, copied, items, lists, options
+from tests.soak.client import SCHEMA, copied, items, lists, marks, options, seen
 from tests.support.bigtable import EMULATOR
 from tests.support.coordinated import ENDED, KILLED, STOPPED, Coordinators, Workers
 
@@ -147,11 +147,11 @@ class Clients:
         self._all[which].send_signal(number)
 
     def end(self) -> None:
-        """Let them end. Raises: RuntimeError."""
+        """Let them end. One that has just been started may die of the signal. Raises: RuntimeError."""
         for each in self._all:
             each.send_signal(signal.SIGTERM)
         for each in self._all:
-            if each.wait(120):
+            if each.wait(120) not in (0, -signal.SIGTERM):
                 raise RuntimeError(f"a client has ended with exit code {each.returncode}")
 
     def close(self) -> None:
@@ -188,12 +188,20 @@ class Soak:
             clients = Clients(self._plan, store.url, self._folder)
             stack.callback(clients.close)
             began = time.monotonic()
-            self._until_done(clients, self._ways(servers, workers, clients, store.harm))
-            clients.end()
-            history = clients.history()
+            try:
+                for name, way in self._harms(clients, self._ways(servers, workers, clients, store.harm)):
+                    servers.check()
+                    workers.check()
+                    self._say(f"{clients.committed:9,} committed; {name}")
+                    way()
+                    self._harm[name] += 1
+                clients.end()
+            finally:
+                history = clients.history()
+                self._write(history)
             seconds = time.monotonic() - began
             self._say("reading what is there ...")
-            last, wrong = trio.run(_read, store.url)
+            last, wrong = trio.run(_read, store.url, history)
             history.append(last)
             self._harm.update(store.ended())
         self._write(history)
@@ -203,18 +211,19 @@ class Soak:
         statuses = Counter(one.status for one in history)
         return Outcome(report, statuses, self._harm, seconds, _gap(history), wrong)
 
-    def _until_done(self, clients: Clients, ways: dict[str, Callable[[], object]]) -> None:
-        """Inject all faults in random order, again and again, until enough transactions have committed and each fault
-        has occurred."""
+    def _harms(
+        self, clients: Clients, ways: dict[str, Callable[[], object]]
+    ) -> Iterator[tuple[str, Callable[[], object]]]:
+        """All faults in random order, again and again, with pauses between them, until enough transactions have
+        committed and each fault has occurred."""
         names: list[str] = []
         while clients.count() < self._plan.transactions or len(self._harm) < len(ways):
             if not names:
                 names = self._random.sample(list(ways), len(ways))
-            way = names.pop()
+            name = names.pop()
             time.sleep(self._random.uniform(0.5, 1.5) * self._plan.harm_s)
-            self._say(f"{clients.count():9,} committed; {way}")
-            ways[way]()
-            self._harm[way] += 1
+            clients.count()
+            yield name, ways[name]
 
     def _ways(
         self, servers: Coordinators, workers: Workers, clients: Clients, more: dict[str, Callable[[], object]]
@@ -230,16 +239,27 @@ class Soak:
             "client stopped": lambda: self._stop(clients.send, client()),
             "worker killed": lambda: workers.replace(worker()),
             "worker stopped": lambda: self._stop(workers.send, worker()),
-            "leader killed": lambda: servers.follow(lambda leader: leader.send(KILLED)),
-            "leader stopped": lambda: servers.follow(lambda leader: leader.send(STOPPED)),
-            "leader ended": lambda: servers.follow(lambda leader: leader.send(ENDED)),
+            "leader killed": lambda: servers.follow(KILLED),
+            "leader stopped": lambda: servers.follow(STOPPED),
+            "leader ended": lambda: servers.follow(ENDED),
             "leader stopped shortly": lambda: self._stop(lambda _, number: servers.leader.send(number), 0, longest=1.0),
+            "leader killed while a client stood still": lambda: self._stop(
+                clients.send, client(), meanwhile=lambda: servers.follow(KILLED)
+            ),
             "standby killed": servers.replace_standby,
             **more,
         }
 
-    def _stop(self, send: Callable[[int, signal.Signals], object], which: int, *, longest: float | None = None) -> None:
+    def _stop(
+        self,
+        send: Callable[[int, signal.Signals], object],
+        which: int,
+        *,
+        longest: float | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
         send(which, STOPPED)
+        meanwhile()
         time.sleep(self._random.uniform(0.1, 1.0) * (longest or self._plan.pause_s))
         send(which, signal.SIGCONT)
 
@@ -248,8 +268,9 @@ class Soak:
             file.writelines(one.line() + "\n" for one in history)
 
 
-async def _read(url: str) -> tuple[Transaction, list[str]]:
-    """Wait for the observers, and read all lists as a last transaction. Returns also what is wrong in the store."""
+async def _read(url: str, history: Sequence[Transaction]) -> tuple[Transaction, list[str]]:
+    """Wait for the observers, and read all lists of the history as a last transaction. Returns also what is wrong in
+    the store: a copy that is not equal, a mark that is missing, or one of a transaction that did not commit."""
     wrong = []
     async with perco.open(url, SCHEMA, options=options()) as db:
         with trio.move_on_after(_LEFT_S) as waiting:
@@ -257,12 +278,30 @@ async def _read(url: str) -> tuple[Transaction, list[str]]:
         if waiting.cancelled_caught:
             wrong.append(f"after {_LEFT_S:g} s there are still changes that no observer has seen")
         ops, begin = Ops(), time.monotonic()
+        keys = {str(key) for one in history for _, key, _ in one.ops}
         async with db.snapshot() as snap:
-            async for row in snap.scan(lists):
-                ops.read(row.key, row[items])
-                if row[copied] != row[items]:
-                    wrong.append(f"list {row.key} is not what its observer made of it")
-        return Transaction(_LAST, "last", begin, time.monotonic(), OK, tuple(ops.made)), wrong
+            keys |= {row.key async for row in snap.scan(lists)}
+            found = await snap.get_many(items, keys)
+            copies = await snap.get_many(copied, keys)
+            there = {row.key: row[seen] async for row in snap.scan(marks)}
+        for key in sorted(keys):
+            ops.read(key, found.get(key) or [])
+            if copies.get(key) != found.get(key):
+                wrong.append(f"list {key} is not what its observer made of it")
+        return Transaction(_LAST, "last", begin, time.monotonic(), OK, tuple(ops.made)), [
+            *wrong,
+            *_of_marks(history, there),
+        ]
+
+
+def _of_marks(history: Iterable[Transaction], there: dict[int, int | None]) -> Iterator[str]:
+    """What is wrong with the marks, each with what its observer made of it."""
+    for one in history:
+        appends = any(kind == "a" for kind, _, _ in one.ops)
+        if one.status == OK and appends and there.get(one.id) != one.id:
+            yield f"the mark of transaction {one.id} is missing, or no observer saw it"
+        elif one.status == FAIL and one.id in there:
+            yield f"transaction {one.id} did not commit, and its mark is there"
 
 
 def _gap(history: Iterable[Transaction]) -> float:

@@ -75,7 +75,7 @@ def run(store: str, folder: Path, limit: int, lose: int, say: Callable[[str], ob
             stack.callback(each.kill)
 
         harms: list[tuple[float, str, Callable[[], object]]] = [
-            (0.2, "the server that leads is killed", lambda: servers.follow(lambda leader: leader.send(KILLED))),
+            (0.2, "the server that leads is killed", lambda: servers.follow(KILLED)),
             (0.4, "a worker is killed", workers[0].kill),
             (0.6, "another worker is killed", workers[1].kill),
         ]
@@ -94,13 +94,14 @@ def run(store: str, folder: Path, limit: int, lose: int, say: Callable[[str], ob
             raise RuntimeError(f"a worker ends by itself, with exit code {workers[2].returncode}")
         ranked = subprocess.run(_web("rank", index), capture_output=True, text=True, check=True)
         say(f"   {ranked.stdout.splitlines()[-1]}")
-        equal = trio.run(_compare, index, say)
+        loaded = load.progress["load"]["changed"] + load.progress["load"]["unchanged"]
+        equal = trio.run(_compare, index, loaded, say)
         for what, count in served.ended().items():
             say(f"   {count} {what}")
         return equal
 
 
-async def _compare(folder: Path, say: Callable[[str], object]) -> bool:
+async def _compare(folder: Path, loaded: int, say: Callable[[str], object]) -> bool:
     index = WebIndex()
     async with looking(folder, index.schema) as db, db.snapshot() as snap:
         pages, ranks = await index.all_pages(snap)
@@ -110,7 +111,9 @@ async def _compare(folder: Path, say: Callable[[str], object]) -> bool:
         found = search.digest()
         search.check()
     say(f"   {len(pages)} pages, {len(documents)} documents: sha256 {found[:16]}..., of a batch build {wanted[:16]}...")
-    return found == wanted
+    if len(pages) != loaded:
+        say(f"   {loaded} pages were acknowledged")
+    return found == wanted and len(pages) == loaded
 
 
 def main() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +13,7 @@ from bench.against.coordinator import Coordinator
 KILLED: Final = signal.SIGKILL
 ENDED: Final = signal.SIGTERM
 STOPPED: Final = signal.SIGSTOP
+_DEPOSED_S: Final = 60.0
 
 
 class Coordinators:
@@ -34,12 +34,27 @@ class Coordinators:
         self._number += 1
         return Coordinator(self._url, self._folder / f"s{self._number}")
 
-    def follow(self, harm: Callable[[Coordinator], object]) -> None:
-        """Harm the leader, until the other one leads; then end it, and start another standby."""
-        harm(self.leader)
+    def follow(self, how: signal.Signals) -> None:
+        """Kill, end or stop the leader, until the other one leads, and start another standby. A leader that was stopped
+        goes on then, and has to find out that it is deposed.
+
+        Raises: RuntimeError, if it does not end with an error.
+        """
+        former = self.leader
+        former.send(how)
         self.standby.says("serving ")
-        self.leader.end()
+        if how == STOPPED:
+            former.send(signal.SIGCONT)
+            if not former.wait(_DEPOSED_S):
+                raise RuntimeError("a server that was deposed ended without an error")
+        former.end()
         self.leader, self.standby = self.standby, self._stand_by()
+
+    def check(self) -> None:
+        """Raises: RuntimeError, if one of them has ended."""
+        for name, each in (("leader", self.leader), ("standby", self.standby)):
+            if (code := each.ended()) is not None:
+                raise RuntimeError(f"the {name} has ended with exit code {code}")
 
     def replace_standby(self) -> None:
         """Kill the one that stands by, and start another."""
@@ -63,6 +78,12 @@ class Workers:
 
     def send(self, which: int, number: signal.Signals) -> None:
         self._all[which].send_signal(number)
+
+    def check(self) -> None:
+        """Raises: RuntimeError, if one of them has ended."""
+        for each in self._all:
+            if each.poll() is not None:
+                raise RuntimeError(f"a worker has ended with exit code {each.returncode}")
 
     def replace(self, which: int) -> None:
         """Kill one, and start another."""

@@ -47,7 +47,7 @@ async def _client(url: str, schema: perco.Schema = SCHEMA) -> AsyncIterator[perc
 
 @pytest.mark.parametrize("how", [KILLED, ENDED, STOPPED], ids=["killed", "ended", "stopped"])
 async def test_clients_follow_to_the_next_server(coordinators: Coordinators, url: str, how: signal.Signals) -> None:
-    """O1 T4 R8"""
+    """O1 T4 R8: one that was stopped finds out that it is deposed, and ends with an error."""
     async with _client(url) as one, _client(url) as two:
         appending = [Appending(one), Appending(two)]
         done = False
@@ -57,7 +57,7 @@ async def test_clients_follow_to_the_next_server(coordinators: Coordinators, url
             for _ in range(2):
                 for each in appending:
                     await _more(each, 20)
-                await trio.to_thread.run_sync(coordinators.follow, lambda leader: leader.send(how))
+                await trio.to_thread.run_sync(coordinators.follow, how)
             for each in appending:
                 await _more(each, 20)
             done = True
@@ -66,14 +66,6 @@ async def test_clients_follow_to_the_next_server(coordinators: Coordinators, url
         appending[0].aborted |= appending[1].aborted
         await appending[0].check()
         assert not inside(one).driver.damaged
-
-
-async def test_one_that_is_deposed_ends_with_an_error(coordinators: Coordinators) -> None:  # O1
-    leader = coordinators.leader
-    leader.send(signal.SIGSTOP)
-    await trio.to_thread.run_sync(coordinators.standby.says, "serving ")
-    leader.send(signal.SIGCONT)
-    assert await trio.to_thread.run_sync(leader.wait, 60) != 0
 
 
 async def test_workers_that_are_killed_leave_nothing_undone(coordinators: Coordinators, url: str) -> None:
@@ -88,7 +80,7 @@ async def test_workers_that_are_killed_leave_nothing_undone(coordinators: Coordi
                 if number in (1, 3):
                     workers.replace(number // 2)
                 if number == 4:
-                    await trio.to_thread.run_sync(coordinators.follow, lambda leader: leader.send(KILLED))
+                    await trio.to_thread.run_sync(coordinators.follow, KILLED)
             with trio.fail_after(120):
                 await db.wait_idle()
             wanted = {f"{number}-{each:02}": number + 1 for number in range(6) for each in range(20)}

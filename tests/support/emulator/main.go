@@ -3,8 +3,9 @@
 // A call with the metadata "perco-fault: before" loses its request, one with "after" its answer. Every call is one
 // atomic step, as the service promises for one row.
 //
-// With -lose N one call in N loses its request, one its answer, and one mutation is told as lost, but is carried out
-// up to -late later. At the end of its standard input it prints how many of each, and ends.
+// With -lose N one call in N loses its request, one its answer; one mutation is told as lost, and is carried out up to
+// -late later; and one call hangs until its deadline, and if it is a mutation, it is carried out up to -late later. At
+// the end of its standard input it prints how many of each, and ends.
 package main
 
 import (
@@ -34,12 +35,12 @@ var (
 	lost  = status.Error(codes.Unavailable, "lost on the way")
 
 	lose = flag.Int("lose", 0, "one call in so many is lost, in each of the ways; 0: none")
-	late = flag.Duration("late", 300*time.Millisecond, "a mutation that is told as lost is carried out within so long")
+	late = flag.Duration("late", 4*time.Second, "a mutation that is told as lost is carried out within so long")
 	seed = flag.Int64("seed", 1, "of the faults")
 
-	dice                     sync.Mutex
-	random                   *rand.Rand
-	requests, answers, later atomic.Int64
+	dice                           sync.Mutex
+	random                         *rand.Rand
+	requests, answers, later, hung atomic.Int64
 )
 
 func faultOf(ctx context.Context, method string) string {
@@ -62,6 +63,9 @@ func faultOf(ctx context.Context, method string) string {
 		return "after"
 	case 2:
 		return "late"
+	case 3:
+		hung.Add(1)
+		return "hang"
 	}
 	return ""
 }
@@ -83,6 +87,10 @@ func one(ctx context.Context, request interface{}, info *grpc.UnaryServerInfo, h
 	fault := faultOf(ctx, info.FullMethod)
 	switch fault {
 	case "before":
+		return nil, lost
+	case "hang":
+		<-ctx.Done()
+		go carryOutLater(request, handle)
 		return nil, lost
 	case "late":
 		go carryOutLater(request, handle)
@@ -110,7 +118,11 @@ func (k *kept) SendMsg(message interface{}) error {
 
 func stream(service interface{}, to grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	fault := faultOf(to.Context(), info.FullMethod)
-	if fault == "before" {
+	switch fault {
+	case "before":
+		return lost
+	case "hang":
+		<-to.Context().Done()
 		return lost
 	}
 	answer := &kept{ServerStream: to}
@@ -142,6 +154,6 @@ func main() {
 		select {}
 	}
 	io.Copy(io.Discard, os.Stdin)
-	fmt.Printf("{\"requests lost\": %d, \"answers lost\": %d, \"carried out late\": %d}\n",
-		requests.Load(), answers.Load(), later.Load())
+	fmt.Printf("{\"requests lost\": %d, \"answers lost\": %d, \"carried out late\": %d, \"calls hung\": %d}\n",
+		requests.Load(), answers.Load(), later.Load(), hung.Load())
 }
