@@ -176,6 +176,7 @@ class Soak:
         self._plan, self._folder, self._say = plan, folder, say
         self._random = random.Random(plan.seed)
         self._harm: Counter[str] = Counter()
+        self._slow_leaders = 0
 
     def run(self) -> Outcome:
         """Raises: RuntimeError, if a process ends that should not."""
@@ -190,7 +191,7 @@ class Soak:
             began = time.monotonic()
             try:
                 for name, way in self._harms(clients, self._ways(servers, workers, clients, store.harm)):
-                    servers.check()
+                    self._slow_leaders += servers.check()
                     workers.check()
                     self._say(f"{clients.committed:9,} committed; {name}")
                     way()
@@ -204,6 +205,8 @@ class Soak:
             last, wrong = trio.run(_read, store.url, history)
             history.append(last)
             self._harm.update(store.ended())
+            if self._slow_leaders:
+                self._harm["leader deposed by itself"] = self._slow_leaders
         self._write(history)
         self._say("judging ...")
         report = check(history)

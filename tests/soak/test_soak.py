@@ -33,7 +33,9 @@ def test_whatever_is_killed_it_is_snapshot_isolation(store: str, tmp_path: Path)
     assert outcome.statuses[OK] >= 300
     assert outcome.report.edges["rw"] > 20
     assert min(outcome.harm.values()) >= 1, told(outcome)
-    assert len(outcome.harm) == {"bigtable": 14, "postgresql": 11}[store], told(outcome)
+    assert len(set(outcome.harm) - {"leader deposed by itself"}) == {"bigtable": 14, "postgresql": 11}[store], told(
+        outcome
+    )
 
 
 def test_the_web_index_equals_a_batch_build(tmp_path: Path) -> None:  # N7

@@ -14,6 +14,7 @@ KILLED: Final = signal.SIGKILL
 ENDED: Final = signal.SIGTERM
 STOPPED: Final = signal.SIGSTOP
 _DEPOSED_S: Final = 60.0
+_LOST: Final = 2  # the exit code of a server that lost the store to another one
 
 
 class Coordinators:
@@ -45,16 +46,27 @@ class Coordinators:
         self.standby.says("serving ")
         if how == STOPPED:
             former.send(signal.SIGCONT)
-            if not former.wait(_DEPOSED_S):
-                raise RuntimeError("a server that was deposed ended without an error")
+            if (code := former.wait(_DEPOSED_S)) != _LOST:
+                raise RuntimeError(f"a server that was deposed ended with exit code {code}")
         former.end()
         self.leader, self.standby = self.standby, self._stand_by()
 
-    def check(self) -> None:
-        """Raises: RuntimeError, if one of them has ended."""
-        for name, each in (("leader", self.leader), ("standby", self.standby)):
-            if (code := each.ended()) is not None:
-                raise RuntimeError(f"the {name} has ended with exit code {code}")
+    def check(self) -> bool:
+        """Whether the leader was too slow to renew its lease, so that the other one leads by now.
+
+        Raises: RuntimeError, if one of them has ended for another reason.
+        """
+        if (code := self.standby.ended()) is not None:
+            raise RuntimeError(f"the standby has ended with exit code {code}")
+        code = self.leader.ended()
+        if code is None:
+            return False
+        if code != _LOST:
+            raise RuntimeError(f"the leader has ended with exit code {code}")
+        self.standby.says("serving ")
+        self.leader.end()
+        self.leader, self.standby = self.standby, self._stand_by()
+        return True
 
     def replace_standby(self) -> None:
         """Kill the one that stands by, and start another."""

@@ -17,6 +17,7 @@ import trio
 import perco
 from perco.bigtable.hints import Hints
 from perco.bigtable.keys import HINT_KEY, row_key
+from perco.bigtable.lease import BigtableLease
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.rows import BigtableRows
 from perco.bigtable.store import BigtableStore
@@ -254,6 +255,27 @@ async def test_a_renewal_whose_answer_is_lost_does_not_count_from_the_next(store
         before, after = await trio.to_thread.run_sync(renew)
         assert after == before + 2
         assert (await other._notice()).holder.number == after
+
+
+async def test_a_renewal_that_hangs_does_not_cost_the_lease(store: BigtableStore) -> None:  # O1
+    """There is time for another one before the lease ends."""
+    lease = BigtableLease(store.rows.place, store._ours, 3.0, 0.0)
+    waited: list[float] = []
+
+    def hang(request: Any, timeout: float, **more: Any) -> Any:
+        waited.append(timeout)
+        raise LostAnswer
+
+    def renew() -> None:
+        lease.renew()
+        plain, lease._write = lease._write, hang
+        assert lease.renew() is None
+        lease._write = plain
+        assert lease.renew() is True
+        lease.close()
+
+    await trio.to_thread.run_sync(renew)
+    assert waited == [1.0]
 
 
 class LostAnswer(grpc().RpcError):  # type: ignore[misc]
