@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 import trio
 
 import perco
-from perco.errors import CommitUnknown, PercoError
+from perco.errors import CommitUnknown, PercoError, Unavailable
 from perco.testing.history import FAIL, OK, UNKNOWN, Ops, Transaction
 
 lists = perco.Table("lists", key=perco.TEXT, splits=[f"{i:02}" for i in range(20, 100, 20)])
@@ -153,7 +153,14 @@ async def _append(url: str, journal: IO[str], number: int, seed: str) -> None:
 
 def main(url: str, journal: str, number: str, seed: str) -> None:
     with Path(journal).open("a", encoding="utf-8") as file:
-        trio.run(_append, url, file, int(number), seed)
+        while True:
+            try:
+                trio.run(_append, url, file, int(number), seed)
+            except Unavailable:
+                if file.tell():
+                    raise
+                continue  # a call hung while it opened the store
+            return
 
 
 if __name__ == "__main__":

@@ -41,5 +41,5 @@ def test_whatever_is_killed_it_is_snapshot_isolation(store: str, tmp_path: Path)
 def test_the_web_index_equals_a_batch_build(tmp_path: Path) -> None:  # N7
     must_be_here("bigtable")
     said: list[str] = []
-    assert web.run("bigtable", tmp_path, 120, 300, said.append), said
+    assert web.run("bigtable", tmp_path, 120, 2000, said.append), said
     assert sum("killed" in line for line in said) == 3

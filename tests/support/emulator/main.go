@@ -4,8 +4,8 @@
 // atomic step, as the service promises for one row.
 //
 // With -lose N one call in N loses its request, one its answer; one mutation is told as lost, and is carried out up to
-// -late later; and one call hangs until its deadline, and if it is a mutation, it is carried out up to -late later. At
-// the end of its standard input it prints how many of each, and ends.
+// -late later; and one in ten times as many hangs until its deadline, and a mutation is then carried out up to -late
+// later. At the end of its standard input it prints how many of each, and ends.
 package main
 
 import (
@@ -28,7 +28,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-const messageBytesMax = 256 << 20
+const (
+	messageBytesMax = 256 << 20
+	hangs           = 10 // calls are lost ten times as often: a process that opens the store gives up when one hangs
+)
 
 var (
 	steps sync.Mutex
@@ -53,6 +56,9 @@ func faultOf(ctx context.Context, method string) string {
 	}
 	dice.Lock()
 	fallen := random.Intn(*lose)
+	if fallen == 3 && random.Intn(hangs) > 0 {
+		fallen = -1
+	}
 	dice.Unlock()
 	switch fallen {
 	case 0:
