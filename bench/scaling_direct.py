@@ -9,9 +9,10 @@ there: so many in flight share a request. The model:
                     second (heartbeats, tickets)
     a client        `each` for a transaction, `asking` for each request for timestamps
 
-The costs are fitted to some loads, and predict the others, which are held out. The projection takes `NETWORK_S` for an
-answer that comes at once, and lets a timestamp take up to `WAIT_S`. Bigtable's nodes are counted by what Google
-publishes for one, `READS` and `WRITES` of rows a second; a conditional write counts as one of each.
+The costs are fitted to some loads, and predict the others, which are held out. The projection keeps `MANY` transactions
+in flight in each client, and lets a timestamp take up to `WAIT_S`, of which the network takes `NETWORK_S`. Bigtable's
+nodes are counted by Google's published figures for one, `READS` and `WRITES` of rows a second; a conditional write
+counts as one of each.
 
     python -m bench.scaling_direct URL      a client process
 """
@@ -46,7 +47,9 @@ from perco.rpc.link import Link
 from perco.serve.messages import Method
 
 SECONDS = 2.0
-FITTED = ((1, 1), (1, 8), (1, 64), (2, 2), (3, 1), (3, 64))  # client processes, in flight in each
+IDLE_S = 8.0
+MANY = 64  # in flight in each client, in the projection
+FITTED = ((1, 1), (1, 8), (1, MANY), (2, 2), (3, 1), (3, MANY))  # client processes, in flight in each
 HELD_OUT = ((1, 32), (2, 16), (3, 4))
 ERROR_MAX = 0.2
 DRAWN = 1000
@@ -165,6 +168,7 @@ class Store:
         stack.callback(self._server.end)
         self._server.says("serving")
         trio.run(_fill, self._url)
+        self._alone_us = self._idle_us()
         self._clients = [stack.enter_context(_process(self._url)) for _ in range(max(n for n, _ in FITTED + HELD_OUT))]
         self.transactions = 0
 
@@ -178,11 +182,15 @@ class Store:
         self.transactions += done.transactions
         return done
 
-    def idle_us(self, seconds: float) -> float:
-        """What each client costs the server in a second, while nobody does anything."""
+    def session_us(self) -> float:
+        """The cost of each client in a second, while no client does anything: beyond that of the server alone."""
+        return max(self._idle_us() - self._alone_us, 0.0) / len(self._clients)
+
+    def _idle_us(self) -> float:
+        """CPU time of the server in a second without transactions."""
         before = self._server.cpu_s()
-        time.sleep(seconds)
-        return 1e6 * (self._server.cpu_s() - before) / seconds / len(self._clients)
+        time.sleep(IDLE_S)
+        return 1e6 * (self._server.cpu_s() - before) / IDLE_S
 
     def check(self) -> None:
         """Raises: AssertionError, unless the rows count every transaction."""
@@ -225,7 +233,8 @@ async def _total(url: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """CPU times in microseconds; `reads` and `writes`: calls of one transaction to Bigtable."""
+    """CPU times in microseconds; `reads` and `writes`: calls of one transaction to Bigtable; `draws`: its requests for
+    timestamps, with `MANY` in flight."""
 
     request: float
     stamp: float
@@ -234,6 +243,7 @@ class Model:
     asking: float
     reads: float
     writes: float
+    draws: float
 
     def server_us(self, draws: float) -> float:
         """Of one transaction, with so many requests for timestamps."""
@@ -243,20 +253,17 @@ class Model:
         return self.each + draws * self.asking
 
     def of_client(self) -> float:
-        """Transactions a second that a client with a core of its own has time for, if the server answers at once."""
-        per_s = 1e6 / self.each
-        for _ in range(50):  # more transactions share more requests
-            per_s = 1e6 / self.client_us(min(STAMPS, 1 / (per_s * NETWORK_S)))
-        return per_s
+        """Transactions a second that a client with a core of its own has time for."""
+        return 1e6 / self.client_us(self.draws)
 
     def of_server(self, clients: int, *, batching: bool = True) -> float:
         """Transactions a second of all clients that the server has time for, if a timestamp may take `WAIT_S`. A client
         has one request out at a time: the longer it takes, the more timestamps the next one is for."""
         left = 1 - 1e-6 * clients * self.session
-        alone = left / (1e-6 * self.server_us(STAMPS))
         if not batching:
-            return max(alone, 0.0)
-        return max((left - 1e-6 * clients * self.request / WAIT_S) / (1e-6 * STAMPS * self.stamp), alone, 0.0)
+            return max(left / (1e-6 * self.server_us(STAMPS)), 0.0)
+        slow = (left - 1e-6 * clients * self.request / WAIT_S) / (1e-6 * STAMPS * self.stamp) if self.stamp else 0.0
+        return max(left / (1e-6 * self.server_us(self.draws)), slow, 0.0)
 
     def wait_s(self, clients: int, per_s: float) -> float:
         """How long a timestamp takes: until the server has served the requests of all clients, one of each."""
@@ -276,8 +283,9 @@ def fitted(found: dict[Load, list[Found]], session_us: float, wanted: Sequence[L
     rounds = [one for load in wanted for one in found[load]]
     stamp, request = _least([(STAMPS, one.draws, one.server_us - _sessions(one, session_us)) for one in rounds])
     each, asking = _least([(1.0, one.draws, one.client_us) for one in rounds])
-    reads, writes = (median(one.calls(kind) for one in rounds) for kind in ("reads", "writes"))
-    return Model(request, stamp, session_us, each, asking, reads, writes)
+    many = [one for load in wanted if load[1] == MANY for one in found[load]]
+    reads, writes = (median(one.calls(kind) for one in many) for kind in ("reads", "writes"))
+    return Model(request, stamp, session_us, each, asking, reads, writes, median(one.draws for one in many))
 
 
 def _sessions(one: Found, session_us: float) -> float:
@@ -308,7 +316,7 @@ def measure(run: Run, report: Report) -> Model:
     with run.scratch() as folder, ExitStack() as stack:
         store = Store(stack.enter_context(emulator()), folder, stack)
         found = interleaved(run.rounds, {load: partial(store.run, *load) for load in sorted(FITTED + HELD_OUT)})
-        session_us = store.idle_us(2 * SECONDS)
+        session_us = store.session_us()
         store.check()
     model = fitted(found, session_us)
     _tell(run, report, found, model)

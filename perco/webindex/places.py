@@ -1,8 +1,8 @@
 """Where a web index is: a folder with the search index, and the rows, in the same folder or at an address.
 
 If the rows are at an address, folder and rows name each other: the folder has a file with the address and a number, the
-rows have the same number. So a search index is never one of other rows: not after a backup was restored, not after the
-rows were made anew, and not after another folder took its place.
+rows have the same number. So perco never uses a search index for other rows: neither after a backup of the folder was
+restored, nor after the rows were dropped and loaded again, nor after another folder took its place.
 """
 
 from __future__ import annotations
@@ -129,20 +129,21 @@ async def keep(db: perco.Database, index: WebIndex, store: Path, rows: Rows, *, 
     Raises: UsageError if the rows name another folder, unless this one is to take over; or if the folder cannot be
     written.
     """
-    display = f"{socket.gethostname()}:{await trio.Path(store).absolute()}"
     async with db.snapshot() as snap:
         named: Any = await snap.get(index.sources, _HOME)
-    if named is None or take_over or rows == await trio.to_thread.run_sync(rows_of, store):
+    if named is None or take_over:
         await trio.to_thread.run_sync(_writable, store)  # before it is named
-    async for attempt in db.attempts():
-        async with attempt as txn:
-            named = await txn.get(index.sources, _HOME)
-            ours = replace(rows, home=_number()) if named is None or take_over else rows
-            if ours is not rows:
-                txn.set(index.sources, _HOME, [ours.home, display])
-    if ours is not rows:
-        await trio.to_thread.run_sync(_write, store, ours)
-        return ours
+        ours = [_number(), f"{socket.gethostname()}:{await trio.Path(store).absolute()}"]
+        async for attempt in db.attempts():
+            async with attempt as txn:
+                named = await txn.get(index.sources, _HOME)
+                if named is None or take_over:
+                    txn.set(index.sources, _HOME, ours)
+                    named = ours
+        if named is ours:
+            rows = replace(rows, home=ours[0])
+            await trio.to_thread.run_sync(_write, store, rows)
+            return rows
     for _ in range(_AGAIN):
         found = await trio.to_thread.run_sync(rows_of, store)
         if found == replace(rows, home=named[0]):

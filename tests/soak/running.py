@@ -160,7 +160,7 @@ class Clients:
             each.wait()
 
     def history(self) -> list[Transaction]:
-        """What all of them did. A transaction of a killed client counts as it was noted last."""
+        """The transactions of all clients. One of a killed client counts as it was noted last."""
         made: dict[int, Transaction] = {}
         for journal in self._read:
             lines = journal.read_text(encoding="utf-8").split("\n")
@@ -298,7 +298,7 @@ async def _read(url: str, history: Sequence[Transaction]) -> tuple[Transaction, 
 
 
 def _of_marks(history: Iterable[Transaction], there: dict[int, int | None]) -> Iterator[str]:
-    """What is wrong with the marks, each with what its observer made of it."""
+    """Sentences about marks that are missing, that no observer saw, or whose transaction did not commit."""
     for one in history:
         appends = any(kind == "a" for kind, _, _ in one.ops)
         if one.status == OK and appends and there.get(one.id) != one.id:

@@ -118,7 +118,7 @@ def searchable(index: Path) -> list[int]:
 
 
 def refused(*arguments: object) -> str:
-    """What a command says that is wrong usage."""
+    """The error message of a command that is wrong usage."""
     done = perco(*arguments)
     assert done.returncode == 2, done.stdout
     return done.stderr

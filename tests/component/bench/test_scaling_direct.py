@@ -25,7 +25,9 @@ from bench.scaling_direct import (
     fitted,
 )
 
-MADE = Model(request=60.0, stamp=2.0, session=100.0, each=600.0, asking=80.0, reads=1.1, writes=2.0)
+MADE = Model(
+    request=60.0, stamp=2.0, session=100.0, each=600.0, asking=80.0, reads=1.1, writes=2.0, draws=2000 // 64 / 1000
+)
 
 
 def round_of(load: Load, *, slower: float = 1.0) -> Found:
@@ -41,7 +43,7 @@ def round_of(load: Load, *, slower: float = 1.0) -> Found:
 
 def test_the_model_that_made_the_points_is_found() -> None:
     found = fitted({load: [round_of(load)] for load in FITTED}, MADE.session)
-    for name in ("request", "stamp", "each", "asking", "reads", "writes"):
+    for name in ("request", "stamp", "each", "asking", "reads", "writes", "draws"):
         assert getattr(found, name) == pytest.approx(getattr(MADE, name)), name
 
 
