@@ -10,9 +10,9 @@ there: so many in flight share a request. The model:
     a client        `each` for a transaction, `asking` for each request for timestamps
 
 The costs are fitted to some loads, and predict the others, which are held out. The projection keeps `MANY` transactions
-in flight in each client, and lets a timestamp take up to `WAIT_S`, of which the network takes `NETWORK_S`. Bigtable's
-nodes are counted by Google's published figures for one, `READS` and `WRITES` of rows a second; a conditional write
-counts as one of each.
+in flight in each client, with batches as measured, or larger ones if a timestamp may take `WAIT_S`. Bigtable's nodes
+are counted by Google's published figures for one, `READS` and `WRITES` of rows a second; a conditional write counts as
+one of each.
 
     python -m bench.scaling_direct URL      a client process
 """
@@ -54,7 +54,6 @@ HELD_OUT = ((1, 32), (2, 16), (3, 4))
 ERROR_MAX = 0.2
 DRAWN = 1000
 READS, WRITES = 17_000, 14_000  # rows a second of one node with SSD
-NETWORK_S = 0.001
 WAIT_S = 0.1
 STAMPS = 2  # of a transaction
 
@@ -257,18 +256,14 @@ class Model:
         return 1e6 / self.client_us(self.draws)
 
     def of_server(self, clients: int, *, batching: bool = True) -> float:
-        """Transactions a second of all clients that the server has time for, if a timestamp may take `WAIT_S`. A client
-        has one request out at a time: the longer it takes, the more timestamps the next one is for."""
+        """Transactions a second of all clients that the server has time for: with batches as measured, or with larger
+        ones if a timestamp may take `WAIT_S`. A client has one request out at a time: the longer it takes, the more
+        timestamps the next one is for."""
         left = 1 - 1e-6 * clients * self.session
         if not batching:
             return max(left / (1e-6 * self.server_us(STAMPS)), 0.0)
         slow = (left - 1e-6 * clients * self.request / WAIT_S) / (1e-6 * STAMPS * self.stamp) if self.stamp else 0.0
         return max(left / (1e-6 * self.server_us(self.draws)), slow, 0.0)
-
-    def wait_s(self, clients: int, per_s: float) -> float:
-        """How long a timestamp takes: until the server has served the requests of all clients, one of each."""
-        left = 1 - 1e-6 * (clients * self.session + STAMPS * per_s * self.stamp)
-        return max(NETWORK_S, 1e-6 * clients * self.request / left if left > 0 else math.inf)
 
     def all_clients(self, clients: int, *, batching: bool = True) -> float:
         return min(clients * self.of_client(), self.of_server(clients, batching=batching))
@@ -359,8 +354,7 @@ def _project(run: Run, report: Report, model: Model) -> None:
         rate, alone = (model.all_clients(clients, batching=batching) for batching in (True, False))
         wanted = clients * model.of_client()
         limit = "clients" if rate >= wanted else "the server"
-        wait_ms = f"{1000 * model.wait_s(clients, rate):.0f}"
-        lines.append([clients, f"{wanted:.0f}", f"{rate:.0f}", limit, wait_ms, f"{alone:.0f}", model.nodes(rate)])
+        lines.append([clients, f"{wanted:.0f}", f"{rate:.0f}", limit, f"{alone:.0f}", model.nodes(rate)])
         report.figures[f"direct_{clients}_clients_per_s"] = rate
         report.figures[f"direct_{clients}_clients_one_request_each_per_s"] = alone
         report.figures[f"direct_{clients}_clients_nodes"] = model.nodes(rate)
@@ -368,7 +362,7 @@ def _project(run: Run, report: Report, model: Model) -> None:
         f"projected: a core for each client and for the server; timestamps take up to {1000 * WAIT_S:g} ms; a node "
         f"of Bigtable makes {READS} reads and {WRITES} writes a second, a transaction {model.reads:.2f} reads and "
         f"{model.writes:.2f} conditional writes",
-        ("clients", "clients could", "a second", "limited by", "a timestamp takes ms", "without batches", "nodes"),
+        ("clients", "clients could", "a second", "limited by", "without batches", "nodes"),
         lines,
     )
 
