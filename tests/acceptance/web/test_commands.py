@@ -29,23 +29,28 @@ def perco(*arguments: object, timeout: float = 240) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved")
+def save_pages(folder: Path) -> Path:
+    folder.mkdir()
     (folder / "a.html").write_text('<title>Apples</title><p>red fruit</p><a href="b.html">more fruit</a>')
     (folder / "b.html").write_text('<title>Bananas</title><p>yellow</p><a href="a.html">back</a>')
     return folder
 
 
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return save_pages(tmp_path / "saved")
+
+
 @pytest.fixture(scope="module")
-def store(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("web") / "store"
-    done = perco("web", "load", path, "--html", saved, "--json")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A web index of two pages that no test changes."""
+    folder = tmp_path_factory.mktemp("web")
+    done = perco("web", "load", folder / "store", "--html", save_pages(folder / "saved"), "--json")
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     assert last["searchable"] == 2
     assert last["idle"]
-    return path
+    return folder / "store"
 
 
 def test_what_was_loaded_is_found_by_its_text_and_by_what_links_to_it_say(store: Path) -> None:
@@ -58,7 +63,9 @@ def test_what_was_loaded_is_found_by_its_text_and_by_what_links_to_it_say(store:
     assert "1 hit " in people.stdout
 
 
-def test_a_recrawl_works_only_on_what_has_changed(store: Path, saved: Path) -> None:
+def test_a_recrawl_works_only_on_what_has_changed(saved: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    assert perco("web", "load", store, "--html", saved).returncode == 0
     again = perco("web", "recrawl", store, "--json")
     load = json.loads(again.stdout.splitlines()[-1])["load"]
     assert (load["changed"], load["unchanged"]) == (0, 2)
