@@ -55,6 +55,8 @@ _TRIES_MAX: Final = 50  # transactions for each commit that a run must have
 TIME_MAX_S: Final = 300.0  # virtual; a usual run takes a few seconds
 _HOUR_S: Final = 3600.0
 TICK_S: Final = 0.05
+LOCAL: Final = "local"  # the stores of a run: embedded or served, as the seed decides
+BIGTABLE: Final = "bigtable"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +68,7 @@ class SimulationOptions:
         commits, runs: committed transactions of clients, and observer runs.
         faults, kinds: faults that fired, and of how many kinds.
         processes: at once; None: one or several, as the seed decides.
+        store: `LOCAL`, or `BIGTABLE` with direct clients.
     """
 
     clients: int = 5
@@ -75,6 +78,7 @@ class SimulationOptions:
     faults: int = 5
     kinds: int = 3
     processes: int | None = None
+    store: str = LOCAL
 
 
 @dataclass(slots=True)

@@ -106,7 +106,7 @@ WRITTEN: Final = (
 )
 
 
-class _Actor(Process):
+class ServedActor(Process):
     """A process of a run."""
 
     rng: Random
@@ -218,7 +218,7 @@ class Served(Run):
         self.kernel.stop_for(process, _STOPS_S[-1])
 
     def connection(self, process: Process, to: str) -> str:
-        assert isinstance(process, _Actor)
+        assert isinstance(process, ServedActor)
         chance = lambda: process.chances.choice(("REFUSED", "HANGS")) if process.chances.random() < 0.04 else ""  # noqa: E731
         what = self.plan.choose(process.number(f"{process.name} connects"), chance, trio.current_time())
         if what:
@@ -227,7 +227,7 @@ class Served(Run):
 
     def message(self, message: Message) -> str:
         sender, _, step, arguments, faults = message
-        assert isinstance(sender, _Actor)
+        assert isinstance(sender, ServedActor)
         detail, kind = self._detail(step, arguments)
         name = sender.number(f"{sender.name}: {detail}")
         self.digest.update(name.encode())
@@ -270,7 +270,7 @@ class Served(Run):
         return step, step
 
     def batch(self, process: Process, tablet: str, mutations: Sequence[Mutation]) -> str:
-        if not isinstance(process, _Actor):
+        if not isinstance(process, ServedActor):
             return ""  # no faults at the end
         rng = process.chances
         told = ""
@@ -294,7 +294,7 @@ class Served(Run):
         """Run one owner after the other: the kernel's lock on a folder allows one at a time."""
         life = 0
         while not self._stopping:
-            actor = _Actor(self, f"o.{life}")
+            actor = ServedActor(self, f"o.{life}")
             self._jump("o", actor.name)
             self.kernel.start(actor, partial(self._own, actor))
             await self._ended(actor)
@@ -305,13 +305,13 @@ class Served(Run):
             if not self._stopping:
                 await trio.sleep(self.plan.random(actor.name, "gone").choice((0.0, 0.05, 0.6)))
 
-    async def _ended(self, actor: _Actor) -> None:
+    async def _ended(self, actor: ServedActor) -> None:
         """Wait until it is dead or has ended; raise what it raised, unless it was killed."""
         await actor.gone()
         if actor.error is not None and not actor.dead:
             raise actor.error
 
-    async def _orphans_end(self, owner: _Actor) -> None:
+    async def _orphans_end(self, owner: ServedActor) -> None:
         """F4: the next owner waits until the tablet servers of this one have ended; stopped ones are killed."""
         with trio.move_on_after(_ORPHANS_S):
             for process in owner.children:
@@ -321,7 +321,7 @@ class Served(Run):
                 self._problem(f"F4: {process.name} goes on, though its owner has been dead for {_ORPHANS_S} s")
             self.kernel.kill(process)
 
-    async def _own(self, actor: _Actor) -> None:
+    async def _own(self, actor: ServedActor) -> None:
         rng = actor.rng
         options = Options(
             wall=self._wall("o"),
@@ -350,7 +350,7 @@ class Served(Run):
                         await self._settled(server, db)
                     stop()
 
-    def _closes_after_s(self, owner: _Actor) -> float:
+    def _closes_after_s(self, owner: ServedActor) -> float:
         """How long an owner lives before it closes the store, as for a deployment: most never do."""
         rng = self.plan.random(owner.name, "closes")
         return rng.uniform(0.5, 5.0) if rng.random() < _CLOSES_OFTEN else math.inf
@@ -372,9 +372,9 @@ class Served(Run):
             await trio.sleep(self._wire.lease_s / 2)
         self._problem(f"R7: no client is left, and of them there are still {left}")
 
-    def another(self, name: str) -> _Actor:
+    def another(self, name: str) -> ServedActor:
         """A process that another process starts."""
-        return _Actor(self, name)
+        return ServedActor(self, name)
 
     # ------------------------------------------------------------ clients
 
@@ -385,12 +385,12 @@ class Served(Run):
             begins = self.plan.choose(f"life {name}", self._begins, trio.current_time())
             self.outcome.lives += 1
             self._jump(process, name)
-            actor = _Actor(self, name)
+            actor = ServedActor(self, name)
             self.kernel.start(actor, partial(self._be_client, actor, late=begins == "late"))
             await self._ended(actor)
             await trio.sleep(self.plan.random(name, "gone").choice((0.0, 0.05, 0.5)))
 
-    async def _be_client(self, actor: _Actor, *, late: bool) -> None:
+    async def _be_client(self, actor: ServedActor, *, late: bool) -> None:
         rng, name = actor.rng, actor.name
         registered = self.growth.registered
         naps = self.plan.noise(name, "naps") if "napping" in self.kinds else None
@@ -409,11 +409,8 @@ class Served(Run):
             prefetch=PrefetchOptions(cache=ahead, predict=ahead),
         )
 
-        async def connect(number: int, port: int) -> trio.abc.Stream:
-            return await self.network.connect(name_at(port) if number else OWNER)
-
         try:
-            db = await open_served(OWNER, connect, world.schema, options, self._wire, b"")
+            db = await self._open_client(world.schema, options)
         except SchemaMismatch:
             if grown >= self.growth.latest:
                 raise
@@ -437,12 +434,18 @@ class Served(Run):
             if failure is not None and not actor.dead:
                 raise failure
 
-    def _cut_off(self, actor: _Actor, seconds: float) -> None:
+    async def _open_client(self, schema: Schema, options: Options) -> Database:
+        async def connect(number: int, port: int) -> trio.abc.Stream:
+            return await self.network.connect(name_at(port) if number else OWNER)
+
+        return await open_served(OWNER, connect, schema, options, self._wire, b"")
+
+    def _cut_off(self, actor: ServedActor, seconds: float) -> None:
         if not self._stopping:
             self.network.cut_off(actor, OWNER, seconds)
             self.outcome.fired["connect", "CUT_OFF"] += 1
 
-    async def _serve_clients(self, db: Database, world: World, actor: _Actor) -> None:
+    async def _serve_clients(self, db: Database, world: World, actor: ServedActor) -> None:
         worker = self._worker_options(actor.rng)
         clients = -(-self._options.clients // self.count)
         busy = [clients]

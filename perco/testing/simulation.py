@@ -1,7 +1,8 @@
 """A store, its clients and observers, and all that can go wrong, from one seed: the same seed gives the same run.
 
 The seed decides whether the store is embedded, with one process after the other (`embedded.py`), or served: the code
-that ships, with an owner and clients over connections that break (`served.py`). `runs.py` has what both share.
+that ships, with an owner and clients over connections that break (`served.py`). A store on Bigtable, with direct
+clients, is simulated if the options ask for it (`direct.py`). `runs.py` has what all share.
 
 The clock is virtual and trio's choice of the next task is seeded, so a run takes only the time that it computes. All
 that a run can do without is a choice of its `Plan`: noted, replayed, left out (`shrink.py`).
@@ -23,6 +24,8 @@ from perco.testing.embedded import Embedded
 from perco.testing.plan import Plan
 from perco.testing.processes import EndlessError
 from perco.testing.runs import (
+    BIGTABLE as BIGTABLE,
+    LOCAL as LOCAL,
     Outcome as Outcome,
     Run,
     SimulationOptions as SimulationOptions,
@@ -96,12 +99,20 @@ def seeded(seed: int) -> Iterator[None]:
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before  # type: ignore[misc]
 
 
+def _run_of(plan: Plan, options: SimulationOptions) -> Run:
+    if options.store == BIGTABLE:
+        from perco.testing.direct import Direct  # only here: other runs do without the modules of Bigtable
+
+        return Direct(plan, options)
+    return (Embedded if processes_of(plan, options) == 1 else Served)(plan, options)
+
+
 def run_plan(plan: Plan, options: SimulationOptions | None = None) -> Outcome:
     """Make one run, in its own trio loop, in virtual time. Raises any error that a run must not raise: an assertion, a
     bug."""
     with _collected(), seeded(plan.seed + (plan.salt << 32)):
         options = options or SimulationOptions()
-        simulation: Run = (Embedded if processes_of(plan, options) == 1 else Served)(plan, options)
+        simulation = _run_of(plan, options)
         try:
             return trio.run(simulation.run, clock=_Clock(_LOOKS_MAX))
         except BaseException:

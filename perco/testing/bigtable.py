@@ -1,0 +1,535 @@
+"""A table of Bigtable in memory, for the simulation. It keeps what Bigtable promises, and nothing more.
+
+- A call that changes a row is atomic, and a read sees each row as of one moment between the call and its answer.
+- Rows of one read are read at different moments: there is no order between rows.
+- A call that fails may have been carried out, or be carried out later, even after its process has died. Only the time
+  is bounded: `late_s` after the call has ended.
+- An answer may come after the deadline, when nobody waits for it any more.
+- Nothing is known about the order of a row's families.
+
+The product's code makes Google's messages, and this module reads them: filters, mutations, sets of rows. A message that
+the product does not send raises an error.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from random import Random
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import trio
+
+from perco.bigtable.calls import Answer, CallFailed, Scan, Scanned
+from perco.bigtable.chunks import ReadCell, ReadRow
+from perco.bigtable.keys import HINT_KEY, MICROS, OWNER_KEY, TICKET_KEY
+from perco.bigtable.wire import grpc, types
+from perco.storage import Mutation
+from perco.testing.processes import Process, Processes, current
+
+# What can happen to a call that changes a row. Where an error is told, it is told soon, or at the deadline.
+LOSE: Final = "LOSE"  # it never arrives
+LOSE_ANSWER: Final = "LOSE_ANSWER"  # it is carried out, and an error is told
+LATER: Final = "LATER"  # an error is told, and it is carried out after that
+# To any call.
+FAIL: Final = "FAIL"  # of a read: an error is told
+PART: Final = "PART"  # of a scan: it fails after some rows
+DELAY: Final = "DELAY"
+DIES_BEFORE: Final = "DIES_BEFORE"
+DIES_AFTER: Final = "DIES_AFTER"  # its process, once the call has been carried out
+STOPS_BEFORE: Final = "STOPS_BEFORE"
+CHANGING: Final = (LOSE, LOSE_ANSWER, LATER, DELAY, DIES_BEFORE, DIES_AFTER, STOPS_BEFORE)
+READING: Final = (FAIL, DELAY, DIES_BEFORE, STOPS_BEFORE)
+SCANNING: Final = (*READING, PART)
+RENEWING: Final = (LOSE, LOSE_ANSWER, LATER)
+
+FILTER_BYTES_MAX: Final = 20_480
+_LATE: Final = 0.95  # of `late_s`: a message that is late arrives before it is over
+
+_Filter: TypeAlias = Callable[[list[ReadCell]], list[ReadCell]]
+
+
+class Befalls(Protocol):
+    """Decides what happens to calls."""
+
+    kernel: Processes
+
+    def call(self, process: Process, step: str, about: str, faults: Sequence[str]) -> str:
+        """Choose "", or a fault with its argument: "soon" or "hangs" for one that is told, else seconds."""
+        ...
+
+    def takes_s(self, process: Process) -> float:
+        """How long a message takes."""
+        ...
+
+
+class Step(NamedTuple):
+    """A call, as the table of steps and faults names it. `about`: which one it is, for the names of choices."""
+
+    name: str
+    about: str
+    faults: tuple[str, ...]
+
+
+def rpc_error(code: str) -> Exception:
+    """The error of gRPC for a call that blocks."""
+
+    class _Error(grpc().RpcError):  # type: ignore[misc]
+        def code(self) -> Any:
+            return getattr(grpc().StatusCode, code)
+
+        def details(self) -> str:
+            return "the network"
+
+    return _Error()
+
+
+class Table:
+    """The rows of a table.
+
+    Args:
+        rng: for what is not promised: when each row of a read is read, and the order of families.
+    """
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._rows: dict[bytes, dict[tuple[str, bytes], dict[int, bytes]]] = {}
+        self._keys: list[bytes] = []  # in order
+        self._sign = rng.choice((1, -1))
+        self._filters: dict[bytes, _Filter] = {}
+
+    # ------------------------------------------------------------ reads
+
+    def cells(self, key: bytes) -> list[ReadCell]:
+        """All cells of a row, in Bigtable's order: by family, qualifier, newest first."""
+        found = [
+            ReadCell(family, name, stamp, value)
+            for (family, name), stamps in self._rows.get(key, {}).items()
+            for stamp, value in stamps.items()
+        ]
+        found.sort(key=self._place)
+        return found
+
+    def _place(self, cell: ReadCell) -> tuple[int, bytes, int]:
+        return self._sign * ord(cell.family), cell.name, -cell.micros
+
+    def keys(self) -> list[bytes]:
+        return list(self._keys)
+
+    def _following(self, request: Any) -> Iterator[bytes]:
+        """The keys of a request, one after the other: rows that are made meanwhile may be among them, or not."""
+        asked = request.rows
+        assert bool(asked.row_keys) != bool(asked.row_ranges), "keys, or ranges"
+        if asked.row_keys:
+            yield from sorted(set(asked.row_keys), reverse=request.reversed)
+            return
+        [within] = asked.row_ranges
+        start, stop = within.start_key_closed, within.end_key_open
+        assert start, "a range begins with a key"
+        assert stop > start, "Bigtable refuses an empty range"
+        if request.reversed:
+            at = stop
+            while (index := bisect.bisect_left(self._keys, at)) and self._keys[index - 1] >= start:
+                at = self._keys[index - 1]
+                yield at
+            return
+        index = bisect.bisect_left(self._keys, start)
+        while index < len(self._keys) and self._keys[index] < stop:
+            key = self._keys[index]
+            yield key
+            index = bisect.bisect_right(self._keys, key)
+
+    async def read(self, scan: Scan, pause: Callable[[], Awaitable[None]], part: int = 1 << 30) -> Scanned:
+        """Read rows, each at a moment of its own. `part`: fail after so many, which are then the answer."""
+        request = scan.request
+        let_through = self._filter(request.filter)
+        rows: list[ReadRow] = []
+        passed, size = b"", 0
+        for key in self._following(request):
+            await pause()
+            found = let_through(self.cells(key))
+            passed = key
+            if found:
+                rows.append(ReadRow(key, found))
+                size += sum(len(cell.value) for cell in found)
+            if request.rows_limit and len(rows) >= request.rows_limit:
+                break
+            if len(rows) >= part or (scan.bytes_max and size >= scan.bytes_max):
+                return Scanned(rows, passed, False)
+        return Scanned(rows, passed, True)
+
+    def read_now(self, request: Any) -> list[ReadRow]:
+        """Read rows without a pause."""
+        let_through = self._filter(request.filter)
+        found = [ReadRow(key, let_through(self.cells(key))) for key in self._following(request)]
+        return [row for row in found if row.cells]
+
+    # ------------------------------------------------------------ filters
+
+    def _filter(self, wanted: Any) -> _Filter:
+        written = wanted.SerializeToString(deterministic=True)
+        assert len(written) <= FILTER_BYTES_MAX, "Bigtable takes no longer filter"
+        made = self._filters.get(written)
+        if made is None:
+            made = self._filters[written] = self._made(wanted)
+        return made
+
+    def _made(self, wanted: Any) -> _Filter:
+        kind = wanted.WhichOneof("filter")
+        value: Any = kind and getattr(wanted, kind)
+        match kind:
+            case None:
+                return lambda cells: cells
+            case "chain":
+                assert len(value.filters) >= 2, "Bigtable refuses a shorter chain"
+                parts = [self._made(each) for each in value.filters]
+
+                def chained(cells: list[ReadCell]) -> list[ReadCell]:
+                    for part in parts:
+                        cells = part(cells)
+                    return cells
+
+                return chained
+            case "interleave":
+                assert len(value.filters) >= 2, "Bigtable refuses a shorter interleave"
+                branches = [self._made(each) for each in value.filters]
+                return lambda cells: sorted((cell for each in branches for cell in each(cells)), key=self._place)
+            case "column_range_filter":
+                return _columns(value)
+            case "timestamp_range_filter":
+                low, high = value.start_timestamp_micros, value.end_timestamp_micros or 1 << 63
+                assert low % MICROS == 0, "Bigtable takes whole milliseconds"
+                assert high == 1 << 63 or high % MICROS == 0, "Bigtable takes whole milliseconds"
+                return lambda cells: [cell for cell in cells if low <= cell.micros < high]
+            case "cells_per_column_limit_filter":
+                return lambda cells: _newest(cells, value)
+            case "cells_per_row_limit_filter":
+                return lambda cells: cells[:value]
+            case "cells_per_row_offset_filter":
+                return lambda cells: cells[value:]
+            case "strip_value_transformer":
+                return lambda cells: [cell._replace(value=b"") for cell in cells]
+            case "block_all_filter":
+                return lambda cells: []
+        raise AssertionError(f"the product sends no such filter: {kind}")
+
+    # ------------------------------------------------------------ changes
+
+    def change(self, request: Any) -> Any:
+        """Carry out a call, at this moment; returns the answer."""
+        if isinstance(request, types().MutateRow):
+            self._mutate(request.row_key, request.mutations)
+            return types().MutateRowResponse()
+        assert isinstance(request, types().CheckAndMutateRow)
+        matched = bool(self._filter(request.predicate_filter)(self.cells(request.row_key)))
+        self._mutate(request.row_key, request.true_mutations if matched else request.false_mutations, optional=True)
+        return types().CheckAndMutateRowResponse(predicate_matched=matched)
+
+    def _mutate(self, key: bytes, mutations: Sequence[Any], *, optional: bool = False) -> None:
+        assert mutations or optional, "Bigtable refuses a call that changes nothing"
+        columns = self._rows.setdefault(key, {})
+        for mutation in mutations:
+            kind = mutation.WhichOneof("mutation")
+            value = getattr(mutation, kind)
+            if kind == "set_cell":
+                assert value.timestamp_micros >= 0, "the server must not choose a timestamp"
+                assert value.timestamp_micros % MICROS == 0, "Bigtable takes whole milliseconds"
+                columns.setdefault((value.family_name, value.column_qualifier), {})[value.timestamp_micros] = (
+                    value.value
+                )
+            elif kind == "delete_from_column":
+                there = columns.get((value.family_name, value.column_qualifier), {})
+                low, high = value.time_range.start_timestamp_micros, value.time_range.end_timestamp_micros or 1 << 63
+                for stamp in [stamp for stamp in there if low <= stamp < high]:
+                    del there[stamp]
+            elif kind == "delete_from_row":
+                columns.clear()
+            else:
+                raise AssertionError(f"the product sends no such mutation: {kind}")
+        for name in [name for name, stamps in columns.items() if not stamps]:
+            del columns[name]
+        at = bisect.bisect_left(self._keys, key)
+        known = at < len(self._keys) and self._keys[at] == key
+        if columns and not known:
+            self._keys.insert(at, key)
+        elif not columns:
+            del self._rows[key]
+            if known:
+                del self._keys[at]
+
+
+def _columns(wanted: Any) -> _Filter:
+    family, start = wanted.family_name, wanted.start_qualifier_closed
+    closed = wanted.WhichOneof("end_qualifier") == "end_qualifier_closed"
+    stop = wanted.end_qualifier_closed if closed else wanted.end_qualifier_open
+    if closed:
+        return lambda cells: [cell for cell in cells if cell.family == family and start <= cell.name <= stop]
+    return lambda cells: [cell for cell in cells if cell.family == family and start <= cell.name < stop]
+
+
+def _newest(cells: list[ReadCell], limit: int) -> list[ReadCell]:
+    out: list[ReadCell] = []
+    before, count = ("", b""), 0
+    for cell in cells:
+        column = cell.family, cell.name
+        count = count + 1 if column == before else 1
+        before = column
+        if count <= limit:
+            out.append(cell)
+    return out
+
+
+class Service:
+    """A table, and the network before it.
+
+    Args:
+        befalls: decides what happens to each call.
+        late_s: for how long a call may still be carried out after it has ended, in seconds.
+    """
+
+    table: Table
+    befalls: Befalls
+    late: int
+
+    def __init__(self, befalls: Befalls, rng: Random, late_s: float) -> None:
+        self.table, self.befalls, self._rng, self._late_s = Table(rng), befalls, rng, late_s
+        self.late = 0  # how many calls were carried out after they had ended
+
+    async def _pause(self) -> None:
+        """Between two rows of a read."""
+        if self._rng.random() < 0.05:
+            await trio.sleep(self._rng.choice((0.0, 0.001, 0.02)))
+
+    def send(
+        self, process: Process, step: Step, request: Any, deadline: float, answer: Callable[[Answer], None]
+    ) -> None:
+        """Send a call from a process, whatever happens to that. `answer` is called once, or never; by another task."""
+        if process.dead:
+            return
+        fault, _, more = self.befalls.call(process, step.name, step.about, step.faults).partition(" ")
+        kernel = self.befalls.kernel
+        if fault == DIES_BEFORE:
+            kernel.kill(process)
+            return
+        if fault == STOPS_BEFORE:
+            kernel.stop_for(process, float(more))
+        there_s = self.befalls.takes_s(process) + (float(more) if fault == DELAY else 0.0)
+        reads = isinstance(request, Scan)
+
+        async def carry() -> None:
+            if fault == STOPS_BEFORE:  # it is sent when the process continues: if it is not too late by then
+                await trio.sleep(float(more))
+                if trio.current_time() >= deadline:
+                    return answer(CallFailed("DEADLINE_EXCEEDED", "it was too late to send it", sent=False))
+            arrives = trio.current_time() + there_s
+            if not reads:
+                arrives = min(arrives, deadline + _LATE * self._late_s)
+            await trio.sleep_until(arrives)
+            if fault in (LOSE, FAIL):
+                return self._fail(answer, more, deadline)
+            if fault == LATER:
+                ends = trio.current_time() if more == "soon" else deadline
+                self._fail(answer, more, deadline)
+                await trio.sleep_until(ends + self._rng.random() * _LATE * self._late_s)
+                self.late += 1
+                self.table.change(request)
+                return None
+            if reads:
+                part = int(more) if fault == PART else 1 << 30
+                found = await self.table.read(request, self._pause, part)
+                if fault == PART and not (request.partly and found.passed):
+                    return self._fail(answer, "soon", deadline)
+                made: Answer = found
+            else:
+                self.late += trio.current_time() > deadline
+                made = self.table.change(request)
+            if fault == LOSE_ANSWER:
+                return self._fail(answer, more, deadline)
+            if fault == DIES_AFTER:
+                return kernel.kill(process)
+            await trio.sleep(self.befalls.takes_s(process))
+            return answer(made)
+
+        kernel.in_the_world(carry)
+
+    def _fail(self, answer: Callable[[Answer], None], how: str, deadline: float) -> None:
+        if how == "soon":
+            answer(CallFailed(self._rng.choice(("UNAVAILABLE", "INTERNAL")), "the network"))
+
+    def ask_now(self, process: Process, step: Step, request: Any) -> Any:
+        """Make a call that blocks. Raises: an error of gRPC."""
+        if process.dead:
+            raise rpc_error("CANCELLED")
+        fault, _, more = self.befalls.call(process, step.name, step.about, step.faults).partition(" ")
+        if fault == LATER:
+
+            async def carry() -> None:
+                await trio.sleep(self._rng.random() * _LATE * self._late_s)
+                self.late += 1
+                self.table.change(request)
+
+            self.befalls.kernel.in_the_world(carry)
+        if fault == LOSE_ANSWER:
+            self.table.change(request)
+        if fault:
+            raise rpc_error("DEADLINE_EXCEEDED" if more == "hangs" else "UNAVAILABLE")
+        if isinstance(request, types().ReadRows):
+            return self.table.read_now(request)
+        return self.table.change(request)
+
+
+def step_of(request: Any, kinds: dict[int, tuple[Any, str, str]]) -> Step:
+    """The name of a call. `kinds`: of mutations, by the identity of their calls: the call, the name, what it is about."""
+    if isinstance(request, Scan):
+        wanted = request.request.rows
+        if wanted.row_keys:
+            owner = OWNER_KEY in wanted.row_keys
+            return Step("look at the owner" if owner else "read", "", READING)
+        start = wanted.row_ranges[0].start_key_closed
+        if start.startswith(HINT_KEY):
+            return Step("scan hints", "", READING)
+        if start.startswith(TICKET_KEY):
+            return Step("scan tickets", "", READING)
+        return Step("scan", "", SCANNING)
+    kind = kinds.get(id(request))
+    if kind is not None and kind[0] is request:
+        return Step(*kind[1:], CHANGING)
+    key = request.row_key
+    if key == OWNER_KEY:
+        if isinstance(request, types().CheckAndMutateRow):
+            return Step("claim", "", CHANGING)
+        empty = not request.mutations[0].set_cell.value
+        return Step("tell the floor" if empty else "tell the address", "", CHANGING)
+    if key.startswith(TICKET_KEY):
+        first = request.mutations[0]
+        if first.WhichOneof("mutation") == "delete_from_row":
+            return Step("remove a ticket", "", CHANGING)
+        given = first.set_cell.timestamp_micros == MICROS
+        return Step("give a ticket" if given else "end a ticket", "", CHANGING)
+    if key.startswith(HINT_KEY):
+        put = request.mutations[0].WhichOneof("mutation") == "set_cell"
+        return Step("hint" if put else "remove hints", repr(key), CHANGING)
+    return Step("other", "", CHANGING)
+
+
+class Calls:
+    """Replaces `bigtable.calls.Calls`: of one store of the process that makes it."""
+
+    made: int
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._process = service, current()
+        self.made = 0
+        self._closed = False
+        self._kinds: dict[int, tuple[Any, str, str]] = {}
+        self._asking: set[_Asked] = set()
+
+    def name(self, call: Any, kind: str, about: str) -> None:
+        """Say which step of the protocol a call is."""
+        self._kinds[id(call)] = call, kind, about
+
+    def close(self, closed: Callable[[], object] = lambda: None) -> None:
+        """See `bigtable.calls.Calls`."""
+        self._closed = True
+        for asked in list(self._asking):
+            asked.fail("CANCELLED", "the store was closed")
+        closed()
+
+    async def aclose(self) -> None:
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+    async def ask(self, requests: Sequence[Any], deadline: float) -> list[Answer]:
+        """See `bigtable.calls.Calls`."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        too_late = trio.current_time() >= deadline
+        if self._closed or self._process.dead or not requests or too_late:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            code = "DEADLINE_EXCEEDED" if too_late else "CANCELLED"
+            self._forget(requests)
+            return [CallFailed(code, "it was not sent", sent=False) for _ in requests]
+        self.made += len(requests)
+        asked = _Asked(len(requests))
+        self._asking.add(asked)
+        try:
+            for index, request in enumerate(requests):
+                step = step_of(request, self._kinds)
+                self._service.send(self._process, step, request, deadline, asked.answer(index))
+            self._forget(requests)
+            with trio.move_on_at(deadline):
+                await asked.done.wait()
+        finally:
+            self._asking.discard(asked)
+        asked.fail("DEADLINE_EXCEEDED", "there was no answer")
+        return asked.answers
+
+    def _forget(self, requests: Sequence[Any]) -> None:
+        for request in requests:
+            self._kinds.pop(id(request), None)
+
+
+class _Asked:
+    """Calls that were made together."""
+
+    def __init__(self, count: int) -> None:
+        self.answers: list[Answer] = [None] * count
+        self._missing = count
+        self.done = trio.Event()
+
+    def answer(self, index: int) -> Callable[[Answer], None]:
+        def take(answer: Answer) -> None:
+            if self.answers[index] is None:
+                self.answers[index] = answer
+                self._missing -= 1
+                if not self._missing:
+                    self.done.set()
+
+        return take
+
+    def fail(self, code: str, said: str) -> None:
+        """End those that have not been answered."""
+        for index, answer in enumerate(self.answers):
+            if answer is None:
+                self.answer(index)(CallFailed(code, said))
+
+
+class Channel:
+    """Replaces a channel of gRPC for the calls of a lease, which block."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._process = service, current()
+
+    def unary_unary(self, name: str, **_: Any) -> Callable[..., Any]:
+        def call(request: Any, **_: Any) -> Any:
+            return self._service.ask_now(self._process, Step("renew the lease", "", RENEWING), request)
+
+        return call
+
+    def unary_stream(self, name: str, **_: Any) -> Callable[..., Any]:
+        def call(request: Any, **_: Any) -> Any:
+            found = self._service.ask_now(self._process, Step("read the lease", "", (FAIL,)), request)
+            return [_Response(found)]
+
+        return call
+
+    def close(self) -> None: ...
+
+
+class _Response:
+    """A message of a stream that has these rows."""
+
+    def __init__(self, rows: Sequence[ReadRow]) -> None:
+        made = types().ReadRowsResponse()
+        for row in rows:
+            for number, cell in enumerate(row.cells, 1):
+                chunk = made.chunks.add(row_key=row.key, timestamp_micros=cell.micros, value=cell.value)
+                chunk.family_name.value = cell.family
+                chunk.qualifier.value = cell.name
+                chunk.commit_row = number == len(row.cells)
+        self.chunks, self.last_scanned_row_key = made.chunks, b""
+
+
+def about(mutation: Mutation, whose: str) -> str:
+    """What a mutation is about, for the name of a choice."""
+    row = mutation.rows[0][0].decode(errors="replace")
+    return f"of {whose} in {mutation.table} {row}"

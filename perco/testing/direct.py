@@ -1,0 +1,398 @@
+"""The simulation of a store on Bigtable: its owner, another process that stands by, and direct clients.
+
+As in `served.py`, the code that ships runs in processes that are stopped, killed and started again, over a network that
+breaks. Its rows are in `bigtable.Table`, which all processes reach by themselves. Two processes want to own the store:
+one leads, and the other waits for its lease to end. Clients follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any, ClassVar, Final
+from unittest import mock
+
+import trio
+
+from perco.bigtable import client, hints, lease, repeating, rows, store
+from perco.bigtable.address import Place
+from perco.bigtable.client import ClientRows
+from perco.bigtable.keys import PROTOCOL_FAMILY, place_of
+from perco.bigtable.lease import BigtableLease
+from perco.bigtable.options import BigtableOptions
+from perco.bigtable.rows import BigtableRows
+from perco.bigtable.store import BigtableStore
+from perco.clock.oracle import OracleOptions
+from perco.database.database import Database
+from perco.database.inside import inside
+from perco.database.options import Options
+from perco.errors import BackgroundFailure, StoreLocked, Unavailable
+from perco.history.vacuum import VacuumOptions
+from perco.notify.backfill import BackfillOptions
+from perco.rpc import addresses
+from perco.schema.schema import Schema
+from perco.serve.client import open_served, remote_owner
+from perco.serve.databases import AskTicket, Owned, Remote
+from perco.serve.direct import DirectRowStore, TicketRows
+from perco.serve.opening import open as opening
+from perco.storage import LOCK, PENDING, SHARED, Mutation, RowStore, lease as leases
+from perco.testing.bigtable import (
+    CHANGING,
+    DELAY,
+    DIES_AFTER,
+    DIES_BEFORE,
+    FAIL,
+    LATER,
+    LOSE,
+    LOSE_ANSWER,
+    PART,
+    READING,
+    RENEWING,
+    SCANNING,
+    STOPS_BEFORE,
+    Calls,
+    Channel,
+    Service,
+)
+from perco.testing.faults import kind_of, start_ts_of
+from perco.testing.plan import Plan
+from perco.testing.processes import Process, current
+from perco.testing.runs import Outcome, SimulationOptions
+from perco.testing.served import Served, ServedActor
+from perco.testing.spread import ADDRESS
+from perco.testing.world import World
+
+LATE_S: Final = 0.5
+CALL_S: Final = 1.0
+LEASE_S: Final = 1.0
+URL: Final = "bigtable://simulated/main?prefix=rows"
+_STANDBY_S: Final = 0.2
+_NOW: Final = 1000.0  # the reading of the clock that never stops, at the beginning of a run
+_CALLED_OFTEN: Final = frozenset({"read", "scan", "prewrite", "commit", "marker", "notify", "hint", "scan hints"})
+_RATES: Final = {"renew the lease": 0.02, "look at the owner": 0.01, "rollback": 0.02, "tidy": 0.02}
+_RARELY: Final = 0.06
+_DEADLY: Final = frozenset({DIES_BEFORE, DIES_AFTER, STOPS_BEFORE})
+_MUTATED: Final = (
+    *("prewrite", "commit", "marker", "rollback", "bound", "clock", "catalogue", "notify", "tidy", "vacuum"),
+    *("give up", "replay", "hint", "remove hints", "claim", "tell the address", "tell the floor"),
+    *("give a ticket", "end a ticket", "remove a ticket"),
+)
+CALLED: Final = (
+    *_MUTATED,
+    *("read", "scan", "scan hints", "scan tickets", "look at the owner", "renew the lease", "read the lease"),
+)
+CALL_FAULTS: Final = (LOSE, LOSE_ANSWER, LATER, FAIL, PART, DELAY, DIES_BEFORE, DIES_AFTER, STOPS_BEFORE)
+
+
+def call_faults_of(step: str) -> tuple[str, ...]:
+    """The faults that can hit a call."""
+    if step in _MUTATED:
+        return CHANGING
+    if step == "scan":
+        return SCANNING
+    return {"renew the lease": RENEWING, "read the lease": (FAIL,)}.get(step, READING)
+
+
+class _Random:
+    """Replaces `random` and `secrets` in modules that need no seed in production."""
+
+    def __init__(self, rng: Random) -> None:
+        self.uniform = rng.uniform
+        self.token_bytes = rng.randbytes
+        self.token_hex = lambda count: rng.randbytes(count).hex()
+
+
+class _Lease(BigtableLease):
+    """Renews the lease in a task, not in a thread."""
+
+    service: ClassVar[Service]
+
+    def start(self) -> None:
+        self._task = trio.CancelScope()
+        process, kernel = current(), type(self).service.befalls.kernel
+        if process is kernel.world:
+            kernel.in_the_world(self._go_on)
+        else:
+            kernel.spawn_in(process, self._go_on)
+
+    async def _go_on(self) -> None:
+        with self._task:
+            while self.deposed is None:
+                await trio.sleep(leases._AGAIN_S if self.said else self._lease_s / leases._RENEWALS)
+                if not self._asked_at:
+                    self._asked_at = leases.now()
+                await trio.sleep(self.service.befalls.takes_s(current()))
+                self._renew()
+
+    def end(self) -> None:
+        self._task.cancel()
+        if self.deposed is None:
+            self.release()
+        self.close()
+
+
+@contextlib.contextmanager
+def simulated(service: Service, rng: Random) -> Iterator[None]:
+    """Let the modules of Bigtable use a simulated service, and the time of the simulation."""
+
+    def now() -> float:
+        return _NOW + trio.current_time()
+
+    _Lease.service = service
+    with contextlib.ExitStack() as stack:
+        for module in (client, rows, store, leases):
+            stack.enter_context(mock.patch.object(module, "now", now))
+        for module, name, value in (
+            (repeating, "Calls", lambda place, options: Calls(service)),
+            (repeating, "random", _Random(rng)),
+            (hints, "secrets", _Random(rng)),
+            (store, "secrets", _Random(rng)),
+            (store, "command", lambda: current().name),
+            (store, "BigtableLease", _Lease),
+            (lease, "channel", lambda place: Channel(service)),
+        ):
+            stack.enter_context(mock.patch.object(module, name, value))
+        yield
+
+
+class _Rows(BigtableRows):
+    """Says which step of the protocol each call is."""
+
+    whose: ClassVar[Callable[[Mutation], str]]
+
+    def _call(self, mutation: Mutation) -> Any:
+        return _named(self, mutation, super()._call(mutation))
+
+
+class _ClientRows(ClientRows):
+    def _call(self, mutation: Mutation) -> Any:
+        return _named(self, mutation, super()._call(mutation))
+
+
+def _named(of: BigtableRows, mutation: Mutation, call: Any) -> Any:
+    calls: Any = of.calls
+    if call is not None:
+        row = mutation.rows[0][0].decode(errors="replace")
+        calls.name(call, kind_of(mutation), f"of {_Rows.whose(mutation)} in {mutation.table} {row}")
+    return call
+
+
+class _Store(BigtableStore):
+    _rows = _Rows
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self.rows.calls.aclose()
+        if self._lease is not None:
+            self._lease.end()
+
+
+class _Remote(Remote):
+    """The store, as `databases.remote_store` has it."""
+
+    shown = URL
+
+    def __init__(self, options: BigtableOptions) -> None:
+        self.own, self._options, self._place = options.own, options, Place(URL)
+        self._rows: TicketRows | None = None
+
+    async def claim(self, *, direct: bool) -> Owned:
+        return await _Store.open(URL, self._options, direct=direct)
+
+    async def address(self) -> str:
+        if self._rows is not None:
+            return await self._rows.served_at()
+        return await client.address_of(self._place, self._options)
+
+    def rows(self, ticket: AskTicket) -> TicketRows:
+        self._rows = _ClientRows(self._place, self._options, ticket=ticket)
+        return self._rows
+
+
+class _Leading(opening):
+    """`perco.open` as the owner of a store that clients reach by themselves."""
+
+    def __init__(self, remote: _Remote, schema: Schema, options: Options) -> None:
+        super().__init__(URL, schema, options=options)
+        self.leads = self.direct = True
+        self._remote = remote
+
+    async def _open(self) -> Database:
+        return await self._open_remote(self._remote)
+
+
+class Direct(Served):
+    """One run of a store on Bigtable."""
+
+    service: Service
+
+    def __init__(self, plan: Plan, options: SimulationOptions) -> None:
+        rng = plan.random("direct")
+        super().__init__(plan, replace(options, processes=options.processes or rng.choice((2, 3))))
+        self._servers = 0
+        self.service = Service(self, plan.noise("service"), LATE_S)
+        self._call_rate = rng.choice((0.0003, 0.001, 0.004))
+        self._call_s = rng.choice((0.0, 0.0005, 0.004, 0.02))
+        self._bigtable = BigtableOptions(call_s=CALL_S, late_s=LATE_S, lease_s=LEASE_S)
+        self._leading: ServedActor | None = None
+
+    async def run(self) -> Outcome:
+        _Rows.whose = lambda mutation: self.owner_of(start_ts_of(mutation))
+        with simulated(self.service, self.plan.noise("random")):
+            outcome = await super().run()
+        outcome.late += self.service.late
+        return outcome
+
+    # ------------------------------------------------------------ faults
+
+    def takes_s(self, process: Process) -> float:
+        return self.rng.random() * self._call_s
+
+    def call(self, process: Process, step: str, about: str, faults: Sequence[str]) -> str:
+        if not isinstance(process, ServedActor):
+            return ""  # no faults at the end
+        name = process.number(f"{process.name} calls: {step} {about}")
+        self.digest.update(name.encode())
+        rate = self._call_rate
+        if step not in _CALLED_OFTEN:
+            rate = max(rate, _RATES.get(step, _RARELY))
+        rng = process.chances
+
+        def chance() -> str:
+            if self._stopping or rng.random() >= rate:
+                return ""
+            fault = rng.choice(faults)
+            if rate < _RARELY and fault in _DEADLY and rng.random() < 0.7:
+                fault = DELAY  # lives are long enough to get somewhere
+            if fault in (LOSE, LOSE_ANSWER, LATER, FAIL):
+                return f"{fault} {rng.choice(('soon', 'soon', 'hangs'))}"
+            if fault == DELAY:
+                return f"{fault} {rng.choice((0.01, 0.1, 0.7))}"
+            if fault == PART:
+                return f"{fault} {rng.choice((1, 2, 5))}"
+            if fault == STOPS_BEFORE:
+                return f"{fault} {rng.choice((0.2, 0.6, 1.2, 3.0))}"
+            return fault
+
+        what = self.plan.choose(name, chance, trio.current_time())
+        if what:
+            self.outcome.fired[step, what.partition(" ")[0]] += 1
+            self.digest.update(what.encode())
+        return what
+
+    # ------------------------------------------------------------ owners
+
+    async def _owns(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for machine in ("o", "s"):
+                nursery.start_soon(self._owns_at, machine)
+
+    async def _owns_at(self, machine: str) -> None:
+        """Run one candidate after the other on a machine."""
+        life = 0
+        while not self._stopping:
+            actor = ServedActor(self, f"{machine}.{life}")
+            self._jump(machine, actor.name)
+            self.kernel.start(actor, partial(self._own_or_wait, actor, machine))
+            await self._ended(actor)
+            life += 1
+            if not self._stopping:
+                await trio.sleep(self.plan.random(actor.name, "gone").choice((0.0, 0.05, 0.6)))
+
+    async def _own_or_wait(self, actor: ServedActor, machine: str) -> None:
+        """Wait until no other process owns the store, own it, and serve it."""
+        rng = actor.rng
+        options = Options(
+            wall=self._wall(machine),
+            seed=rng.getrandbits(32),
+            wire=self._wire,
+            oracle=OracleOptions(range_size=rng.choice((40, 300, 3000))),
+            backfill=BackfillOptions(share=1.0, page_rows=8),
+            vacuum=VacuumOptions(on=False),
+            bigtable=self._bigtable,
+        )
+        while not self._stopping:
+            leading = _Leading(_Remote(self._bigtable), Schema(), options)
+            try:
+                async with leading as db:
+                    await self._lead(actor, leading, db)
+                return
+            except (StoreLocked, Unavailable):
+                if leading.owned is not None:
+                    return
+            except BackgroundFailure as error:
+                if not isinstance(error.__cause__, StoreLocked):
+                    raise
+                self.outcome.fired["owner", "DEPOSED"] += 1
+                return
+            await trio.sleep(_STANDBY_S)
+
+    async def _lead(self, actor: ServedActor, leading: _Leading, db: Database) -> None:
+        server, owned = leading.server, leading.owned
+        assert server is not None
+        assert owned is not None
+        self.outcome.terms += 1
+        name = f"/{actor.name}"
+        stop = self.network.listen(name, lambda stream: server.connection(stream, None, ADDRESS))
+        try:
+            await owned.serve_at(f"unix:{name}")
+            self._leading = actor
+            with trio.move_on_after(self._closes_after_s(actor)):
+                await self._all_over.wait()
+                await self._settled(server, db)
+        finally:
+            stop()
+
+    @contextlib.asynccontextmanager
+    async def _last(self, world: World, options: Options) -> AsyncIterator[tuple[Database, RowStore]]:
+        options = replace(options, vacuum=VacuumOptions(on=False), bigtable=self._bigtable)
+        while True:
+            leading = _Leading(_Remote(self._bigtable), world.schema, options)
+            try:
+                db = await leading.__aenter__()
+                break
+            except StoreLocked:  # the lease of a process that has died
+                await trio.sleep(_STANDBY_S)
+        try:
+            assert leading.owned is not None
+            yield db, leading.owned.store
+        finally:
+            await leading.__aexit__(None, None, None)
+
+    def _locks(self) -> int:
+        tags = tuple(place_of(group)[1] for group in (LOCK, SHARED, PENDING))
+        table = self.service.table
+        cells = (cell for key in table.keys() if not key.startswith(b"\x00") for cell in table.cells(key))
+        return sum(cell.family == PROTOCOL_FAMILY and cell.name.startswith(tags) for cell in cells)
+
+    # ------------------------------------------------------------ clients
+
+    def _cut_off(self, actor: ServedActor, seconds: float) -> None:
+        if not self._stopping and self._leading is not None:
+            self.network.cut_off(actor, f"/{self._leading.name}", seconds)
+            self.outcome.fired["connect", "CUT_OFF"] += 1
+
+    async def _open_client(self, schema: Schema, options: Options) -> Database:
+        """As `opening._join_remote`, over the simulated network. Raises: StoreError, SessionEnded."""
+        remote = _Remote(replace(self._bigtable, own=False))
+        at = await remote.address()
+        if not at:
+            raise Unavailable("nobody leads")
+        address = addresses.parse(at)
+
+        async def connect(number: int, port: int) -> trio.abc.Stream:
+            nonlocal address
+            found = await remote.address()
+            if not found:
+                raise OSError("nobody leads")
+            address = addresses.parse(found)
+            return await self.network.connect(str(address.path))
+
+        db = await open_served(URL, connect, schema, options, self._wire, b"", reach=remote.rows)
+        rows = remote_owner(db).store
+        assert isinstance(rows, DirectRowStore)
+        inside(db).background.start(lambda: rows.follow(lambda found: addresses.parse(found) == address), "follow")
+        return db
