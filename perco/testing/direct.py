@@ -61,7 +61,7 @@ from perco.testing.faults import kind_of, start_ts_of
 from perco.testing.plan import Plan
 from perco.testing.processes import Process, current
 from perco.testing.runs import Outcome, SimulationOptions
-from perco.testing.served import Served, ServedActor
+from perco.testing.served import SENT, Served, ServedActor
 from perco.testing.spread import ADDRESS
 from perco.testing.world import World
 
@@ -83,6 +83,11 @@ _MUTATED: Final = (
 CALLED: Final = (
     *_MUTATED,
     *("read", "scan", "scan hints", "scan tickets", "look at the owner", "renew the lease", "read the lease"),
+)
+_NOT_SENT: Final = ("READ", "SCAN", "APPLY", "COMMIT", "MOVED")  # clients do this by themselves, without tablet servers
+SENT_BY_DIRECT: Final = (
+    *(name for name in SENT if not name.startswith(_NOT_SENT)),
+    *("TICKET", "TICKET answer", "NEWS"),
 )
 CALL_FAULTS: Final = (LOSE, LOSE_ANSWER, LATER, FAIL, PART, DELAY, DIES_BEFORE, DIES_AFTER, STOPS_BEFORE)
 

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from perco.testing.plan import Plan, lives_first
 from perco.testing.simulation import SimulationOptions, run_plan
@@ -157,6 +158,8 @@ class Shrinker:
         return kept
 
 
-def shrink(seed: int, options: ShrinkOptions | None = None) -> Shrunk | None:
+def shrink(
+    seed: int, options: ShrinkOptions | None = None, simulation: SimulationOptions | None = None
+) -> Shrunk | None:
     """The short script of a failing seed, or None: it does not fail."""
-    return Shrinker(seed, options or ShrinkOptions()).shrink()
+    return Shrinker(seed, options or ShrinkOptions(), partial(fails, options=simulation)).shrink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -14,11 +15,11 @@ import sys
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
 
@@ -26,7 +27,7 @@ from perco.testing.embedded import CRASHES, FAULTS, STEPS, faults_of
 from perco.testing.network import FAULTS as WIRE_FAULTS, LOCAL_FAULTS
 from perco.testing.served import DISK_FAULTS, ORDERED, SENT, WRITTEN
 from perco.testing.shrink import ShrinkOptions, shrink
-from perco.testing.simulation import Outcome, simulate
+from perco.testing.simulation import BIGTABLE, LOCAL, Outcome, SimulationOptions, simulate
 
 _SEEDS = 200  # with fewer, many pairs of step and fault do not come up
 _SEEDS_WHOLE = 2000  # with so many, each pair must come up
@@ -61,28 +62,42 @@ def _told(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts[name]} {what}" for name, what in _COUNTED.items())
 
 
-def _one(seed: int) -> Outcome:
+def _one(seed: int, store: str = LOCAL) -> Outcome:
     try:
-        return simulate(seed)
+        return simulate(seed, SimulationOptions(store=store))
     except Exception as error:  # a run that cannot go on is a finding like any other
         return Outcome(seed, problems=["".join(traceback.format_exception(error)).strip()])
 
 
-def _some(seeds: range) -> list[Outcome]:
-    return [_one(seed) for seed in seeds]
+def _some(seeds: range, store: str) -> list[Outcome]:
+    return [_one(seed, store) for seed in seeds]
 
 
-def table(fired: Counter[tuple[str, str]]) -> tuple[str, list[str]]:
-    """How often each fault hit each step, and the empty cells: in an embedded store, on the wire of a served one, on
-    its disk."""
-    parts = (
+_Part: TypeAlias = tuple[str, Sequence[str], Sequence[str], Callable[[str], Sequence[str]]]
+
+
+def _parts(store: str) -> Sequence[_Part]:
+    """The parts of the table: the title of each, its steps, the faults, and those that can hit a step."""
+    if store == BIGTABLE:
+        from perco.testing.direct import CALL_FAULTS, CALLED, SENT_BY_DIRECT, call_faults_of
+
+        return (
+            ("called", CALLED, CALL_FAULTS, call_faults_of),
+            ("sent", SENT_BY_DIRECT, WIRE_FAULTS, lambda step: WIRE_FAULTS),
+        )
+    return (
         ("embedded", STEPS, (*FAULTS, *CRASHES), faults_of),
         ("sent", SENT, WIRE_FAULTS, lambda step: WIRE_FAULTS),
         ("ordered", ORDERED, LOCAL_FAULTS, lambda step: LOCAL_FAULTS),
         ("written", WRITTEN, DISK_FAULTS, lambda step: DISK_FAULTS),
     )
+
+
+def table(fired: Counter[tuple[str, str]], store: str = LOCAL) -> tuple[str, list[str]]:
+    """How often each fault hit each step, and the empty cells: in an embedded store, on the wire of a served one, on
+    its disk; or in calls of Bigtable, and on the wire of its owner."""
     lines, empty = [], []
-    for title, steps, columns, faults in parts:
+    for title, steps, columns, faults in _parts(store):
         lines.append(f"{title:18}" + "".join(f"{name:>14}" for name in columns))
         for step in steps:
             possible = faults(step)
@@ -113,6 +128,7 @@ class _Sum:
     first: int
     seeds: int
     code: str
+    store: str = LOCAL
     done: int = 0
     seconds: float = 0.0
     sittings: int = 1
@@ -144,10 +160,10 @@ class _Sum:
             return self
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StateError(f"{path} is not a state of this command: {error!r}") from error
-        if (found.first, found.seeds) != (self.first, self.seeds):
+        if (found.first, found.seeds, found.store) != (self.first, self.seeds, self.store):
             raise StateError(
-                f"{path} is of {found.seeds} seeds from {found.first} on: give the same --seeds and --first, or "
-                "another file"
+                f"{path} is of {found.seeds} seeds from {found.first} on, over {found.store} stores: give the same "
+                "--seeds, --first and --store, or another file"
             )
         if found.code != self.code:
             raise StateError(
@@ -168,6 +184,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, metavar="N", help=f"number of runs (default: {_SEEDS})")
     parser.add_argument("--first", type=int, metavar="SEED", help="the first seed (default: 0)")
     parser.add_argument("--seed", type=int, help="this one alone, with full details")
+    parser.add_argument(
+        "--store",
+        choices=(LOCAL, BIGTABLE),
+        default=LOCAL,
+        help=f"{LOCAL}: an embedded or a served store, as the seed decides; {BIGTABLE}: a model of Bigtable, with two "
+        "processes that may own the store, and direct clients (needs perco[bigtable])",
+    )
     parser.add_argument("--processes", type=int, default=None, help="at a time (default: as many as there are cores)")
     parser.add_argument("--shrink", action="store_true", help="with --seed: the short script of a run that fails")
     parser.add_argument("--seconds", type=float, default=120.0, help="for shrinking, at most (default: 120)")
@@ -185,19 +208,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.shrink:
         if given.seed is None:
             parser.error("--shrink takes the seed of a run that fails: --seed S --shrink")
-        return _shrink(given.seed, given.seconds)
+        return _shrink(given.seed, given.seconds, given.store)
     if given.seed is not None:
-        outcome = _one(given.seed)
+        outcome = _one(given.seed, given.store)
         print(
             f"seed {outcome.seed}: {outcome.processes} processes, {_told(_counts(outcome))}, "
             f"{outcome.fired.total()} faults, digest {outcome.digest[:16]}"
         )
-        print(table(outcome.fired)[0])
+        print(table(outcome.fired, given.store)[0])
         for problem in outcome.problems:
             print(f"\n{problem}")
         print(f"seed {given.seed} went wrong" if outcome.problems else "nothing went wrong")
         return 1 if outcome.problems else 0
-    whole = _Sum(first, seeds, _code())
+    if given.store == BIGTABLE:
+        importlib.import_module("perco.testing.direct")  # before the digest of the code
+    whole = _Sum(first, seeds, _code(), given.store)
     try:
         if given.state is not None:
             whole = whole.go_on(given.state)
@@ -207,10 +232,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _many(whole, given.processes, given.state)
 
 
-def _shrink(seed: int, seconds: float) -> int:
-    found = shrink(seed, ShrinkOptions(seconds=seconds))
+def _shrink(seed: int, seconds: float, store: str) -> int:
+    found = shrink(seed, ShrinkOptions(seconds=seconds), SimulationOptions(store=store))
     if found is None:
-        if _one(seed).problems:
+        if _one(seed, store).problems:
             print(f"seed {seed} fails, but not when its choices are replayed: it cannot be shrunk")
             return 1
         print(f"seed {seed} does not fail; nothing to shrink")
@@ -234,12 +259,12 @@ def _end_interrupted(signum: int, frame: object) -> None:
     os._exit(130)
 
 
-def _outcomes(pool: ProcessPoolExecutor, seeds: range, processes: int) -> Iterator[Outcome]:
+def _outcomes(pool: ProcessPoolExecutor, seeds: range, processes: int, store: str) -> Iterator[Outcome]:
     """The outcomes in the order of the seeds, a few of which are submitted ahead."""
     parts = (seeds[start : start + _PART] for start in range(0, len(seeds), _PART))
     ahead: deque[Future[list[Outcome]]] = deque()
     for part in parts:
-        ahead.append(pool.submit(_some, part))
+        ahead.append(pool.submit(_some, part, store))
         if len(ahead) > _PARTS_AHEAD * processes:
             yield from ahead.popleft().result()
     while ahead:
@@ -249,14 +274,15 @@ def _outcomes(pool: ProcessPoolExecutor, seeds: range, processes: int) -> Iterat
 def _many(whole: _Sum, processes: int | None, state: Path | None) -> int:
     processes = processes or os.cpu_count() or 1
     left = range(whole.first + whole.done, whole.first + whole.seeds)
+    of = "" if whole.store == LOCAL else f" --store {whole.store}"
     for seed in whole.bad:  # of an earlier sitting
-        print(f"seed {seed} went wrong\n    again: {COMMAND} {seed}", flush=True)
+        print(f"seed {seed} went wrong\n    again: {COMMAND} {seed}{of}", flush=True)
     before_s, began = whole.seconds, time.perf_counter()
     with ProcessPoolExecutor(processes, initializer=_begin) as pool:
-        for outcome in _outcomes(pool, left, processes):
+        for outcome in _outcomes(pool, left, processes, whole.store):
             whole.add(outcome)
             if outcome.problems:
-                again = f"{COMMAND} {outcome.seed}"
+                again = f"{COMMAND} {outcome.seed}{of}"
                 text = outcome.problems[0]
                 print(f"seed {outcome.seed}: {text}\n    again: {again}\n    short: {again} --shrink", flush=True)
             if whole.done % _PART == 0 and sys.stderr.isatty():
@@ -269,7 +295,7 @@ def _many(whole: _Sum, processes: int | None, state: Path | None) -> int:
         f"{whole.seeds} runs in {whole.seconds:.0f} s{sittings} ({3600 * whole.seeds / max(whole.seconds, 1e-9):.0f} "
         f"an hour): {_told(whole.counts)}, {whole.fired.total()} faults"
     )
-    text, empty = table(whole.fired)
+    text, empty = table(whole.fired, whole.store)
     print(text)
     if empty and whole.seeds < _SEEDS:
         print(f"{len(empty)} pairs untested (few seeds)")
