@@ -113,7 +113,7 @@ class Table:
     def _place(self, cell: ReadCell) -> tuple[int, bytes, int]:
         return self._sign * ord(cell.family), cell.name, -cell.micros
 
-    def keys(self) -> list[bytes]:
+    def in_order(self) -> list[bytes]:
         return list(self._keys)
 
     def _following(self, request: Any) -> Iterator[bytes]:
@@ -379,7 +379,7 @@ class Service:
 
 
 def step_of(request: Any, kinds: dict[int, tuple[Any, str, str]]) -> Step:
-    """The name of a call. `kinds`: of mutations, by the identity of their calls: the call, the name, what it is about."""
+    """The name of a call. `kinds`: of mutations, by the identity of their calls: the call, its name, its subject."""
     if isinstance(request, Scan):
         wanted = request.request.rows
         if wanted.row_keys:
@@ -466,6 +466,54 @@ class Calls:
     def _forget(self, requests: Sequence[Any]) -> None:
         for request in requests:
             self._kinds.pop(id(request), None)
+
+
+class PromptCalls:
+    """Replaces `bigtable.calls.Calls`, without a network: each call is carried out at once."""
+
+    made: int
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self.made = 0
+        self._closed = False
+
+    def close(self, closed: Callable[[], object] = lambda: None) -> None:
+        """See `bigtable.calls.Calls`."""
+        self._closed = True
+        closed()
+
+    async def aclose(self) -> None:
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+    async def ask(self, requests: Sequence[Any], deadline: float) -> list[Answer]:
+        """See `bigtable.calls.Calls`."""
+        await trio.lowlevel.checkpoint()
+        if self._closed:
+            return [CallFailed("CANCELLED", "the store has been closed", sent=False) for _ in requests]
+        self.made += len(requests)
+        return [await self._answer(request) for request in requests]
+
+    async def _answer(self, request: Any) -> Answer:
+        if isinstance(request, Scan):
+            return await self._table.read(request, trio.lowlevel.checkpoint)
+        return self._table.change(request)
+
+
+class PromptChannel:
+    """Replaces a channel of gRPC for the calls of a lease, without a network."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def unary_unary(self, name: str, **_: Any) -> Callable[..., Any]:
+        return lambda request, **_: self._table.change(request)
+
+    def unary_stream(self, name: str, **_: Any) -> Callable[..., Any]:
+        return lambda request, **_: [_Response(self._table.read_now(request))]
+
+    def close(self) -> None: ...
 
 
 class _Asked:

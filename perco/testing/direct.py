@@ -65,8 +65,9 @@ from perco.testing.served import SENT, Served, ServedActor
 from perco.testing.spread import ADDRESS
 from perco.testing.world import World
 
-LATE_S: Final = 0.5
-CALL_S: Final = 1.0
+LATE_S: Final = 0.5  # of the service; processes take it for at least as long
+_LATES_S: Final = (0.5, 0.5, 0.8)
+_CALLS_S: Final = (0.5, 1.0, 1.0, 1.5)
 LEASE_S: Final = 1.0
 URL: Final = "bigtable://simulated/main?prefix=rows"
 _STANDBY_S: Final = 0.2
@@ -241,7 +242,6 @@ class Direct(Served):
         self.service = Service(self, plan.noise("service"), LATE_S)
         self._call_rate = rng.choice((0.0003, 0.001, 0.004))
         self._call_s = rng.choice((0.0, 0.0005, 0.004, 0.02))
-        self._bigtable = BigtableOptions(call_s=CALL_S, late_s=LATE_S, lease_s=LEASE_S)
         self._leading: ServedActor | None = None
 
     async def run(self) -> Outcome:
@@ -250,6 +250,10 @@ class Direct(Served):
             outcome = await super().run()
         outcome.late += self.service.late
         return outcome
+
+    def _of(self, rng: Random, *, own: bool | None = None) -> BigtableOptions:
+        """The options of a process: not all have the same."""
+        return BigtableOptions(call_s=rng.choice(_CALLS_S), late_s=rng.choice(_LATES_S), lease_s=LEASE_S, own=own)
 
     # ------------------------------------------------------------ faults
 
@@ -317,10 +321,10 @@ class Direct(Served):
             oracle=OracleOptions(range_size=rng.choice((40, 300, 3000))),
             backfill=BackfillOptions(share=1.0, page_rows=8),
             vacuum=VacuumOptions(on=False),
-            bigtable=self._bigtable,
+            bigtable=self._of(rng),
         )
         while not self._stopping:
-            leading = _Leading(_Remote(self._bigtable), Schema(), options)
+            leading = _Leading(_Remote(options.bigtable), Schema(), options)
             try:
                 async with leading as db:
                     await self._lead(actor, leading, db)
@@ -353,9 +357,9 @@ class Direct(Served):
 
     @contextlib.asynccontextmanager
     async def _last(self, world: World, options: Options) -> AsyncIterator[tuple[Database, RowStore]]:
-        options = replace(options, vacuum=VacuumOptions(on=False), bigtable=self._bigtable)
+        options = replace(options, vacuum=VacuumOptions(on=False), bigtable=self._of(self.plan.random("the end")))
         while True:
-            leading = _Leading(_Remote(self._bigtable), world.schema, options)
+            leading = _Leading(_Remote(options.bigtable), world.schema, options)
             try:
                 db = await leading.__aenter__()
                 break
@@ -370,7 +374,7 @@ class Direct(Served):
     def _locks(self) -> int:
         tags = tuple(place_of(group)[1] for group in (LOCK, SHARED, PENDING))
         table = self.service.table
-        cells = (cell for key in table.keys() if not key.startswith(b"\x00") for cell in table.cells(key))
+        cells = (cell for key in table.in_order() if not key.startswith(b"\x00") for cell in table.cells(key))
         return sum(cell.family == PROTOCOL_FAMILY and cell.name.startswith(tags) for cell in cells)
 
     # ------------------------------------------------------------ clients
@@ -382,7 +386,9 @@ class Direct(Served):
 
     async def _open_client(self, schema: Schema, options: Options) -> Database:
         """As `opening._join_remote`, over the simulated network. Raises: StoreError, SessionEnded."""
-        remote = _Remote(replace(self._bigtable, own=False))
+        process = current()
+        assert isinstance(process, ServedActor)
+        remote = _Remote(self._of(process.rng, own=False))
         at = await remote.address()
         if not at:
             raise Unavailable("nobody leads")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, strategies as st
@@ -12,11 +13,8 @@ from hypothesis import example, given, strategies as st
 from perco.bigtable import filters
 from perco.bigtable.keys import place_of, qualifier
 from perco.bigtable.reading import Places, chosen, shape_of, shared
-from perco.bigtable.store import BigtableStore
 from perco.storage import ABSENT, APPLIED, DATA, PRESENT, TS_MAX, Check, Mutation, Query, Refused, RowCells
-from tests.component.storage.stores import TABLE
-from tests.component.storage.test_bigtable import opened
-from tests.support import bigtable
+from tests.component.storage.stores import TABLE, open_store
 
 Cell = tuple[str, int, int]
 CELLS: list[Cell] = [
@@ -49,21 +47,21 @@ def holds(row: Sequence[Cell], check: Check) -> bool:
     return there == (kind == PRESENT)
 
 
+@pytest.mark.parametrize("kind", ["bigtable", "bigtable model"])
 @pytest.mark.parametrize("name", CHECKS)
-async def test_a_predicate_decides_as_the_checks_do_on_every_row(name: str) -> None:  # S1
+async def test_a_predicate_decides_as_the_checks_do_on_every_row(name: str, kind: str) -> None:  # S1
     checks = CHECKS[name]
     rows = [row for size in range(len(CELLS) + 1) for row in itertools.combinations(CELLS, size)]
     keys = [bytes([97 + number // 26, 97 + number % 26]) for number in range(len(rows))]
-    async with opened(bigtable.fresh()) as made:
-        store: BigtableStore = made
+    async with open_store(kind, Path()) as store:
         puts = [
             Mutation(TABLE, [(key, [], [(*cell, b"v") for cell in row])])
             for key, row in zip(keys, rows, strict=True)
             if row
         ]
-        assert await store.rows.apply(puts) == [APPLIED] * len(puts)
+        assert await store.apply(puts) == [APPLIED] * len(puts)
         tries = [Mutation(TABLE, [(key, checks, [(DATA, 9, 1, b"made")])]) for key in keys]
-        verdicts = await store.rows.apply(tries)
+        verdicts = await store.apply(tries)
     told = [verdict is APPLIED for verdict in verdicts]
     assert all(verdict is APPLIED or isinstance(verdict, Refused) for verdict in verdicts)
     assert told == [all(holds(row, check) for check in checks) for row in rows]

@@ -12,7 +12,7 @@ from tests.component.storage.stores import TABLE, delete, newest, open_store, pu
 ALL = (0, TS_MAX)
 
 
-@pytest.fixture(params=["memory", "lmdb", "bare", "postgresql", "bigtable"])
+@pytest.fixture(params=["memory", "lmdb", "bare", "postgresql", "bigtable", "bigtable model"])
 def kind(request):
     return request.param
 
