@@ -19,7 +19,7 @@ from perco.bigtable.wire import grpc, types
 from perco.storage.lease import Lease
 
 _CALL_S: Final = 5.0  # at most, for one call of the thread
-_CALLS: Final = 3  # in the length of a lease: one that hangs must not cost it
+CALLS: Final = 3  # in the length of a lease: one that hangs must not cost it
 
 
 class BigtableLease(Lease):
@@ -55,7 +55,7 @@ class BigtableLease(Lease):
                 request_serializer=t.ReadRows.SerializeToString,
                 response_deserializer=t.ReadRowsResponse.FromString,
             )
-        limits = {"timeout": min(_CALL_S, self._lease_s / _CALLS), "metadata": metadata_of(self._place)}
+        limits = {"timeout": min(_CALL_S, self._lease_s / CALLS), "metadata": metadata_of(self._place)}
         try:
             refused = self._write(change(self._place, wanted), **limits).predicate_matched
             if refused:  # by another process; or by this change itself, whose answer was lost

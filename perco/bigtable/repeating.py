@@ -16,6 +16,7 @@ from perco.errors import PercoError, Unavailable
 
 _PAUSE_S: Final = 0.02  # before a call is made again, at first
 _PAUSE_MAX_S: Final = 1.0
+_ATTEMPTS: Final = 4  # at least, in `call_s`: one that hangs does not use up the time of the others
 
 # Errors after which a call may succeed if it is made again.
 AGAIN: Final = frozenset(
@@ -65,12 +66,14 @@ class Repeating:
             await trio.lowlevel.checkpoint()
             return []
         deadline = self._until()
+        attempt_s = self._options.call_s / _ATTEMPTS
         answers: list[Any] = [None] * len(calls)
         left = list(range(len(calls)))
         attempt = 0
         while True:
             failure: CallFailed | None = None
-            for index, answer in zip(left, await self.calls.ask([calls[i] for i in left], deadline), strict=True):
+            until = min(deadline, trio.current_time() + attempt_s)
+            for index, answer in zip(left, await self.calls.ask([calls[i] for i in left], until), strict=True):
                 if isinstance(answer, CallFailed):
                     if failure is None or answer.code not in AGAIN:
                         failure = answer

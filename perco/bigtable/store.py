@@ -14,9 +14,10 @@ import trio
 
 from perco.bigtable.address import Place
 from perco.bigtable.calls import CallFailed, Scan
-from perco.bigtable.lease import BigtableLease
+from perco.bigtable.lease import CALLS, BigtableLease
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.owner_row import Holder, Notice, change, notice, question, serve_at
+from perco.bigtable.repeating import AGAIN, pause_of
 from perco.bigtable.rows import FORMAT, FORMAT_ROW, BigtableRows, probes
 from perco.bigtable.tickets import Tickets
 from perco.errors import Unavailable
@@ -101,15 +102,27 @@ class BigtableStore(LeasedStore):
     # ------------------------------------------------------------ opening
 
     async def _asked(self, request: Any) -> Any:
-        """The answer to one call. Raises: CallFailed."""
-        deadline = trio.current_time() + self._options.call_s
+        """The answer to one call. A call that hangs must not cost the next owner more than a part of the lease.
+
+        Raises: CallFailed."""
+        deadline = trio.current_time() + min(self._options.call_s, self._options.lease_s / CALLS)
         [answer] = await self.rows.calls.ask([request], deadline)
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
     async def _notice(self) -> Notice:
-        return notice((await self._asked(Scan(question(self.rows.place)))).rows)
+        """Read the owner's row, again if that fails temporarily. Raises: CallFailed, Corruption."""
+        until = trio.current_time() + self._options.call_s
+        for attempt in range(1 << 30):
+            try:
+                return notice((await self._asked(Scan(question(self.rows.place)))).rows)
+            except CallFailed as error:
+                pause = pause_of(attempt)
+                if error.code not in AGAIN or trio.current_time() + pause > until:
+                    raise
+            await trio.sleep(pause)
+        raise AssertionError("it ends by then")
 
     async def _claim(self, *, direct: bool) -> None:
         """Become the owner, once the last one has not renewed its lease for its whole length (O1).

@@ -169,7 +169,8 @@ class open(AsyncOnly):
     async def _open_remote(self, remote: Remote) -> Database:
         """As the owner; or, if another process serves the store for clients, as one of them."""
         options = self._options
-        deadline = trio.current_time() + (0 if self._readonly else options.wire.connect_s)
+        began = trio.current_time()
+        deadline = began + (0 if self._readonly else options.wire.connect_s)
         store: Owned | None = None
         while store is None:
             locked: StoreLocked | None = None
@@ -183,7 +184,13 @@ class open(AsyncOnly):
                         raise
                     locked, at = error, await remote.address()
             if at:
-                return await self._join_remote(remote, at)
+                try:
+                    return await self._join_remote(remote, at)
+                except (StoreLocked, Unavailable):  # of a server that is about to lose the store, or has just lost it
+                    if trio.current_time() > began + options.wire.patience_s:
+                        raise
+                await trio.sleep(_LOOK_S)
+                continue
             if locked is not None:
                 raise locked
             if trio.current_time() > deadline:
