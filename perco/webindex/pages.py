@@ -59,7 +59,7 @@ class ParseLimits:
     text_chars_max: int = 100_000
     title_chars_max: int = 300
     anchor_chars_max: int = 200
-    """Of all the anchor texts that lead from the page to one target, joined."""
+    """The length of all anchor texts that lead from the page to one target, joined."""
     links_max: int = 2_000
     """Distinct targets."""
     url_bytes_max: int = URL_BYTES_MAX
