@@ -1,5 +1,8 @@
 """The pages, docstrings and comments use plain words: none that docs/glossary.md avoids, and no relative clause as the
-subject of a sentence."""
+subject of a sentence.
+
+These are a few regular expressions and not vale, because the package that installs vale downloads a program when it
+is first run."""
 
 from __future__ import annotations
 
