@@ -62,7 +62,7 @@ class Emulator:
         self._number = 0
 
     def url(self) -> str:
-        """Of a new store."""
+        """Make a store; returns its address."""
         self._number += 1
         url = f"bigtable://bench/bench?prefix=b{self._number}"
         admin.init(url)

@@ -3,7 +3,7 @@
     one call        a durable read-modify-write of one row: perco's transactions, whose reads and commits leave in
                     batches, by the store's owner and by a client that writes by itself, against asyncpg in four round
                     trips (BEGIN, SELECT FOR UPDATE, UPDATE, COMMIT), and in one statement
-    the leader      is killed, or stopped, while a direct client commits: how long nobody does
+    the leader      is killed, or stopped, while a direct client commits: how long no commit succeeds
     three steps     each reads what the step before has written: observers, against procrastinate
 
 asyncpg gets as many connections as suit it in four round trips: with one for each caller it is slower. pgbench, in C,

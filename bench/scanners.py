@@ -269,7 +269,7 @@ def main(run: Run) -> None:
         f"{ROWS} dirty rows in {TABLETS} tablets; a tablet server takes {1000 * REQUEST_S:g} ms a request,"
         f" an observer {1000 * RUN_S:g} ms, one in {ONE_SLOW_IN} {1000 * SLOW_RUN_S:g} ms."
     )
-    run.say("gap: the largest stretch of dirty rows that nobody came to for a second, mean over the drain.\n")
+    run.say("gap: the largest stretch of dirty rows that no scanner came to for a second, mean over the drain.\n")
     run.table(
         "drained in, seconds of virtual time",
         ("dirty rows", "begin", "scanners", "", "median (least - most)", "twice", "gap", "teleports"),

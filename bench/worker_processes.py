@@ -75,7 +75,7 @@ class Drained:
 
     @property
     def refused_share(self) -> float:
-        """Of the calls that asked for rows."""
+        """The share of the calls for rows that were refused."""
         return self.refused / max(self.asked, 1)
 
     @property

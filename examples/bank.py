@@ -7,9 +7,9 @@ Kill it whenever you like and start it again: it goes on with the transfers that
 What to look at:
 
 - `transfer` reads and writes three rows in two tables. `db.run` runs it again when another transfer got to one of its
-  accounts first; nobody holds a lock meanwhile.
-- Every transfer has a number, chosen by whoever asks for it. The ledger's row is written together with the balances, so
-  whoever does not know whether a transfer went through simply asks for it again.
+  accounts first; no transaction holds a lock meanwhile.
+- Every transfer has a number, chosen by the one who asks for it. The ledger's row is written together with the
+  balances, so one who does not know whether a transfer went through asks for it again.
 - The auditor adds up all balances while the money moves. A snapshot is of one moment: the sum is always the same.
 """
 

@@ -115,7 +115,7 @@ async def slowly(text: str) -> list[int]:
 async def serve(answer: Callable[[str], Awaitable[object]], stream: trio.SocketStream) -> None:
     """One request of the service."""
     request = b""
-    with suppress(trio.BrokenResourceError):  # whoever asked has gone
+    with suppress(trio.BrokenResourceError):  # the client has gone
         async for data in stream:
             request += data
             head, _, body = request.partition(b"\r\n\r\n")

@@ -14,8 +14,8 @@ may die between the two, and then it runs again. So each delivery carries what l
 Promised: what was committed reaches the outside, if only it answers again some day; a repetition changes nothing;
 nothing arrives that was not committed. Not promised: every value on the way (changes of one cell may collapse into the
 newest: give each event a row of its own, as orders have here); any order between rows, so the outside may show a later
-commit and not yet an earlier one; anything, if the outside forgets the keys that it has seen, or the store is made anew
-and counts its timestamps from 1 again.
+commit and not yet an earlier one; anything, if the outside forgets the keys that it has seen, or if the store is
+removed and made again, and so counts its timestamps from 1 again.
 """
 
 import argparse

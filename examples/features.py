@@ -71,7 +71,7 @@ async def correct(txn: perco.Transaction, number: int) -> None:
 
 
 async def sell_for_a_day(db: perco.Database, day: int) -> None:
-    """The same if it is done again: a purchase that is there is written anew, and folded by its difference."""
+    """The same if it is done again: a purchase that is there is written again, and folded by its difference."""
     numbers = iter(range(day * PER_DAY, (day + 1) * PER_DAY))
 
     async def seller() -> None:
@@ -92,7 +92,7 @@ async def read(snap: perco.Snapshot) -> Features:
 
 
 async def batch(snap: perco.Snapshot) -> Features:
-    """The same, computed anew."""
+    """The same, computed from scratch."""
     out: Features = {}
     async for row in snap.scan(purchases, columns=[bought]):
         user, item, cents = row.get(bought, [])
@@ -114,7 +114,7 @@ async def main(folder: Path, seconds: float) -> None:
                 txn.set(closed, day, time.time())
         async with db.snapshot() as snap:
             last = (await snap.scan(days, reverse=True, limit=DAYS).all())[::-1]
-            now, anew = await read(snap), await batch(snap)
+            now, again = await read(snap), await batch(snap)
         then, times = [], []
         for row in last:
             times.append(datetime.fromtimestamp(row.get(closed, 0.0), UTC))
@@ -123,7 +123,7 @@ async def main(folder: Path, seconds: float) -> None:
         print("purchases, cents ", *(f"{f'at {when:%X}':>18}" for when in times))
         for key in sorted(now, key=now.__getitem__, reverse=True)[:8]:
             print(f"{key[0]:4} {key[1]:10}  ", *("{:8},{:9}".format(*known.get(key, (0, 0))) for known in then))
-        wrong, retries = now.items() ^ anew.items(), worker.statistics()["fold"].conflicts
+        wrong, retries = now.items() ^ again.items(), worker.statistics()["fold"].conflicts
         print(f"{len(now)} rows of features, {len(wrong)} differ from a batch over all purchases; {retries} runs again")
 
 

@@ -10,8 +10,8 @@ Each document is of a cluster, most of one; the number of documents of each clus
   time look at their document in vain, and are run again.
 - `look` and `gather` do the same in two. `look` writes nothing that another run of it writes: what is new goes into a
   row of its own, and a *signal* is raised at the cluster. A signal has no value and cannot be written, so raising it
-  conflicts with nobody. `gather` runs for the signal: it takes what is new, as much as there is by then, and writes the
-  hot cell. A thousand signals may be one run.
+  never conflicts. `gather` runs for the signal: it takes what is new, as much as there is by then, and writes the hot
+  cell. A thousand signals may be one run.
 - A signal is run for at least once, some time after it was raised: `gather` finds nothing new, now and then, and that
   must do no harm. Which documents are new it does not learn from the signal, but from the rows.
 """

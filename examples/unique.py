@@ -46,7 +46,7 @@ class EmailTakenError(Exception):
 
 
 async def register(txn: perco.Transaction, person: int, address: str, home: str) -> None:
-    """A person, new or known, with an address that nobody else has."""
+    """A person, new or known, with an address that no other person has."""
     owner = await txn.get(holder, address)
     if owner not in (None, person):
         raise EmailTakenError(f"{address} belongs to person {owner}")

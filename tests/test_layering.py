@@ -50,6 +50,35 @@ COMMANDS = {Path("webindex/cli.py"), Path("webindex/demo.py")}
 # Who may import what from outside: the core stands on three packages.
 CORE = {"trio", "msgpack", "lmdb"}
 
+# Storage offers the layers above what `perco/storage/__init__.py` exports. These modules also need what lies inside of
+# it: the files of a folder, and how the writes that wait at a tablet are sent again after its split.
+INSIDES = ("folder", "lmdb_engine", "lmdb_tablet", "tablet")
+REACHING_INSIDE = {
+    "serve/opening.py folder.shared_by_owner": "a folder is opened: wait only for an owner that serves others",
+    "tablets/local.py folder.tablet_path": "a store is opened: each of its tablets lies in a folder of its own",
+    "tablets/local.py folder.unsynced": "the owner tells its clients whether the newest writes may be lost",
+    "serve/tablets.py folder.tablet_path": "a tablet server opens the tablets that it was given",
+    "serve/processes.py folder.tablet_path": "the owner opens for reading the tablets that tablet servers write to",
+    "tablets/local.py tablet.Resubmit": "the type of an argument with which a tablet is made",
+    "serve/processes.py tablet.Resubmit": "the same, of a tablet that a tablet server writes to",
+    "serve/served_tablet.py tablet.Resubmit": "the same",
+    "cli/checking.py folder.accept": "perco check --accept removes that mark, so that the folder opens again",
+    "cli/checking.py folder.unsynced": "perco check shows the mark of writes that may be lost",
+    "cli/status.py folder.FORMAT": "perco status shows the format of the files",
+    "testing/disk.py tablet.Resubmit": "a tablet of the simulation is made like any other",
+    "testing/spread.py tablet.Resubmit": "the same",
+    "testing/sweep.py tablet.Tablet": "the type of the tablets that the sweep has noted",
+}
+
+# Tablets differ in what can be done with their files. These modules ask which kind they have; all others call a tablet.
+TABLETS = {"Tablet", "MemoryTablet", "LmdbTablet", "ServedTablet", "DamagedTablet", "DiskTablet"}
+TELLING_TABLETS_APART = {
+    "tablets/local.py": "a split divides memory, or copies files; only LMDB has files to compact",
+    "tablets/compactor.py": "only LMDB has files to compact",
+    "serve/processes.py": "all tablets of this backend are of one kind; the check is for the type checker",
+    "cli/checking.py": "only LMDB has files whose reading may kill the process; damaged ones were set aside",
+}
+
 
 @cache
 def modules() -> list[tuple[Path, ast.Module]]:
@@ -138,6 +167,53 @@ def test_only_storage_knows_lmdb() -> None:
     for path, tree in modules():
         for name in imports(tree):
             assert name.split(".")[0] != "lmdb" or path.parent.name == "storage", f"{path} imports {name}"
+
+
+def test_what_lies_inside_of_storage_is_imported_for_a_reason() -> None:
+    found = set()
+    for path, tree in modules():
+        if layer_of(path) == "storage":
+            continue
+        for name in imports(tree):
+            inside = name.removeprefix("perco.storage.")
+            if inside != name and inside.partition(".")[0] in INSIDES:
+                found.add(f"{path.relative_to(ROOT)} {inside}")
+    assert found == set(REACHING_INSIDE)
+
+
+def types_asked_for(tree: ast.Module) -> set[str]:
+    """The names of the types that a module compares the type of an object with."""
+    named: list[ast.expr] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name("isinstance" | "issubclass"), args=[_, kind]):
+                named.append(kind)
+            case ast.MatchClass(cls=kind):
+                named.append(kind)
+    parts = [part for kind in named for part in ast.walk(kind)]
+    names = {part.id for part in parts if isinstance(part, ast.Name)}
+    return names | {part.attr for part in parts if isinstance(part, ast.Attribute)}
+
+
+def test_types_asked_for_are_found() -> None:
+    text = """
+isinstance(store, here.LocalRowStore | int) or issubclass(kind, (LocalTasks, str))
+match store:
+    case LocalStore():
+        pass
+"""
+    assert types_asked_for(ast.parse(text)) >= {"LocalRowStore", "LocalTasks", "LocalStore"}
+
+
+def test_no_module_asks_whether_a_store_is_local() -> None:
+    for path, tree in modules():
+        local = {name for name in types_asked_for(tree) if name.startswith("Local")}
+        assert not local, f"{path} looks at the type: {local}; test for a capability instead"
+
+
+def test_tablets_are_told_apart_for_a_reason() -> None:
+    found = {str(path.relative_to(ROOT)) for path, tree in modules() if types_asked_for(tree) & TABLETS}
+    assert found == set(TELLING_TABLETS_APART)
 
 
 def test_only_spark_knows_spark() -> None:

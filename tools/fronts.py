@@ -1,8 +1,13 @@
 """`python tools/fronts.py`: write the asyncio and the blocking front from the classes that run on trio.
 
 `perco.aio` and `perco.sync` have the names, types and docstrings of `perco.Database` and `perco.Snapshot`. This writes
-their `database.py` and `reading.py`; the rest of the fronts is written by hand. A test checks that the files are as
-this writes them (`--check`).
+their `database.py` and `reading.py`, whose methods mostly pass a call on to the loop. A test checks that the files are
+as this writes them (`--check`).
+
+The rest of the fronts (attempts, blocks, held, observing, opening, scanning) is written by hand: its code runs on the
+caller's side of the loop, and there the two fronts differ in more than `await`. A thread notes its writes, begins a
+transaction with its first read, and cannot be stopped; a task of asyncio can be cancelled wherever it waits. The tests
+compare the names and signatures of what is written by hand, too (`tests/component/fronts/test_twins.py`).
 """
 
 from __future__ import annotations

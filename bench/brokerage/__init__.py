@@ -68,7 +68,7 @@ class Done:
 
     @property
     def calls(self) -> float:
-        """Of clients, per transaction."""
+        """How many calls the clients made, per transaction."""
         return sum(each.calls for each in self.clients) / self.transactions
 
     @property
@@ -76,7 +76,7 @@ class Done:
         return sum(each.mean_ms for each in self.clients) / len(self.clients)
 
     def ms(self, kind: str, which: int = 0) -> float:
-        """Of a kind of transaction: half of the times are below it; `which` 1: 99 % of them."""
+        """Half of the times of this kind of transaction are below it; with `which` 1, 99 % of them are."""
         return median(each.ms[kind][which] for each in self.clients if kind in each.ms)
 
 

@@ -46,7 +46,7 @@ class Fence:
         return Shown(self.session, self.token.encode(), self.lock, self.term)
 
     def lapse(self, shown: Shown) -> None:
-        """That term is over, if nobody has found out before."""
+        """That term is over; if this fence has another term by now, nothing changes."""
         if (self.token.encode(), self.term) == shown[1::2]:
             self.term = 0
 

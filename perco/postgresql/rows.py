@@ -531,8 +531,8 @@ def _which(mutation: Mutation, failed: int) -> Refused:
 
 
 def _parts(mutations: Sequence[Mutation], wanted: Sequence[int]) -> list[list[int]]:
-    """Of the mutations with these indices, those that share a transaction: a later one with the same row goes into a
-    later one."""
+    """Divide the mutations with these indices into transactions. Two with the same row never share one: the later
+    mutation goes into a later transaction."""
     parts: list[list[int]] = []
     sizes: list[tuple[int, int]] = []  # rows and bytes
     last: dict[tuple[str, bytes], int] = {}  # the part that has a row, the last one

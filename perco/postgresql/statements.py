@@ -12,8 +12,8 @@ is taken when no other transaction can change them. Read committed is enough.
 S1  All checks of a mutation, and all its writes, are in one statement and one transaction.
 O1  Each transaction that writes shares a lock, which a change of the term takes alone; under another term it writes
     nothing. It takes this lock after those of its rows, so that no two transactions can wait for each other.
-F3  The same holds for a client with its ticket: each has a lock of its own. Whoever reads asks afterwards, in the same
-    round trip, whether its ticket or claim is still there. If it is, the cells were read before it ended.
+F3  The same holds for a client with its ticket: each has a lock of its own. A process that reads asks afterwards, in
+    the same round trip, whether its ticket or claim is still there. If it is, the cells were read before it ended.
 T13 A client's mutation below the floor is refused by the statement; the owner refuses its own by itself.
 """
 

@@ -49,7 +49,7 @@ class Counted(Bare):
 
     async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
         """See `OwnerStore.look`. This process does not notice the writes of clients that write by themselves, so every
-        look counts anew, and everything as of one moment (N7)."""
+        look counts again, and everything as of one moment (N7)."""
         if self.tickets is None:
             await super().look(tables, groups, again=again)
             return

@@ -66,11 +66,11 @@ async def alone(
 
 
 class _Ticket:
-    """Of a session that asked for it. `ended`: its row has to go."""
+    """A ticket that a session has asked for. `ended`: its row has to go."""
 
     def __init__(self) -> None:
         self.ended = False
-        self.lock = trio.Lock()  # for whoever makes or removes its row
+        self.lock = trio.Lock()  # held while its row is made or removed
 
 
 class Tickets:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from warcio.archiveiterator import ArchiveIterator
 from warcio.exceptions import ArchiveLoadFailed
 
-from perco.webindex.crawled import DEFAULT_LIMITS, CrawlLimits, Found, Skipped, bounded
+from perco.webindex.crawled import CHUNK_BYTES, DEFAULT_LIMITS, CrawlLimits, Found, Skipped, bounded
 from perco.webindex.pages import Page, canonical_url
 from perco.webindex.pydocs import SHOWN_CHARS
 
@@ -26,9 +26,8 @@ class _ArchiveFile:
     warcio mistakes the end of a truncated gzip file for the end of the archive, and compares no checksum.
     """
 
-    def __init__(self, file: BinaryIO, chunk_bytes: int) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._chunk_bytes = chunk_bytes
         self._packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         self._member: Any = None
@@ -51,7 +50,7 @@ class _ArchiveFile:
 
     def _unpacked(self, size: int) -> bytes:
         while True:
-            packed = self._unread or self._file.read(self._chunk_bytes)
+            packed = self._unread or self._file.read(CHUNK_BYTES)
             if self._member is None:
                 # Tapes and disks pad the last block with zeros.
                 self._unread = packed.lstrip(b"\0")
@@ -85,7 +84,7 @@ def archived_pages(path: Path, limits: CrawlLimits = DEFAULT_LIMITS) -> Iterator
     why = None
     try:
         with open(path, "rb") as file:
-            archive = _ArchiveFile(file, limits.chunk_bytes)
+            archive = _ArchiveFile(file)
             records = ArchiveIterator(archive, no_record_parse=True)
             for record in records:
                 yield from held
@@ -107,7 +106,7 @@ def _archived(record: Any, limits: CrawlLimits) -> Iterator[Found]:
     if not hasattr(stream, "limit"):
         raise _Damaged("a record does not say how long it is")
     found = _page_of_record(record, limits)
-    while stream.read(limits.chunk_bytes):
+    while stream.read(CHUNK_BYTES):
         pass
     if stream.limit > 0:
         raise _Damaged("the file ends inside a record")
@@ -129,7 +128,7 @@ def _page_of_record(record: Any, limits: CrawlLimits) -> Page | Skipped | None:
         return Skipped(url, "a revisit record holds no page")
     if record.rec_type == "resource":
         content_type = record.rec_headers.get_header("Content-Type")
-        return Page(url, 200, content_type, None, _read_body(_pieces(record.raw_stream, limits), limits))
+        return Page(url, 200, content_type, None, _read_body(_pieces(record.raw_stream), limits))
     try:
         return _response(url, record.raw_stream, limits)
     except (http.client.HTTPException, ValueError) as error:
@@ -137,16 +136,16 @@ def _page_of_record(record: Any, limits: CrawlLimits) -> Page | Skipped | None:
 
 
 def _response(url: str, stream: Any, limits: CrawlLimits) -> Page:
-    status_line = stream.readline(limits.chunk_bytes)
+    status_line = stream.readline(CHUNK_BYTES)
     if (found := re.match(rb"HTTP/[0-9.]+ +([0-9]{3})\b", status_line)) is None:
         raise ValueError(f"it begins with {status_line[:40]!r}")
     headers = http.client.parse_headers(stream)
-    pieces = _pieces(stream, limits)
+    pieces = _pieces(stream)
     if "chunked" in headers.get("Transfer-Encoding", "").lower():
-        pieces = _unchunked(stream, limits)
+        pieces = _unchunked(stream)
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity"):
-        pieces = _inflated(pieces, encoding, limits)
+        pieces = _inflated(pieces, encoding)
     return Page(
         url,
         int(found[1]),
@@ -174,25 +173,25 @@ def _read_body(pieces: Iterable[bytes], limits: CrawlLimits) -> bytes:
     return bytes(body[: limits.body_bytes_max + 1])
 
 
-def _pieces(stream: Any, limits: CrawlLimits) -> Iterator[bytes]:
-    while piece := stream.read(limits.chunk_bytes):
+def _pieces(stream: Any) -> Iterator[bytes]:
+    while piece := stream.read(CHUNK_BYTES):
         yield bytes(piece)
 
 
-def _unchunked(stream: Any, limits: CrawlLimits) -> Iterator[bytes]:
+def _unchunked(stream: Any) -> Iterator[bytes]:
     """The body of a response sent in chunks. warcio would hold a whole chunk in memory, of whatever size."""
-    line = stream.readline(limits.chunk_bytes)
+    line = stream.readline(CHUNK_BYTES)
     if _chunk_size(line) is None:
         # Some archivers join the chunks and leave the header as it was.
         yield line
-        yield from _pieces(stream, limits)
+        yield from _pieces(stream)
         return
     while (left := _chunk_size(line)) is not None and left > 0:
-        while left > 0 and (piece := stream.read(min(left, limits.chunk_bytes))):
+        while left > 0 and (piece := stream.read(min(left, CHUNK_BYTES))):
             yield piece
             left -= len(piece)
-        stream.readline(limits.chunk_bytes)
-        line = stream.readline(limits.chunk_bytes)
+        stream.readline(CHUNK_BYTES)
+        line = stream.readline(CHUNK_BYTES)
 
 
 def _chunk_size(line: bytes) -> int | None:
@@ -203,7 +202,7 @@ def _chunk_size(line: bytes) -> int | None:
 _TELLING_BYTES = 16
 
 
-def _inflated(pieces: Iterator[bytes], encoding: str, limits: CrawlLimits) -> Iterator[bytes]:
+def _inflated(pieces: Iterator[bytes], encoding: str) -> Iterator[bytes]:
     """The pieces, unpacked; none of them is large, however well they were compressed."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise ValueError(f"content encoding {encoding!r} is not supported")
@@ -219,7 +218,7 @@ def _inflated(pieces: Iterator[bytes], encoding: str, limits: CrawlLimits) -> It
     for piece in chain([first], pieces):
         while piece and not packed.eof:
             try:
-                yield packed.decompress(piece, limits.chunk_bytes)
+                yield packed.decompress(piece, CHUNK_BYTES)
             except zlib.error as error:
                 raise ValueError(f"content encoding {encoding} is damaged: {error}") from error
             piece = packed.unconsumed_tail

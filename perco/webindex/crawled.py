@@ -23,13 +23,15 @@ class CrawlLimits:
     """The rest of a longer body is left out, and that is noted."""
     module_seconds: float = 10.0
     """For the import of one module, and again for the making of each of its pages."""
-    patience: float = 3.0
-    """After this many times `module_seconds` a module that cannot be interrupted ends the crawl."""
-    chunk_bytes: int = 64 * 1024
-    """How many bytes are read at a time from files that may hold anything."""
 
 
 DEFAULT_LIMITS = CrawlLimits()
+
+PATIENCE = 3.0
+"""After this many times `CrawlLimits.module_seconds` a module that cannot be interrupted ends the crawl."""
+
+CHUNK_BYTES = 64 * 1024
+"""How many bytes are read at a time from files that may hold anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class ReadLimits:
     """The limits within which the reader of a crawl accepts the crawler's output."""
 
     record_bytes_max: int = 8 * 1024 * 1024
-    chunk_bytes: int = 64 * 1024
+    chunk_bytes: int = CHUNK_BYTES
 
 
 DEFAULT_READ_LIMITS = ReadLimits()

@@ -30,6 +30,12 @@ URL_BYTES_MAX = 400
 URL_INPUT_CHARS_MAX = 8192
 """A longer link is not even looked at; most of these are data: URLs that forgot their scheme."""
 
+HREFS_MAX = 20_000
+"""Link elements of a page that are looked at, whether or not they lead to a new target."""
+
+EMBEDDED_MAX = 20
+"""Distinct pages that are shown inside of another."""
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -53,13 +59,9 @@ class ParseLimits:
     text_chars_max: int = 100_000
     title_chars_max: int = 300
     anchor_chars_max: int = 200
-    """Of all the anchor texts that lead from the page to one target, joined."""
+    """The length of all anchor texts that lead from the page to one target, joined."""
     links_max: int = 2_000
     """Distinct targets."""
-    hrefs_max: int = 20_000
-    """Link elements looked at, whether or not they lead to a new target."""
-    embedded_max: int = 20
-    """Distinct pages that are shown inside of this one."""
     url_bytes_max: int = URL_BYTES_MAX
 
 
@@ -328,8 +330,7 @@ class _Reader:
     title: str | None
     base: str | None
 
-    def __init__(self, hrefs_max: int) -> None:
-        self.hrefs_max = hrefs_max
+    def __init__(self) -> None:
         self.title = self.base = None
         self.pieces: list[str] = []
         self.hrefs: list[tuple[str, str]] = []
@@ -367,7 +368,7 @@ class _Reader:
             self._hidden = []
         if tag in _EMBEDS:
             address = attributes.get(_EMBEDS[tag])
-            if address and len(self.embeds) < self.hrefs_max:
+            if address and len(self.embeds) < HREFS_MAX:
                 self.embeds.append(address)
         elif tag == "img":
             self.pieces.append(attributes.get("alt", "") + " ")
@@ -388,16 +389,16 @@ class _Reader:
             self._open_href = None
 
     def _add(self, href: str, anchor: str) -> None:
-        if len(self.hrefs) < self.hrefs_max:
+        if len(self.hrefs) < HREFS_MAX:
             self.hrefs.append((href, anchor))
         else:
             self.hrefs_cut = True
 
 
-def _read(markup: str, hrefs_max: int) -> _Reader:
+def _read(markup: str) -> _Reader:
     """Read markup as the HTML standard cuts it into tags and text; no tree is built. A link ends where a table, or a
     cell of one, begins: lxml closes it there, as old browsers did."""
-    reader = _Reader(hrefs_max)
+    reader = _Reader()
     parser = etree.HTMLParser(target=reader, huge_tree=True)
     parser.feed(markup.replace("\0", " "))
     parser.close()
@@ -438,16 +439,16 @@ def _parse_text(page: Page, decoded: str, limits: ParseLimits) -> Parsed:
 
 
 def _parse_html(page: Page, decoded: str, limits: ParseLimits) -> Parsed:
-    reader = _read(decoded, limits.hrefs_max)
+    reader = _read(decoded)
     text, notes = _bounded_text("".join(reader.pieces), limits)
     resolve = _resolver(page, reader.base, limits)
     own = canonical_url(page.url, None, limits.url_bytes_max)
     links, link_notes = _links(resolve, own, reader, limits)
     inside = dict.fromkeys(url for url in map(resolve, reader.embeds) if url is not None and url != own)
-    if len(inside) > limits.embedded_max:
-        notes = (*notes, f"embedded pages cut at {limits.embedded_max}")
+    if len(inside) > EMBEDDED_MAX:
+        notes = (*notes, f"embedded pages cut at {EMBEDDED_MAX}")
     title = _tidy(reader.title or "", limits.title_chars_max)
-    return Parsed(title, text, links, tuple(inside)[: limits.embedded_max], notes + link_notes)
+    return Parsed(title, text, links, tuple(inside)[:EMBEDDED_MAX], notes + link_notes)
 
 
 def rendered(text: str, embedded: Iterable[str], limits: ParseLimits = DEFAULT_LIMITS) -> str:
@@ -481,7 +482,7 @@ def _links(
             anchors[target].setdefault(_tidy(anchor, limits.anchor_chars_max))
     notes = []
     if reader.hrefs_cut:
-        notes.append(f"link elements cut at {limits.hrefs_max}")
+        notes.append(f"link elements cut at {HREFS_MAX}")
     if cut:
         notes.append(f"links cut at {limits.links_max}")
     if unusable:

@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 from urllib.parse import quote
 
-from perco.webindex.crawled import DEFAULT_LIMITS, DOCS_URL, CrawlLimits, Found, Skipped
+from perco.webindex.crawled import DEFAULT_LIMITS, DOCS_URL, PATIENCE, CrawlLimits, Found, Skipped
 from perco.webindex.pages import Page, canonical_url
 
 _T = TypeVar("_T")
@@ -226,7 +226,7 @@ class _Documentation:
         signal.setitimer(signal.ITIMER_REAL, seconds, min(seconds, 1.0))
         # A module that goes on catching it, or never returns from C, ends the process: the reader sees a crawl
         # that died, and the traceback on the standard error says where.
-        faulthandler.dump_traceback_later(seconds * self._limits.patience, exit=True, file=_STDERR)
+        faulthandler.dump_traceback_later(seconds * PATIENCE, exit=True, file=_STDERR)
 
     def _stop_timer(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)

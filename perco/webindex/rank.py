@@ -19,26 +19,20 @@ from perco.webindex.batch import usable_rank
 from perco.webindex.index import WebIndex
 from perco.webindex.pages import key_part
 
+DAMPING = 0.85
+"""The share of readers who follow a link; the others open any page."""
 
-@dataclass(frozen=True, slots=True)
-class RankOptions:
-    """How ranks are computed, and which are worth writing.
+ERROR = 1e-9
+"""The computation ends when a round moves the ranks, whose sum is 1, by no more than this in total."""
 
-    damping: the share of readers who follow a link; the others open any page.
-    error: the computation ends when a round moves the ranks, whose sum is 1, by no more than this in total.
-    rounds_max: or after this many rounds.
-    moved: a stored rank stays as it is if the new one differs by less than this share of it.
-    rows_per_txn: ranks written in one transaction.
-    """
+ROUNDS_MAX = 200
+"""It also ends after this many rounds."""
 
-    damping: float = 0.85
-    error: float = 1e-9
-    rounds_max: int = 200
-    moved: float = 0.01
-    rows_per_txn: int = 200
+MOVED_MIN = 0.01
+"""A change of a stored rank by a smaller share of it is not worth a write."""
 
-
-DEFAULT_OPTIONS = RankOptions()
+ROWS_PER_TXN = 200
+"""Ranks written in one transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +44,7 @@ class Ranked:
     changed: int
 
 
-def pagerank(
-    pages: int, sources: Sequence[int], targets: Sequence[int], options: RankOptions = DEFAULT_OPTIONS
-) -> npt.NDArray[np.float64]:
+def pagerank(pages: int, sources: Sequence[int], targets: Sequence[int]) -> npt.NDArray[np.float64]:
     """The ranks of pages 0, 1, ...; their mean is 1 (Page et al. 1998, by power iteration).
 
     Args:
@@ -68,18 +60,19 @@ def pagerank(
     share = 1.0 / out[source]
     ends = out == 0
     ranks = np.full(pages, 1.0 / pages)
-    for _ in range(options.rounds_max):
+    for _ in range(ROUNDS_MAX):
         followed = np.bincount(target, ranks[source] * share, minlength=pages) + ranks[ends].sum() / pages
-        after = options.damping * followed + (1.0 - options.damping) / pages
+        after = DAMPING * followed + (1.0 - DAMPING) / pages
         moved, ranks = float(np.abs(after - ranks).sum()), after
-        if moved <= options.error:
+        if moved <= ERROR:
             break
     return ranks * pages
 
 
-async def rank_all(db: perco.Database, index: WebIndex, options: RankOptions = DEFAULT_OPTIONS) -> Ranked:
+async def rank_all(db: perco.Database, index: WebIndex, moved_min: float = MOVED_MIN) -> Ranked:
     """Rank the pages of a store by the links between them, as of one snapshot. Pages that come or go meanwhile keep the
-    rank that they have; observers do the rest."""
+    rank that they have; observers do the rest. A stored rank stays as it is if the new one differs by less than
+    `moved_min` of it."""
     before: dict[str, float | None] = {}
     numbers: dict[str, int] = {}
     sources, targets = array("q"), array("q")
@@ -93,13 +86,13 @@ async def rank_all(db: perco.Database, index: WebIndex, options: RankOptions = D
             if source in numbers and target in numbers:
                 sources.append(numbers[source])
                 targets.append(numbers[target])
-    ranks = pagerank(len(before), sources, targets, options)
+    ranks = pagerank(len(before), sources, targets)
     # Only as many digits as are exact: ranked again, the same pages have the same ranks.
     found = {url: float(f"{rank:.6g}") for url, rank in zip(before, ranks, strict=True)}
-    moved = [url for url, rank in found.items() if _moved(before[url], rank, options.moved)]
+    moved = [url for url, rank in found.items() if _moved(before[url], rank, moved_min)]
     changed = 0
-    for at in range(0, len(moved), options.rows_per_txn):
-        changed += await db.run(_write, index, {url: found[url] for url in moved[at : at + options.rows_per_txn]})
+    for at in range(0, len(moved), ROWS_PER_TXN):
+        changed += await db.run(_write, index, {url: found[url] for url in moved[at : at + ROWS_PER_TXN]})
     return Ranked(len(before), len(sources), changed)
 
 

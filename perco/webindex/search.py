@@ -35,20 +35,21 @@ class SearchOptions:
     """FULL: an export that returned survives a power failure. NORMAL: it may be undone by one, whole."""
     busy_seconds: float = 10.0
     """How long to wait for another process that writes to the file."""
-    title_weight: float = 10.0
-    anchors_weight: float = 4.0
-    text_weight: float = 1.0
     rank_weight: float = 0.2
     """How much more the words of a page count each time that one plus its rank doubles; 0: rank does not count."""
     anchor_words_chars_max: int = 20_000
     """How much of the distinct texts of all links to a document is searched. All of them are kept."""
-    query_chars_max: int = 1_000
-    query_words_max: int = 32
-    snippet_words: int = 16
-    hits_max: int = 1_000
 
 
 DEFAULT_OPTIONS = SearchOptions()
+
+TITLE_WEIGHT, ANCHORS_WEIGHT, TEXT_WEIGHT = 10.0, 4.0, 1.0
+"""How much a word counts in the title, in the links to a document, and in its text."""
+
+QUERY_CHARS_MAX = 1_000
+QUERY_WORDS_MAX = 32
+SNIPPET_WORDS = 16
+HITS_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +299,8 @@ class SearchIndex:
         the words that were found stand between `marks`.
         """
         phrases = self._phrases(query)
-        options = self._options
-        weights = (options.title_weight, options.anchors_weight, options.text_weight, options.rank_weight)
-        wanted = max(0, min(limit, options.hits_max))
+        weights = (TITLE_WEIGHT, ANCHORS_WEIGHT, TEXT_WEIGHT, self._options.rank_weight)
+        wanted = max(0, min(limit, HITS_MAX))
         # One transaction, so that the snippets match the hits, even if another process writes meanwhile.
         with _told("the search failed"), self._transaction("DEFERRED"):
             found = self._db.execute(_FIND, (*weights, phrases, wanted)).fetchall()
@@ -314,15 +314,15 @@ class SearchIndex:
     def _phrases(self, query: str) -> str:
         """The query in the language of FTS5: every word quoted, so that none is mistaken for syntax."""
         # Lone surrogates have no UTF-8 form, and a NUL would end the query.
-        cut = query[: self._options.query_chars_max]
+        cut = query[:QUERY_CHARS_MAX]
         clean = cut.encode("utf-8", "replace").decode().replace("\0", " ").replace('"', " ")
         words = [word for word in clean.split() if any(map(str.isalnum, word))]
         if not words:
             raise EmptyQueryError("type at least one word to search for")
-        return " ".join(f'"{word}"' for word in words[: self._options.query_words_max])
+        return " ".join(f'"{word}"' for word in words[:QUERY_WORDS_MAX])
 
     def _snippet(self, number: int, phrases: str, marks: tuple[str, str]) -> str:
-        row = self._db.execute(_SNIPPET, (*marks, self._options.snippet_words, phrases, number)).fetchone()
+        row = self._db.execute(_SNIPPET, (*marks, SNIPPET_WORDS, phrases, number)).fetchone()
         return str(row[0])
 
     def get(self, url: str) -> Document | None:

@@ -16,41 +16,19 @@ can be made again. How it resembles the web, and what it is modelled on:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from random import Random
 
 from perco.webindex.pages import Page
 
 SYNTHETIC_URL = "https://h{host}.synthetic.invalid/p{page}"
 
-
-@dataclass(frozen=True, slots=True)
-class WebOptions:
-    """The shape of the web.
-
-    skew: of the links to pages; 0: all pages alike, towards 1: one page has them all.
-    links_median, links_sigma, links_max: of the links from a page, log-normal.
-    at_home: the share of links to a page with a number near the page's own.
-    copies, copies_skew: the share of pages that are copies, and how unequal the sizes of clusters are.
-    words: the median number of words on a page.
-    vocabulary: how many words there are.
-    framed, broken: shares of pages that show another, and of redirects and errors.
-    """
-
-    skew: float = 0.6
-    links_median: float = 6.0
-    links_sigma: float = 0.9
-    links_max: int = 100
-    at_home: float = 0.5
-    copies: float = 0.3
-    copies_skew: float = 0.7
-    words: int = 60
-    vocabulary: int = 20_000
-    framed: float = 0.02
-    broken: float = 0.02
-
-
-DEFAULT_OPTIONS = WebOptions()
+_SKEW = 0.6  # of the links to pages; 0: all pages alike, towards 1: one page has them all
+_LINKS_MEDIAN, _LINKS_SIGMA, _LINKS_MAX = 6.0, 0.9, 100  # of the links from a page, log-normal
+_AT_HOME = 0.5  # the share of links to a page with a number near the page's own
+_COPIES, _COPIES_SKEW = 0.3, 0.7  # the share of pages that are copies, and how unequal the sizes of clusters are
+_WORDS = 60  # the median number of words on a page
+_VOCABULARY = 20_000  # how many words there are
+_FRAMED, _BROKEN = 0.02, 0.02  # shares of pages that show another, and of redirects and errors
 _FRAMES = 20  # pages that others show
 _HOST_PAGES = 40  # of a host, on average
 
@@ -60,11 +38,10 @@ class SyntheticWeb:
 
     pages: int
     seed: int
-    options: WebOptions
     hosts: int
 
-    def __init__(self, pages: int, seed: int = 0, options: WebOptions = DEFAULT_OPTIONS) -> None:
-        self.pages, self.seed, self.options = pages, seed, options
+    def __init__(self, pages: int, seed: int = 0) -> None:
+        self.pages, self.seed = pages, seed
         self.hosts = max(1, pages // _HOST_PAGES)
 
     def __iter__(self) -> Iterator[Page]:
@@ -81,20 +58,20 @@ class SyntheticWeb:
     def original(self, number: int) -> int:
         """The page that a page is a copy of; for most pages, the page itself."""
         rng = Random(f"{self.seed}/copy/{number}")
-        if rng.random() >= self.options.copies:
+        if rng.random() >= _COPIES:
             return number
-        copied = _skewed(rng, self.pages, self.options.copies_skew)
+        copied = _skewed(rng, self.pages, _COPIES_SKEW)
         # Which pages are copied often must not depend on which are linked to often.
         return (copied * 7919 + self.seed) % self.pages
 
     def page(self, number: int) -> Page:
         """A page as a crawl would deliver it."""
-        rng, options = Random(f"{self.seed}/page/{number}"), self.options
+        rng = Random(f"{self.seed}/page/{number}")
         url = self.url(number)
         kind = rng.random()
-        if kind < options.broken / 2:
-            return Page(url, status=301, location=self.url(_skewed(rng, self.pages, options.skew)))
-        if kind < options.broken:
+        if kind < _BROKEN / 2:
+            return Page(url, status=301, location=self.url(_skewed(rng, self.pages, _SKEW)))
+        if kind < _BROKEN:
             return Page(url, status=404, content_type="text/html", body=b"<title>Not found</title>")
         body = self._body(self.original(number))
         return Page(url, content_type="text/html", charset="utf-8", body=body.encode())
@@ -104,15 +81,15 @@ class SyntheticWeb:
         return " ".join(self._word(rng) for _ in range(rng.randint(2, 6)))
 
     def _body(self, number: int) -> str:
-        rng, options = Random(f"{self.seed}/body/{number}"), self.options
-        words = [self._word(rng) for _ in range(1 + int(options.words * rng.lognormvariate(0, 0.6)))]
+        rng = Random(f"{self.seed}/body/{number}")
+        words = [self._word(rng) for _ in range(1 + int(_WORDS * rng.lognormvariate(0, 0.6)))]
         links = []
-        for _ in range(min(int(options.links_median * rng.lognormvariate(0, options.links_sigma)), options.links_max)):
+        for _ in range(min(int(_LINKS_MEDIAN * rng.lognormvariate(0, _LINKS_SIGMA)), _LINKS_MAX)):
             target = self._target(rng, number)
             text = self.title(target) if rng.random() < 0.7 else self._word(rng)
             links.append(f'<a href="{self.url(target)}">{text}</a>')
         frame = ""
-        if rng.random() < options.framed and number >= _FRAMES:
+        if rng.random() < _FRAMED and number >= _FRAMES:
             frame = f'<iframe src="{self.url(rng.randrange(min(_FRAMES, self.pages)))}"></iframe>'
         return (
             f"<html><head><title>{self.title(number)}</title></head><body>{frame}<p>{' '.join(words)}</p>"
@@ -120,13 +97,13 @@ class SyntheticWeb:
         )
 
     def _target(self, rng: Random, number: int) -> int:
-        if rng.random() < self.options.at_home:
+        if rng.random() < _AT_HOME:
             near = number + int(rng.lognormvariate(0, 1.5)) * rng.choice((-1, 1))
             return near % self.pages
-        return _skewed(rng, self.pages, self.options.skew)
+        return _skewed(rng, self.pages, _SKEW)
 
     def _word(self, rng: Random) -> str:
-        return f"w{_skewed(rng, self.options.vocabulary, 0.75)}"
+        return f"w{_skewed(rng, _VOCABULARY, 0.75)}"
 
 
 def _skewed(rng: Random, count: int, skew: float) -> int:

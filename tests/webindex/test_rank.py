@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -12,7 +10,7 @@ import perco
 from perco.webindex.exporter import Exporter
 from perco.webindex.index import WebIndex
 from perco.webindex.pages import Page
-from perco.webindex.rank import DEFAULT_OPTIONS, Ranked, _write, pagerank, rank_all
+from perco.webindex.rank import Ranked, _write, pagerank, rank_all
 from perco.webindex.search import SearchIndex
 
 LINKS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=40, unique=True)
@@ -75,7 +73,7 @@ async def test_a_ranking_elects_the_canonical_page_and_what_has_not_moved_is_not
             assert (await rank_all(db, index)).changed == 0
             await db.run(index.load, html("e", "e"))  # moves the others a little
             await db.wait_idle()
-            assert (await rank_all(db, index, replace(DEFAULT_OPTIONS, moved=0.5))).changed == 0
+            assert (await rank_all(db, index, moved_min=0.5)).changed == 0
             await db.wait_idle()
             assert worker.statistics()["rank"].commits - runs["rank"].commits == 1  # e's own, as it was loaded
             assert (await rank_all(db, index)).changed > 0
