@@ -72,11 +72,11 @@ def fails(plan: Plan, options: SimulationOptions | None = None) -> str:
     try:
         outcome = run_plan(plan, options)
     except Exception as error:
-        return f"{type(root := _root(error)).__name__}: {root}"
+        return f"{type(root := root_of(error)).__name__}: {root}"
     return outcome.problems[0] if outcome.problems else ""
 
 
-def _root(error: BaseException) -> BaseException:
+def root_of(error: BaseException) -> BaseException:
     """The innermost error of groups and causes."""
     while True:
         if isinstance(error, BaseExceptionGroup):

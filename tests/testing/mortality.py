@@ -16,16 +16,17 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from perco.testing.plan import Plan
-from perco.testing.runs import SimulationOptions
 from perco.testing.shrink import fails
 from tests.testing.mutants import MUTANTS, SLOW
 from tests.testing.mutants_ahead import AHEAD
+from tests.testing.mutants_direct import DIRECT
 from tests.testing.mutants_failing import FAILING
 from tests.testing.mutants_growing import GROWING
 from tests.testing.mutants_one_step import ONE_STEP
 from tests.testing.mutants_serializable import LOCKS, SERIALIZABLE
 from tests.testing.mutants_served import SERVED
 from tests.testing.mutants_signals import SIGNALS, SIGNALS_SLOW
+from tests.testing.seeds import options_for
 from tests.testing.serializable_runs import Mode, seeds_to_anomaly
 
 SEEDS_MAX = 200  # a mutant must die within this many
@@ -41,6 +42,7 @@ ALL = {
     **GROWING,
     **AHEAD,
     **SERVED,
+    **DIRECT,
 }
 
 
@@ -56,8 +58,7 @@ def death(name: str, first: int = 0, seconds: float = float("inf")) -> tuple[int
             if time.monotonic() - began > seconds:
                 return 0, ""
             seed = first + number - 1
-            processes = 2 + seed % 2 if name in SERVED else None
-            how = fails(Plan(seed), SimulationOptions(processes=processes))
+            how = fails(Plan(seed), options_for(name, seed))
             if how:
                 return number, how
     return 0, ""

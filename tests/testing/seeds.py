@@ -19,9 +19,11 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from perco.testing.simulation import SimulationOptions, simulate
+from perco.testing.shrink import root_of
+from perco.testing.simulation import BIGTABLE, LOCAL, SimulationOptions, simulate
 from tests.testing.mutants import MUTANTS, Mutant
 from tests.testing.mutants_ahead import AHEAD
+from tests.testing.mutants_direct import DIRECT
 from tests.testing.mutants_failing import FAILING
 from tests.testing.mutants_growing import GROWING
 from tests.testing.mutants_one_step import ONE_STEP
@@ -30,7 +32,7 @@ from tests.testing.mutants_signals import SIGNALS
 
 FILE: Final = Path(__file__).with_name("seeds.json")
 SEEDS_MAX: Final = 200  # a mutant must die within this many
-ALL: Final[dict[str, Mutant]] = {**MUTANTS, **ONE_STEP, **SIGNALS, **FAILING, **GROWING, **AHEAD, **SERVED}
+ALL: Final[dict[str, Mutant]] = {**MUTANTS, **ONE_STEP, **SIGNALS, **FAILING, **GROWING, **AHEAD, **SERVED, **DIRECT}
 
 _CANDIDATES: Final = 4  # seeds that find a mutant; the one with the shortest run is kept
 _LOOKED_AT: Final = 12  # first seeds among which more candidates are sought, once one is found
@@ -46,12 +48,20 @@ class Found(NamedTuple):
     seconds: float
 
 
-def died(seed: int, *, served: bool = False) -> str:
-    """How a run went wrong, or "". `served`: run a served store, whatever the seed would choose."""
+def options_for(name: str, seed: int) -> SimulationOptions:
+    """The runs in which a mutant can be found: those of served stores, or of stores on Bigtable, whatever the seed
+    would choose."""
+    return SimulationOptions(
+        processes=2 + seed % 2 if name in SERVED else None, store=BIGTABLE if name in DIRECT else LOCAL
+    )
+
+
+def died(seed: int, name: str = "") -> str:
+    """How a run went wrong, or "". `name`: of the mutant that is switched on."""
     try:
-        outcome = simulate(seed, SimulationOptions(processes=2 + seed % 2 if served else None))
+        outcome = simulate(seed, options_for(name, seed))
     except Exception as error:  # an assertion of perco, or of the simulation itself, has failed
-        return repr(error)
+        return repr(root_of(error))
     return "".join(outcome.problems)
 
 
@@ -80,7 +90,7 @@ def search(name: str, seeds: Iterable[int]) -> Found | None:
             ALL[name](patch)
             for seed in seeds:
                 began = time.process_time()
-                how = died(seed, served=name in SERVED)
+                how = died(seed, name)
                 if how:
                     there.send(Found(seed, how[:2000], time.process_time() - began))
                     return
