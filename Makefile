@@ -12,6 +12,7 @@ FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration
 # Tests that wait for real time, or start many processes, and that are rarely the first to fail.
 SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/test_members.py tests/acceptance/web/test_commands.py \
   tests/integration/storage/test_splits.py tests/integration/storage/test_compacting.py tests/testing/test_serializable_runs.py tests/testing/test_simulating.py \
+  tests/testing/test_direct.py \
   tests/acceptance/test_interrupt.py $(addprefix tests/acceptance/cli/,test_observers.py test_writing.py test_history.py test_served.py \
   test_worker.py test_backfill.py test_copying.py test_splitting.py test_checking.py test_postgresql.py test_bigtable.py test_reading.py test_compacting.py) \
   tests/webindex/test_crawl.py tests/component/serve/test_spread.py tests/integration/notify/test_chain.py tests/damage \
@@ -114,9 +115,10 @@ format: .venv/.dev ## let ruff rewrite the layout
 bench: .venv/.bench ## the benchmarks, quick form
 	for name in overhead observers scanners contention peers; do $(BIN)/python -m bench $$name --quick || exit 1; done
 
+STORE ?= local
 SEEDS ?= 2000
-simulate: .venv/.dev ## SEEDS=2000 runs of clients, observers and processes that die, over a bad network
-	$(BIN)/python -m perco.testing.simulate --seeds $(SEEDS)
+simulate: .venv/.dev ## SEEDS=2000 runs of clients, observers and processes that die, over a bad network; STORE=bigtable: over a model of Bigtable
+	$(BIN)/python -m perco.testing.simulate --seeds $(SEEDS) --store $(STORE)
 
 sweep: .venv/.dev ## every two faults at every two steps of every scenario: some three hours of two cores
 	$(BIN)/python -m tests.sweep --pairs
