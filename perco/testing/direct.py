@@ -79,7 +79,7 @@ _DEADLY: Final = frozenset({DIES_BEFORE, DIES_AFTER, STOPS_BEFORE})
 _MUTATED: Final = (
     *("prewrite", "commit", "marker", "rollback", "bound", "clock", "catalogue", "notify", "tidy", "vacuum"),
     *("give up", "replay", "hint", "remove hints", "claim", "tell the address", "tell the floor"),
-    *("give a ticket", "end a ticket", "remove a ticket"),
+    *("give a ticket", "end a ticket", "remove a ticket", "other"),
 )
 CALLED: Final = (
     *_MUTATED,
@@ -389,9 +389,11 @@ class Direct(Served):
         process = current()
         assert isinstance(process, ServedActor)
         remote = _Remote(self._of(process.rng, own=False))
-        at = await remote.address()
-        if not at:
-            raise Unavailable("nobody leads")
+        deadline = trio.current_time() + self._wire.connect_s
+        while not (at := await remote.address()):
+            if trio.current_time() > deadline:
+                raise Unavailable("nobody leads")
+            await trio.sleep(_STANDBY_S)
         address = addresses.parse(at)
 
         async def connect(number: int, port: int) -> trio.abc.Stream:
