@@ -163,6 +163,7 @@ class Calls:
             stubs: dict[type, Any] = {}
             for name, streams, request, response in (
                 ("ReadRows", True, t.ReadRows, t.ReadRowsResponse),
+                ("SampleRowKeys", True, t.SampleRowKeys, t.SampleRowKeysResponse),
                 ("MutateRow", False, t.MutateRow, t.MutateRowResponse),
                 ("CheckAndMutateRow", False, t.CheckAndMutateRow, t.CheckAndMutateRowResponse),
             ):
@@ -280,7 +281,10 @@ class Calls:
             stubs = self._stubs[self._turn % len(self._stubs)]
             if isinstance(request, Scan):
                 return await self._scan(stubs[type(request.request)], request, left_s)
-            return await stubs[type(request)](request, timeout=left_s, metadata=self._metadata)
+            call = stubs[type(request)](request, timeout=left_s, metadata=self._metadata)
+            if isinstance(request, types().SampleRowKeys):
+                return [response async for response in call]
+            return await call
         finally:
             self._limit.release()
 

@@ -33,6 +33,7 @@ from perco.bigtable.keys import (
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.reading import Shape, by_place, chosen, scanned, shape_of, shared
 from perco.bigtable.repeating import AGAIN, NOT_DONE, Repeating, pause_of
+from perco.bigtable.sampling import cuts
 from perco.bigtable.wire import types
 from perco.errors import Corruption, FormatUnknown, PercoError, Unavailable, UsageError
 from perco.schema.catalogue import SYSTEM_TABLE
@@ -140,6 +141,13 @@ class BigtableRows(Repeating):
     def bounds(self, table: str) -> list[bytes]:
         self.locate(table, b"")
         return [b""]
+
+    async def sample(self, table: str, pieces: int) -> list[bytes]:
+        """See `TicketRows.sample`. Raises: Unavailable."""
+        self.locate(table, b"")
+        request = types().SampleRowKeys(table_name=self.place.table, app_profile_id=self.place.app_profile)
+        [answer] = await self._repeat([request], self.check)
+        return cuts(table, [(each.row_key, each.offset_bytes) for each in answer], pieces)
 
     # ------------------------------------------------------------ reads
 

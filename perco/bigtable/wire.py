@@ -42,6 +42,8 @@ class Types:
         self.Mutation: Any = data.Mutation.pb()
         self.ReadRows: Any = calls.ReadRowsRequest.pb()
         self.ReadRowsResponse: Any = calls.ReadRowsResponse.pb()
+        self.SampleRowKeys: Any = calls.SampleRowKeysRequest.pb()
+        self.SampleRowKeysResponse: Any = calls.SampleRowKeysResponse.pb()
         self.MutateRow: Any = calls.MutateRowRequest.pb()
         self.MutateRowResponse: Any = calls.MutateRowResponse.pb()
         self.CheckAndMutateRow: Any = calls.CheckAndMutateRowRequest.pb()

@@ -115,6 +115,11 @@ class ClientRows(PostgresqlRows):
         spaces = {(table.decode(), group.decode()): number(space) for space, table, group in found}
         self.add({where: space for where, space in spaces.items() if where[0] in wanted})
 
+    async def sample(self, table: str, pieces: int) -> list[bytes]:
+        """See `TicketRows.sample`. PostgreSQL does not tell."""
+        await trio.lowlevel.checkpoint()
+        return [b""]
+
     async def served_at(self) -> str:
         """See `TicketRows.served_at`."""
         try:

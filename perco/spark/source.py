@@ -15,7 +15,7 @@ import functools
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
@@ -251,6 +251,13 @@ class Span(InputPartition):
         self.range, self.ts, self.pin = range, ts, pin
 
 
+async def _starts_of(db: perco.Database, table: perco.Table[Any], pieces: int) -> list[bytes]:
+    """Where to cut a table: at its tablets, or where a database that has the rows says (`TicketRows.sample`)."""
+    store = inside(db).place.store
+    sample: Callable[[str, int], Awaitable[list[bytes]]] | None = getattr(store, "sample", None)
+    return store.bounds(table.name) if sample is None else await sample(table.name, pieces)
+
+
 class PercoReader(DataSourceReader):
     """Plans a read, and reads a part of it."""
 
@@ -269,7 +276,7 @@ class PercoReader(DataSourceReader):
             if whole.empty:
                 return []
             ts, pin = self._moment or await _moment_of(db, asked, self._lease_s)
-            parts = ranges.cut(whole, inside(db).place.store.bounds(table.name))
+            parts = ranges.cut(whole, await _starts_of(db, table, asked.partitions))
             if len(parts) < asked.partitions:
                 parts = await self._finer(db, table, ts, parts)
             return [Span(part, ts, pin) for part in parts]

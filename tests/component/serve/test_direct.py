@@ -59,6 +59,10 @@ class FakeRows:
     def session_ended(self) -> None:
         self.ended += 1
 
+    async def sample(self, table: str, pieces: int) -> list[bytes]:
+        await trio.lowlevel.checkpoint()
+        return [b"", table.encode()][:pieces]
+
 
 @pytest.fixture
 def link() -> FakeLink:
@@ -148,3 +152,7 @@ async def test_it_stays_while_no_other_one_leads(
     await follow(store, 10)
     assert link.left == 0
     assert rows.looks >= 8, "while calls wait in vain, it looks more often"
+
+
+async def test_its_rows_say_where_a_table_may_be_cut(store: DirectRowStore) -> None:
+    assert await store.sample("t", 2) == [b"", b"t"]

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -709,3 +710,14 @@ async def test_a_pin_that_a_former_owner_has_put_late_is_kept_and_told() -> None
             with pytest.raises(Unavailable, match="former owner"):
                 await pins.put("nightly", "other", 4, 60.0, "two")
             assert holds[1].pins["nightly"].ts == 3
+
+
+async def test_the_server_says_where_a_table_may_be_cut(store: BigtableStore) -> None:
+    rows = [b"r%04d" % number for number in range(1000)]
+    assert set(await store.rows.apply([put(row, b"x" * 100) for row in rows])) == {APPLIED}
+    starts = await store.rows.sample(TABLE, 4)  # the emulator samples one row of a hundred, at random
+    assert starts[0] == b""
+    assert 2 <= len(starts) <= 4
+    assert set(starts[1:]) <= set(rows)
+    sizes = [sum(low <= row < high for row in rows) for low, high in pairwise([*starts, b"s"])]
+    assert sum(sizes) == 1000

@@ -13,6 +13,7 @@ from perco.bigtable.address import Place
 from perco.bigtable.chunks import Chunks, ReadCell
 from perco.bigtable.keys import HINTED, column_of, place_of, qualifier
 from perco.bigtable.options import BigtableOptions
+from perco.bigtable.sampling import cuts
 from perco.bigtable.wire import types
 from perco.errors import Corruption, UsageError
 from perco.protocol import failed, mutations
@@ -291,3 +292,31 @@ def test_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (place.instance, place.table) == ("projects/acme/instances/main", "projects/acme/instances/main/tables/web")
     assert (place.app_profile, place.emulator) == ("one", "")
     assert place.shown == "bigtable://acme/main?prefix=web&app_profile=one"
+
+
+# ------------------------------------------------------------ samples
+
+_MIB = 1 << 20
+_SAMPLES = [(b"s\x00z", 100), (b"t\x00c", 300), (b"t\x00f", 500), (b"t\x00k", 700), (b"u\x00a", 900), (b"", 1000)]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "rows"),
+    [(1, [b""]), (2, [b"", b"f"]), (4, [b"", b"c", b"f", b"k"]), (9, [b"", b"c", b"f", b"k"])],
+)
+def test_a_table_is_cut_at_keys_that_were_sampled(pieces: int, rows: list[bytes]) -> None:
+    """Those of other tables do not count; of four pieces each has about 200 of 800 bytes."""
+    assert cuts("t", _SAMPLES, pieces) == rows
+
+
+def test_large_pieces_are_cut_even_if_nobody_asks() -> None:
+    samples = [(b"t\x00" + bytes([row]), 100 * _MIB * row) for row in range(1, 21)]
+    assert cuts("t", [*samples, (b"", 2100 * _MIB)], 1) == [
+        b"",
+        *(bytes([row]) for row in (3, 5, 7, 10, 12, 14, 17, 19)),
+    ]
+
+
+@pytest.mark.parametrize("samples", [[], [(b"", 0)], [(b"", 500)], [(b"a\x00b", 100), (b"", 500)]])
+def test_a_table_without_samples_is_one_piece(samples: list[tuple[bytes, int]]) -> None:
+    assert cuts("t", samples, 3) == [b""]

@@ -1,0 +1,35 @@
+"""Cuts a table into pieces of about the same number of bytes, by keys that Bigtable samples. Pure.
+
+Bigtable answers with a few keys in their order, and with about how many bytes come before each of them. The last key is
+empty: the end of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from perco.bigtable.keys import row_key, row_of, table_end
+
+PIECE_BYTES: Final = 256 << 20  # a piece is not much larger
+
+
+def cuts(table: str, samples: Sequence[tuple[bytes, int]], pieces: int) -> list[bytes]:
+    """The first rows of at least `pieces` pieces of a perco table, if there are so many samples. b"" comes first.
+
+    Args:
+        samples: keys, and how many bytes come before each.
+    """
+    start, stop = row_key(table, b""), table_end(table)
+    before = max((size for key, size in samples if key and key <= start), default=0)
+    last = max((size for _, size in samples), default=before)  # the emulator ends with the last row instead
+    after = min((size for key, size in samples if not key or key >= stop), default=last)
+    inside = [(key, size) for key, size in samples if start < key < stop]
+    wanted = max(pieces, -(-(after - before) // PIECE_BYTES))
+    out = [b""]
+    for number in range(1, wanted):
+        least = before + (after - before) * number / wanted
+        found = next((key for key, size in inside if size >= least), None)
+        if found is not None and (row := row_of(table, found)) > out[-1]:
+            out.append(row)
+    return out
