@@ -19,7 +19,7 @@ AskTicket: TypeAlias = Callable[[], Awaitable[str]]
 
 
 class Doorkeeper(Tickets, Protocol):
-    """The tickets of a database."""
+    """The tickets for a store in a database."""
 
     async def run(self) -> None:
         """Run until cancelled: void the tickets of sessions that have ended."""
@@ -34,7 +34,7 @@ class Owned(Backend, Protocol):
         ...
 
     async def serve_at(self, address: str) -> None:
-        """Tell clients that look for it where this process serves them. Raises: StoreLocked, Unavailable."""
+        """Publish the address at which this process serves clients. Raises: StoreLocked, Unavailable."""
         ...
 
     async def watch(self) -> None:
@@ -45,14 +45,14 @@ class Owned(Backend, Protocol):
 class Remote(Protocol):
     """A store in a database.
 
-    Attributes: `shown`, its address, without a password; `own`, as the options of its kind say.
+    Attributes: `shown`, its address, without a password; `own`, the option of that name for its kind of database.
     """
 
     shown: str
     own: bool | None
 
     def claim(self, *, direct: bool) -> Awaitable[Owned]:
-        """Become the owner. `direct`: keep the address of the server, which clients look up; else clear it.
+        """Become the owner. `direct`: keep the address of the server, which clients look up; otherwise clear it.
 
         Raises: StoreLocked, FormatUnknown, Unavailable, UsageError, StoreError."""
         ...
@@ -130,7 +130,7 @@ def is_database(url: str) -> bool:
 
 
 def no_owner(store: Remote) -> Unavailable:
-    """The error of a process that may only be a client, while no process serves the store."""
+    """The error for a process that may only be a client, if no process serves the store."""
     return Unavailable(
         f"no process lets clients read and write {store.shown}",
         remedy="Start `perco serve URL --direct --listen ADDRESS` with this address.",
