@@ -50,7 +50,7 @@ class open(AsyncOnly):
     async def __aenter__(self) -> Database:
         loop = must_be_on(None)
         if self._host is not None:
-            raise UsageError("a store's block is entered once; call perco.aio.open(...) again")
+            raise UsageError("a store's block can be entered only once; call perco.aio.open(...) again")
         host = self._host = await Host.of(loop)
         host.stores[self] = self._stop
         self._ready: asyncio.Future[None] = loop.create_future()

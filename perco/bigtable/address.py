@@ -59,7 +59,7 @@ class Place:
                 f"and '.': {_EXAMPLE}"
             )
         if profile and not _NAME.fullmatch(profile):
-            raise UsageError(f"app_profile={profile!r}: that is no name of an app profile")
+            raise UsageError(f"app_profile={profile!r}: that is not the name of an app profile")
         name = f"projects/{project}/instances/{instance}"
         own = f"&app_profile={profile}" if profile else ""
         for key, value in {

@@ -1,4 +1,4 @@
-"""A store on Bigtable as its administrator sees it: its table made, the table and the app profile examined.
+"""What an administrator does with a store on Bigtable: make its table, and examine the table and the app profile.
 
 `perco bigtable init|check` call this; nothing here claims the store. The program itself needs only the role
 `roles/bigtable.user` on the instance or the table. To make the table, an administrator needs `roles/bigtable.admin`;
@@ -86,7 +86,7 @@ def _told(place: Place, error: Any) -> PercoError:
     code, said = error.code().name, " ".join((error.details() or "").split())[:500]
     if code == "PERMISSION_DENIED":
         return StoreError(
-            f"{place.shown}: {said}. Making the table takes roles/bigtable.admin on the instance, examining it "
+            f"{place.shown}: {said}. Making the table takes roles/bigtable.admin on the instance; examining it takes "
             "roles/bigtable.viewer"
         )
     if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
@@ -95,7 +95,7 @@ def _told(place: Place, error: Any) -> PercoError:
 
 
 def init(url: str) -> bool:
-    """Make the table of a store, unless it is there; returns whether it made it. Blocks. Raises: UsageError,
+    """Make the table of a store, unless it is there. Returns whether it made the table. Blocks. Raises: UsageError,
     StoreError."""
     place, t = Place(url), admin_types()
     with _linked(place) as link:

@@ -1,7 +1,8 @@
 """Calls to Bigtable. One thread of the process makes all of them, on a loop of its own; trio tasks wait for answers.
 
-gRPC has no form for trio. A thread per call costs some 1.3 ms of CPU time, gRPC's own futures 0.34 ms, its asyncio form
-0.23 ms. So the asyncio form it is, in one thread, which takes and returns calls in batches.
+gRPC does not support trio. A thread per call costs some 1.3 ms of CPU time, gRPC's own futures cost 0.34 ms, and its
+asyncio interface costs 0.23 ms. So perco uses the asyncio interface, in one thread, which takes and returns calls in
+batches.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _DATA_HOST: Final = "bigtable.googleapis.com:443"
 ADMIN_HOST: Final = "bigtableadmin.googleapis.com:443"
 SERVICE: Final = "/google.bigtable.v2.Bigtable/"
 _SCOPES: Final = ("https://www.googleapis.com/auth/bigtable.data", "https://www.googleapis.com/auth/bigtable.admin")
-# Each channel has connections of its own, which notice a server that has gone without a word.
+# Each channel has connections of its own, which notice a server that disappears without closing them.
 _SETTINGS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
@@ -37,7 +38,7 @@ _SETTINGS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),  # an outage must not outlast itself: the lease is renewed over these
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.enable_retries", 0),  # which calls are sent again is decided here
+    ("grpc.enable_retries", 0),  # perco decides which calls are sent again
 )
 
 
@@ -57,8 +58,9 @@ class CallFailed(Exception):
 
 
 class Scan(NamedTuple):
-    """A call of ReadRows. It ends once its rows have `bytes_max` bytes; 0: at its end. `partly`: if it fails after some
-    rows were read, or left out, these are the answer."""
+    """A call of ReadRows. `bytes_max`: the call ends once its rows have this many bytes; 0: there is no limit.
+    `partly`: if the call fails after the server has read or left out some rows, the rows that have arrived are the
+    answer."""
 
     request: Any
     bytes_max: int = 0
@@ -77,7 +79,7 @@ Answer: TypeAlias = Any  # a message, a `Scanned`, or a `CallFailed`
 
 
 def metadata_of(place: Place) -> tuple[tuple[str, str], ...]:
-    """By which the service routes a call."""
+    """The metadata by which the service routes a call."""
     wanted = f"table_name={quote(place.table, safe='')}&app_profile_id={quote(place.app_profile, safe='')}"
     return (("x-goog-request-params", wanted),)
 
@@ -110,8 +112,8 @@ _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: gRPC does not s
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """The loop of this process's thread, which is started with the first store and never ends. gRPC's asyncio form is
-    at home in one loop only: with several, calls hang."""
+    """The loop of this process's thread, which is started with the first store and never ends. gRPC's asyncio interface
+    works in one loop only: with several, calls hang."""
     with _starting:
         loop = _loops.get(os.getpid())
         if loop is None:
@@ -208,12 +210,13 @@ class Calls:
         self.close(end)
         await closed.wait()
 
-    # Ctrl-C between the beginning of the calls and the wait for them would leave them to wake a task that has gone on.
+    # If Ctrl-C came between the beginning of the calls and the wait for them, they would wake a task that no longer
+    # waits.
     @trio.lowlevel.enable_ki_protection
     async def ask(self, requests: Sequence[Any], deadline: float) -> list[Answer]:
-        """Make calls side by side; returns for each its answer, or its error. Ends at `deadline`, in trio's time. If it
-        is cancelled, so are the calls. None is begun after the deadline, even if this process was stopped before. What
-        gRPC has taken by then it may still send: that belongs to `late_s`.
+        """Make calls side by side. Returns the answer to each call, or its error. Ends at `deadline`, in trio's time.
+        If this method is cancelled, so are the calls. No call is begun after the deadline, even if this process was
+        stopped before it. gRPC may still send calls that it has accepted by then: `late_s` allows for that.
 
         Args:
             requests: messages, or `Scan`s.
@@ -309,7 +312,7 @@ class Calls:
 def _too_late(closed: bool) -> CallFailed:
     if closed:
         return CallFailed("CANCELLED", "the store has been closed", sent=False)
-    return CallFailed("DEADLINE_EXCEEDED", "it was too late to send it", sent=False)
+    return CallFailed("DEADLINE_EXCEEDED", "it was too late to send the call", sent=False)
 
 
 def _failed(error: BaseException) -> CallFailed | BaseException:

@@ -17,7 +17,7 @@ class ReadCell(NamedTuple):
 
 
 class ReadRow(NamedTuple):
-    """A row, with the cells that a filter has let through, in their order. A cell may be there twice."""
+    """A row, with the cells that a filter has let through, in their order. A cell may occur twice."""
 
     key: bytes
     cells: list[ReadCell]

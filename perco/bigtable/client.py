@@ -1,9 +1,9 @@
 """The rows of a store on Bigtable for a direct client: it reads and writes them itself, with a ticket from the owner.
 
-Bigtable cannot compare a ticket with that of a mutation, as PostgreSQL does. So a client acts on a *permit*: it reads
-the owner's row and that of its ticket, and then it may send mutations for `call_s` from the moment at which it began to
-read, by its own clock. Within that time its calls end, too. The owner says how long `call_s` and `late_s` are; a client
-whose own `call_s` is shorter keeps to that.
+Bigtable cannot check the ticket of a mutation, as PostgreSQL does. So a client acts on a *permit*: it reads the owner's
+row and its own ticket's row. Then it may send mutations for `call_s`, measured on its own clock from the moment at
+which it began to read. Its calls also end within that time. The owner states `call_s` and `late_s`; a client whose own
+`call_s` is shorter uses its own.
 
 F3  A read counts only if the ticket was still valid after the cells were read: the permit has not expired, or the
     client has since renewed it for the same ticket. No mutation of a row is sent without a permit; hints may be removed
@@ -56,11 +56,11 @@ class ClientRows(BigtableRows):
     def __init__(self, place: Place, options: BigtableOptions, *, ticket: Callable[[], Awaitable[str]]) -> None:
         super().__init__(place, options)
         self._ask_for = ticket
-        self._ticket = ""  # the present one; "": it has to be asked for
+        self._ticket = ""  # the present one; "": the client has to ask for one
         self._permit = Permit("", 0, 0.0, 0.0)
         self._session = 0  # how many sessions have ended
         self._renewing = trio.Lock()
-        self._looked = False  # at what the store is
+        self._looked = False  # whether the store's format has been checked
         self._process, self._closed = os.getpid(), False
         self.usable: Callable[[], None] = self._usable
         self.check: Callable[[], None] = self._usable
@@ -105,7 +105,7 @@ class ClientRows(BigtableRows):
             await trio.lowlevel.checkpoint()
 
     def _has(self, table: str, group: str) -> bool:
-        return table in self._tables  # it knows its groups: those of the catalogue
+        return table in self._tables  # the catalogue names the groups of each table
 
     def _must_be_in(self, session: int) -> None:
         """Raises: SessionEnded, UsedAfterFork, TransactionClosed."""
@@ -136,7 +136,7 @@ class ClientRows(BigtableRows):
                             attempt += 1
         self._must_be_in(session)
         if not self._is_fresh():
-            raise Unavailable(f"the owner of {self.place.shown} gives no ticket that the store takes")
+            raise Unavailable(f"the owner of {self.place.shown} gives no ticket that the store accepts")
         return self._permit
 
     def _is_fresh(self) -> bool:
@@ -144,8 +144,8 @@ class ClientRows(BigtableRows):
         return bool(self._ticket) and permit.ticket == self._ticket and now() < permit.renew_at
 
     async def _renew(self) -> bool:
-        """Ask the store for a permit under the present ticket, after asking the owner for one if there is none; whether
-        the store takes it."""
+        """Ask the store for a permit under the present ticket; if there is no ticket, ask the owner for one first.
+        Returns whether the store accepts the ticket."""
         if not self._ticket:
             self._ticket = await self._ask_for()
         ticket, asked = self._ticket, now()
@@ -171,10 +171,10 @@ class ClientRows(BigtableRows):
                 return answers
             before, permit = permit, await self._permitted(session)
             if permit.ticket == before.ticket:
-                return answers  # it is good now, so it was good then (F3)
+                return answers  # the ticket is good now, so it was good then (F3)
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
-        """See `BigtableRows.apply`. Those below the floor are refused, and not sent (T13)."""
+        """See `BigtableRows.apply`. Mutations below the floor are refused, and not sent (T13)."""
         session = self._session
         await trio.lowlevel.checkpoint_if_cancelled()
         self._usable()

@@ -1,13 +1,13 @@
 """The checks of mutations, and the requests of reads, as filters of Bigtable. Pure.
 
 S1  CheckAndMutateRow has one predicate: does a filter let any cell of the row through? It writes in one atomic step.
-    Checks that cells are *absent* become the filter for a conflict, and the mutation writes if it finds nothing. Checks
-    that k cells are *present* become a filter that lets a cell through only if it has found k of them. A mixture counts
-    the same way, within one family: the filter passes cells in the order of their qualifiers. The first k cells that
-    any check finds are the k that must be present only if no other cell was found before them.
+    Checks that cells are *absent* become the filter for a conflict, and the mutation writes if that filter finds
+    nothing. Checks that k cells are *present* become a filter that lets a cell through only if it has found k of them.
+    A mixture counts the same way, within one family: the filter passes cells in the order of their qualifiers. The
+    first k cells that any check finds are the k that must be present only if no other cell was found before them.
 
-Filters of the kinds `condition` and `sink` are never used, and neither are patterns: the first are not atomic, and
-patterns would need escapes.
+Filters of the kinds `condition` and `sink` are never used, because they are not atomic. Nor are patterns, because they
+would need escapes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _CELLS_MAX: Final = (1 << 31) - 1
 
 
 class Predicate(NamedTuple):
-    """A filter, and whether the mutation writes if it lets a cell through (else: if it does not)."""
+    """A filter, and whether the mutation writes if the filter lets a cell through; otherwise it writes if the filter
+    lets none through."""
 
     filter: Any
     writes_if_found: bool
@@ -68,7 +69,7 @@ def _excludes(absent: tuple[str, int, int, int], present: tuple[str, int, int, i
 
 
 def _position(group: str, column: int, ts: int) -> tuple[bytes, int]:
-    """Where a cell stands in its row: by qualifier, then the newest first."""
+    """The position of a cell in its row: by qualifier, then the newest first."""
     return qualifier(group, column), -ts
 
 
@@ -99,13 +100,13 @@ def _within(group: str, names: tuple[bytes, bytes], low: int, high: int) -> list
         stamps = types().RowFilter()
         stamps.timestamp_range_filter.start_timestamp_micros = micros(low)
         if high < TS_MAX:
-            stamps.timestamp_range_filter.end_timestamp_micros = micros(high + 1)  # exclusive; 0 would be no end
+            stamps.timestamp_range_filter.end_timestamp_micros = micros(high + 1)  # exclusive; 0 would mean no end
         parts.append(stamps)
     return parts
 
 
 def _chained(parts: list[Any]) -> Any:
-    """Bigtable refuses a chain of fewer than two."""
+    """A chain of filters. Bigtable refuses a chain of fewer than two."""
     if len(parts) == 1:
         return parts[0]
     made = types().RowFilter()
@@ -114,7 +115,7 @@ def _chained(parts: list[Any]) -> Any:
 
 
 def _interleaved(parts: list[Any]) -> Any:
-    """Bigtable refuses an interleave of fewer than two."""
+    """An interleave of filters. Bigtable refuses an interleave of fewer than two."""
     if len(parts) == 1:
         return parts[0]
     made = types().RowFilter()
@@ -123,7 +124,7 @@ def _interleaved(parts: list[Any]) -> Any:
 
 
 def reading(queries: Sequence[Query]) -> Any:
-    """A filter that lets all cells of these queries through, perhaps more; None: there are none."""
+    """A filter that lets all cells of these queries through, perhaps more; None: the queries ask for nothing."""
     row_filter = types().RowFilter
     parts = []
     queries = [query for query in dict.fromkeys(queries) if query[4] and query[2] <= query[3]]
@@ -132,7 +133,7 @@ def reading(queries: Sequence[Query]) -> Any:
     for group, column, low, high, n in queries:
         name = qualifier(group, column)
         part = _within(group, (name, name), low, high)
-        if n > 0:  # of the oldest there is no filter: all are read
+        if n > 0:  # there is no filter for the oldest cells: all are read
             part.append(row_filter(cells_per_column_limit_filter=min(n, _CELLS_MAX)))
         parts.append(_chained(part))
     made = _interleaved(parts)
@@ -142,7 +143,7 @@ def reading(queries: Sequence[Query]) -> Any:
 
 
 def _wider(parts: Sequence[tuple[str, int, int, int]]) -> Any:
-    """One range of columns and timestamps for each group: for more queries than a filter has room for."""
+    """A filter with one range of columns and timestamps for each group: for more queries than fit into a filter."""
     ranges: dict[str, tuple[int, int, int, int]] = {}
     for group, column, low, high in parts:
         first, last, oldest, newest = ranges.get(group, (column, column, low, high))
@@ -165,8 +166,9 @@ def hints() -> Any:
 
 
 def scanning_hinted(queries: Sequence[ScanQuery]) -> Any:
-    """As `scanning`; and one cell, without its value, of a row that has any cell that hints lead to, or a lock: it may
-    be about to become such a cell, even long after the mutation was sent (N1)."""
+    """As `scanning`. If a row has a lock, or a cell that hints lead to, the filter also lets one cell of each of these
+    two kinds through, without its value. A lock may become a cell that hints lead to, even long after the mutation was
+    sent (N1)."""
     row_filter = types().RowFilter
     first, last = all_hinted()
     names = {"family_name": PROTOCOL_FAMILY, "start_qualifier_closed": first, "end_qualifier_closed": last}
@@ -182,7 +184,8 @@ def scanning_hinted(queries: Sequence[ScanQuery]) -> Any:
 
 
 def scanning(queries: Iterable[ScanQuery]) -> Any:
-    """A filter that lets all cells of the queries of a scan through, perhaps more; None: there are none."""
+    """A filter that lets all cells of the queries of a scan through, perhaps more; None: the queries ask for
+    nothing."""
     row_filter = types().RowFilter
     parts: list[Any] = []
     flat: list[tuple[str, int, int, int]] = []

@@ -7,7 +7,7 @@ about. A scan of these groups reads the hints, then the rows that they name. A h
 costs a read, and does no harm. Several processes may write hints, and any of them may remove them.
 
 N7  Every row that has such a cell has at least one hint that no process removes. A process writes the hint, and waits
-    for the answer, before it sends the mutation that puts the cell. A mutation that only replaces such a cell by
+    for the answer, before it sends the mutation that puts the cell. A mutation that only replaces such a cell with
     another one needs no hint. The hint row has a column for each process. A process removes only the hints that it has
     seen, so hints that are written meanwhile stay.
     A hint may be removed once its mutation can no longer take effect. The process that sent the mutation knows when;
@@ -35,10 +35,10 @@ from perco.bigtable.wire import types
 from perco.storage import LOCK, PRESENT, Mutation, ScanRequest
 
 _TOKEN_BYTES: Final = 8  # of a process; the qualifiers of its hints end in it
-_MANY: Final = 32  # hints about a row that has something
+_MANY: Final = 32  # hints about a row that has such a cell or a lock
 _AT_ONCE: Final = 10_000  # removed with one call, at most
 _SEEN_MAX: Final = 1 << 17  # hints of others that are remembered
-_FORGOTTEN: Final = 4  # times as long as a mutation lasts
+_FORGOTTEN: Final = 4  # times `lasts_s`: after that, a hint that was seen may be forgotten
 _REPLACES_LOCK: Final = b"\x01"  # the values of hints: the mutation has no effect without a lock in the row
 _OTHER: Final = b""
 
@@ -54,7 +54,7 @@ def wants_hint(mutation: Mutation) -> bool:
 
 
 def is_hinted(request: ScanRequest) -> bool:
-    """Whether hints lead to all that a scan asks for."""
+    """Whether hints lead to all cells that a scan asks for."""
     return not request.reverse and all(q.group in HINTED and q.columns is None for q in request.queries)
 
 
@@ -64,11 +64,11 @@ def hint_key(table: str, row: bytes) -> bytes:
 
 
 class Hints:
-    """Of one process. Loop thread only.
+    """The hints that one process writes and removes. Loop thread only.
 
     Attributes:
-        lasts_s: for how long a mutation of another process may still take effect after its hint was seen: at least
-            `call_s` and `late_s` of that process.
+        lasts_s: for how long a mutation of another process may still take effect after its hint was seen: at least the
+            `call_s` plus the `late_s` of that process.
         late_s: for how long a mutation of this process may still take effect if it was not answered.
     """
 
@@ -82,13 +82,13 @@ class Hints:
         self._name = HINT_NAME + secrets.token_bytes(_TOKEN_BYTES)  # no program seeds these
         self._last = 0
         self._flying: set[int] = set()  # stamps of mutations that may still take effect
-        self._late: deque[tuple[float, int]] = deque()  # of unanswered ones, and until when each may take effect
-        self._first_seen: OrderedDict[Hint, float] = OrderedDict()  # of other processes
+        self._late: deque[tuple[float, int]] = deque()  # (until when it may take effect, stamp) of each unanswered one
+        self._first_seen: OrderedDict[Hint, float] = OrderedDict()  # when each hint of another process was first seen
         self.removed = 0
 
     def keep_to(self, late_s: float, lasts_s: float) -> None:
-        """The owner of the store says how long these are. They never become shorter than the options of this process:
-        its earlier mutations were sent under those."""
+        """Adopt these times from the owner of the store, where they are longer than the present ones. They never become
+        shorter, because earlier mutations of this process were sent under the longer ones."""
         self.late_s, self.lasts_s = max(self.late_s, late_s), max(self.lasts_s, lasts_s)
 
     def _stamp(self) -> int:
@@ -96,8 +96,8 @@ class Hints:
         return self._last
 
     def begin(self, mutation: Mutation) -> tuple[int, Any]:
-        """The stamp of a new hint, and the call that writes it. Before the mutation is sent, the call must have been
-        answered; after it, call `end`."""
+        """The stamp of a new hint, and the call that writes it. The mutation may be sent only once the call has been
+        answered; after the mutation, call `end`."""
         row, checks, _ = mutation.rows[0]
         replaces = any(kind == PRESENT and group == LOCK for kind, group, *_ in checks)
         stamp = self._stamp()
@@ -142,8 +142,8 @@ class Hints:
             while self._first_seen and len(self._first_seen) >= _SEEN_MAX:
                 oldest, since = next(iter(self._first_seen.items()))
                 if now < since + _FORGOTTEN * self.lasts_s:
-                    return False  # there is no room for it: it is seen again
-                del self._first_seen[oldest]  # it has gone, or this process has not looked at its row for long
+                    return False  # there is no room to remember it: a later scan sees it again
+                del self._first_seen[oldest]  # the hint has gone, or this process has not looked at its row for long
             self._first_seen[hint] = first = now
         return now >= first + self.lasts_s
 
@@ -155,7 +155,7 @@ class Hints:
         }
 
     def replacement(self, key: bytes) -> Any:
-        """The call that writes a new hint about a row, which stands for no mutation."""
+        """The call that writes a new hint about a row. This hint belongs to no mutation."""
         return self._writing(HINT_KEY + key, self._stamp(), _OTHER)
 
     def removal(self, key: bytes, hints: Sequence[Hint]) -> Any:
@@ -168,7 +168,7 @@ class Hints:
         return self._mutate(HINT_KEY + key, made)
 
     def gone(self, hints: Sequence[Hint]) -> None:
-        """The call that removes these has been answered."""
+        """Note that the call that removes these hints has been answered."""
         for hint in hints:
             self._first_seen.pop(hint, None)
         self.removed += len(hints)

@@ -2,10 +2,11 @@
 
 All rows of a store are in one table of Bigtable. A row's key is the name of its perco table, a NUL, and the row. Its
 cells are in two families: `p` has the protocol's groups, `d` has those with long values. A qualifier is a tag for the
-group, then the column, four bytes. A cell's timestamp is ours times 1 000: Bigtable takes whole milliseconds.
+group, then the column, in four bytes. A cell's timestamp is perco's timestamp times 1 000, because Bigtable accepts
+only whole milliseconds.
 
-The tags are in the order in which `filters.predicate` needs them: of the groups of one mutation, those of which it
-checks that a cell is absent come before those of which it checks that a cell is present.
+The tags are in the order that `filters.predicate` needs: if a mutation checks that cells of some groups are absent and
+that cells of others are present, the former groups come first.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from perco.storage import (
 PROTOCOL_FAMILY: Final = "p"
 DATA_FAMILY: Final = "d"
 FAMILIES: Final = (PROTOCOL_FAMILY, DATA_FAMILY)
-MICROS: Final = 1000  # of Bigtable's timestamps, in one of ours
+MICROS: Final = 1000  # units of Bigtable's timestamps, for one unit of perco's
 OWNER_KEY: Final = b"\x00owner"  # no perco table has an empty name
-TICKET_KEY: Final = b"\x00ticket "  # of the tickets of clients; then the ticket
-HINT_KEY: Final = b"\x00to "  # of the hints; then the key of the row that a hint is about
-HINT_NAME: Final = b"hint"  # the qualifiers of their cells begin so
+TICKET_KEY: Final = b"\x00ticket "  # the keys of tickets begin with it; then the ticket
+HINT_KEY: Final = b"\x00to "  # the keys of hints begin with it; then the key of the row that the hint is about
+HINT_NAME: Final = b"hint"  # the qualifiers of hints begin with it
 HINTED: Final = frozenset({PENDING, FAILED_LIST, NOTIFY})  # the groups that `hints.py` leads to
 
 _TAGS: Final = {
@@ -60,7 +61,7 @@ def row_key(table: str, row: bytes) -> bytes:
 
 
 def row_of(table: str, key: bytes) -> bytes:
-    """The row with a key, of a table. Raises: Corruption."""
+    """The row of a table that has this key. Raises: Corruption."""
     head = table.encode() + b"\x00"
     if not key.startswith(head):
         raise Corruption(f"row key {key[:80]!r}", f"Bigtable has sent a row that is not in table {table}")
@@ -87,9 +88,9 @@ def qualifier(group: str, column: int) -> bytes:
 
 
 def column_of(tag: bytes, name: bytes) -> int:
-    """The column with a qualifier. Raises: Corruption."""
+    """The column that a qualifier names. Raises: Corruption."""
     if len(name) != len(tag) + _COLUMN.size:
-        raise Corruption(f"qualifier {name[:80]!r}", "it names no column")
+        raise Corruption(f"qualifier {name[:80]!r}", "it does not name a column")
     return int(_COLUMN.unpack_from(name, len(tag))[0])
 
 
@@ -105,6 +106,6 @@ def all_hinted() -> tuple[bytes, bytes]:
 
 
 def micros(ts: int) -> int:
-    """Bigtable's timestamp for one of ours."""
+    """Bigtable's timestamp for a timestamp of perco."""
     assert 0 <= ts <= TS_MAX, "O3"
     return ts * MICROS

@@ -1,11 +1,12 @@
 """The lease under which a process owns a store on Bigtable (O1): one row, changed by CheckAndMutateRow.
 
 The row has a cell for each change of hands and each renewal, numbered (`owner_row`). A change is made only if there is
-no cell above the last one that its sender has seen. So of two processes that claim the store at once one is refused.
+no cell above the last one that its sender has seen. So if two processes claim the store at once, one of them is
+refused.
 
-A row of its own cannot fence the others' rows, as a transaction of PostgreSQL can. A mutation that a former owner still
-sends is refused or rolled back, like that of any client that has died. The former owner draws no timestamp any more, so
-it can commit no transaction that was not committed before (O1, T8).
+The lease's row cannot guard other rows, as a transaction of PostgreSQL can. A mutation that a former owner still sends
+is refused or rolled back, like a mutation of a dead client. The former owner draws no more timestamps, so it can commit
+no transaction that was not committed before (O1, T8).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from perco.bigtable.wire import grpc, types
 from perco.storage.lease import Lease
 
 _CALL_S: Final = 5.0  # at most, for one call of the thread
-CALLS: Final = 3  # in the length of a lease: one that hangs must not cost it
+CALLS: Final = 3  # calls in the time of a lease: one that hangs must not cost the lease
 
 
 class BigtableLease(Lease):
@@ -65,7 +66,7 @@ class BigtableLease(Lease):
                 if now_holder.number == holder.number:
                     self._asked_at, self.said = 0.0, "a change of the lease is neither made nor refused"
                     return None
-                # The change that was made is an earlier one, and others count from that: this one is still to be made.
+                # An earlier change was made, and other processes count from that one: this change is still to be made.
                 self._holder = now_holder
                 return self._change(wanted)
         except grpc().RpcError as error:

@@ -13,12 +13,15 @@ class BigtableOptions:
     channels: connections; each takes some 100 calls at a time.
     in_flight: calls at a time, at most; further ones wait.
     call_s: how long one call may take, in seconds, with all its attempts; and for how long a direct client may go on
-        without asking whether its session has ended. The server's counts, or the client's own if it is shorter.
-    late_s: how long after that, at most, Bigtable may still carry out a mutation whose answer did not come, in seconds.
-    lease_s: how long a process owns the store without renewing its lease, in seconds: after its death the next owner
-        waits for as long.
-    own: own the store, if no other process does. None: not if it was served with `perco serve --direct` the last time:
-        then wait for a server. False: never; be the client of a server that lets clients in.
+        without asking whether its session has ended. A client uses the server's `call_s`, or its own if that is
+        shorter.
+    late_s: how long after the end of a call, at most, Bigtable may still apply a mutation that it has not answered, in
+        seconds.
+    lease_s: how long a process owns the store without renewing its lease, in seconds: after the owner's death, the next
+        owner waits for this time.
+    own: whether to own the store, if no other process does. None: yes, unless it was last served with
+        `perco serve --direct`; then wait for such a server, and be its client. False: never; be the client of such a
+        server.
     """
 
     channels: int = 4

@@ -1,13 +1,13 @@
 """The row that names the owner of a store, and the rows of the tickets that it gives to clients: requests and answers.
 
-The owner's row has three columns, each with a few cells, of which the newest counts. One has a cell for each change of
-hands and each renewal of the lease, whose timestamp is higher by 1 each time; its value is the owner's token (nothing
-once the owner has given the store back), how long a permit lasts and a mutation may be late, and the owner's command.
-One has the address at which clients find the owner, at the number of its claim. One has the floor (T13), as a
-timestamp.
+The owner's row has three columns, each with a few cells; the newest cell of a column counts. The first column has a
+cell for each change of hands and each renewal of the lease. The timestamp rises by 1 each time. The value is the
+owner's token (empty once the owner has released the store), how long a permit lasts, how late a mutation may be, and
+the owner's command. The second column has the address at which clients find the owner; the timestamp is the number of
+the owner's claim. The third column has the floor (T13), as the timestamp.
 
-A ticket has a row with the token of the owner that gave it. A second, newer cell says that its session has ended. So
-whichever of the two mutations arrives last, an ended ticket stays ended (F3).
+A ticket has a row with the token of the owner that gave it. A second, newer cell says that the ticket's session has
+ended. So whichever of the two mutations arrives last, an ended ticket stays ended (F3).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _ALL: Final = [(WRITE, column, 0, TS_MAX, 1) for column in (_HOLDER, _ADDRESS, _
 
 
 class Holder(NamedTuple):
-    """The newest cell of the owner's row: its number, 0 if there is none; the owner's token, "" for nobody; for how
-    long its clients' permits last, and how late a mutation may be, in seconds; the command of its process."""
+    """The newest cell of the owner's row: its number, 0 if there is none; the owner's token, "" if there is no owner;
+    for how long its clients' permits last, and how late a mutation may be, in seconds; the command of its process."""
 
     number: int
     token: str
@@ -43,7 +43,7 @@ class Holder(NamedTuple):
 
     @property
     def lasts_s(self) -> float:
-        """How long after a moment nothing can take effect any more that was permitted until then."""
+        """How long after a permit was given, at most, what is done under it may still take effect, in seconds."""
         return self.call_s + self.late_s
 
 
@@ -53,8 +53,8 @@ NOBODY: Final = Holder(0, "", 0.0, 0.0, "")
 class Notice(NamedTuple):
     """The contents of the owner's row and of a ticket's.
 
-    Attributes: `address`, where the owner serves clients that reach the rows by themselves, or served them last, "" for
-    nowhere; `floor`, 0 for none; `admitted`, whether the ticket that was asked about is good.
+    Attributes: `address`, where the owner serves direct clients, or served them last, "" for nowhere; `floor`, 0 for
+    none; `admitted`, whether the ticket that was asked about is good.
     """
 
     holder: Holder
@@ -68,7 +68,7 @@ def _reading(place: Place, row_filter: Any) -> Any:
 
 
 def question(place: Place, ticket: str = "") -> Any:
-    """The request for the owner's row; and for that of a ticket, if one is named."""
+    """The request for the owner's row and, if a ticket is named, for the ticket's row."""
     request = _reading(place, filters.reading(_ALL))
     request.rows.row_keys.append(OWNER_KEY)
     if ticket:
@@ -100,13 +100,13 @@ def notice(rows: Iterable[ReadRow], ticket: str = "") -> Notice:
 
 
 def notice_in(responses: Iterable[Any]) -> Notice:
-    """The same, of the stream of a call that blocks. Raises: Corruption."""
+    """As `notice`, from the stream of a call that blocks. Raises: Corruption."""
     chunks = Chunks()
     return notice(row for response in responses for row in chunks.take(response))
 
 
 def _set(column: int, ts: int, value: bytes) -> list[Any]:
-    """Put a cell of a column, and remove all that are older."""
+    """Put a cell of a column, and remove all older ones."""
     name = {"family_name": PROTOCOL_FAMILY, "column_qualifier": qualifier(WRITE, column)}
     mutation = types().Mutation
     return [
@@ -120,7 +120,7 @@ def _mutate(place: Place, key: bytes, mutations: Sequence[Any]) -> Any:
 
 
 def change(place: Place, holder: Holder) -> Any:
-    """The request that makes this the newest cell, if nothing has changed since the one before."""
+    """The request that makes this the newest cell, if the row has not changed since the cell before it."""
     predicate = filters.predicate([(ABSENT, WRITE, _HOLDER, holder.number, TS_MAX)])
     assert predicate is not None
     value = f"{holder.token} {holder.call_s} {holder.late_s} {holder.told}".encode()
@@ -134,14 +134,14 @@ def change(place: Place, holder: Holder) -> Any:
 
 
 def serve_at(place: Place, claim: int, address: str) -> Any:
-    """The request that tells clients an address. `claim`: the number of the owner's claim, so that what a former owner
-    tells late does not count."""
+    """The request that publishes an address for clients. `claim`: the number of the owner's claim, so that an address
+    that a former owner publishes late does not count."""
     return _mutate(place, OWNER_KEY, _set(_ADDRESS, claim, address.encode()))
 
 
 def raise_floor(place: Place, ts: int) -> Any:
-    """The request that tells clients a floor. One that arrives late is below the floor of that time, and does not
-    count."""
+    """The request that publishes a floor for clients. A floor that arrives late is below the floor of that time, and
+    does not count."""
     return _mutate(place, OWNER_KEY, _set(_FLOOR, ts, b""))
 
 
@@ -150,7 +150,8 @@ def _key(ticket: str) -> bytes:
 
 
 def admit(place: Place, ticket: str, token: str) -> Any:
-    """The request that makes a ticket good, as long as `token` is the owner's. Not again, once it has ended."""
+    """The request that makes a ticket good, as long as `token` is the owner's. It does not make a ticket good again
+    that has ended."""
     name = {"family_name": PROTOCOL_FAMILY, "column_qualifier": qualifier(WRITE, _HOLDER)}
     cell = types().Mutation(set_cell={**name, "timestamp_micros": micros(_GIVEN), "value": token.encode()})
     return _mutate(place, _key(ticket), [cell])
@@ -162,7 +163,7 @@ def dismiss(place: Place, ticket: str) -> Any:
 
 
 def forget(place: Place, ticket: str) -> Any:
-    """The request that removes the row of a ticket which `admit` cannot make good any more."""
+    """The request that removes the row of a ticket. Send it only when `admit` can no longer make that ticket good."""
     return _mutate(place, _key(ticket), [types().Mutation(delete_from_row={})])
 
 

@@ -1,7 +1,7 @@
 """Puts requests together into calls, and finds the cells of each request in the answer. Pure.
 
-Requests of the same shape share a call, even if their timestamps differ: it reads a few versions more. A request whose
-versions may be among those that were left out is told apart, and asks again, alone.
+Requests of the same shape share a call, even if their timestamps differ: the call reads a few more versions. If the
+call may have left out versions that a request needs, that request gets a call of its own.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def by_place(row: ReadRow) -> Places:
 
 
 def shape_of(queries: Sequence[Query]) -> Shape:
-    """Requests of the same shape share a call. If a request asks twice for one column, those with other timestamps do
-    not: of the versions found it could not be told which were left out."""
+    """Requests of the same shape share a call. If a request asks twice for one column, its timestamps are part of its
+    shape: otherwise it would be unknown which versions the call left out."""
     where = {query[:2] for query in queries}
     if len(where) == len(queries):
         return tuple((group, column, n, 0, 0) for group, column, _, _, n in queries)
@@ -41,7 +41,8 @@ def shape_of(queries: Sequence[Query]) -> Shape:
 
 
 def shared(requests: Sequence[Sequence[Query]]) -> list[Query]:
-    """Queries that serve requests of the same shape. If their timestamps differ, a few older versions more."""
+    """Queries that serve requests of the same shape. If the timestamps of the requests differ, the queries ask for a
+    few more, older versions."""
     first = requests[0]
     out: list[Query] = []
     for k, (group, column, _, _, n) in enumerate(first):
@@ -52,7 +53,8 @@ def shared(requests: Sequence[Sequence[Query]]) -> list[Query]:
 
 
 def chosen(places: Places, wanted: Sequence[Query], asked: Sequence[Query]) -> RowCells | None:
-    """The cells of one request, out of all that its call has found; None: the call may have left some of them out."""
+    """The cells of one request, from everything that its call has found; None: the call may have left some of them
+    out."""
     out: RowCells = []
     for (group, column, low, high, n), (_, _, _, asked_high, limit) in zip(wanted, asked, strict=True):
         found = places.get((place_of(group)[0], qualifier(group, column)), {})
@@ -84,5 +86,6 @@ def scanned(places: Places, query: ScanQuery) -> list[ScanCell]:
 
 
 def _is_of(tag: bytes, name: bytes) -> bool:
-    """Whether a qualifier of the data family is of the group with that tag: it ends in a column of four bytes."""
+    """Whether a qualifier of the data family belongs to the group with that tag: then a column of four bytes follows
+    the tag."""
     return len(name) == len(tag) + 4

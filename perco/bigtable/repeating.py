@@ -1,4 +1,4 @@
-"""Calls to Bigtable that are made again if they fail for a moment: reads, and mutations that may be made twice."""
+"""Calls to Bigtable that are repeated if they fail temporarily: reads, and mutations that may be applied twice."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from perco.bigtable.options import BigtableOptions
 from perco.bigtable.owner_row import Notice, notice, question, ticket_of, tickets
 from perco.errors import PercoError, Unavailable
 
-_PAUSE_S: Final = 0.02  # before a call is made again, at first
+_PAUSE_S: Final = 0.02  # before the first repetition of a call
 _PAUSE_MAX_S: Final = 1.0
 _ATTEMPTS: Final = 4  # at least, in `call_s`: one that hangs does not use up the time of the others
 
-# Errors after which a call may succeed if it is made again.
+# Errors after which a call may succeed if it is repeated.
 AGAIN: Final = frozenset(
     {"UNAVAILABLE", "ABORTED", "INTERNAL", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNKNOWN", "CANCELLED"}
 )
@@ -41,7 +41,7 @@ class Repeating:
     """Loop thread only.
 
     Attributes:
-        usable: set by the store. Raises PercoError if it is closed, or was opened before a fork.
+        usable: set by the store. Raises PercoError if the store is closed, or was opened before a fork.
     """
 
     calls: Calls
@@ -56,11 +56,13 @@ class Repeating:
         return trio.current_time() + self._options.call_s
 
     async def put(self, requests: Sequence[Any]) -> None:
-        """Make calls that do no harm if they are made twice, again if they fail for a moment. Raises: Unavailable."""
+        """Make calls that do no harm if they are made twice; repeat those that fail temporarily. Raises:
+        Unavailable."""
         await self._repeat(requests, self.usable)
 
     async def _repeat(self, calls: Sequence[Any], check: Callable[[], None]) -> list[Any]:
-        """The answers to calls that are made again if they fail for a moment. `check` is called after each attempt."""
+        """Make calls, and repeat those that fail temporarily. Returns the answers. `check` is called after each
+        attempt."""
         self.usable()
         if not calls:
             await trio.lowlevel.checkpoint()
@@ -92,17 +94,17 @@ class Repeating:
             await trio.sleep(pause)
 
     async def notice(self, ticket: str = "") -> Notice:
-        """Read the owner's row, and that of a ticket. Raises: Unavailable, Corruption."""
+        """Read the owner's row and, if a ticket is named, the ticket's row. Raises: Unavailable, Corruption."""
         [answer] = await self._repeat([Scan(question(self.place, ticket))], self.usable)
         return notice(answer.rows, ticket)
 
     async def tickets(self) -> list[str]:
-        """Those that have a row. Raises: Unavailable."""
+        """The tickets that have a row. Raises: Unavailable."""
         [answer] = await self._repeat([Scan(tickets(self.place))], self.usable)
         return [ticket_of(row) for row in answer.rows]
 
     def told(self, error: CallFailed) -> PercoError:
-        """The error of perco's for one of Bigtable's."""
+        """perco's error for an error of Bigtable."""
         shown = self.place.shown
         if error.code in NOT_DONE:
             return Unavailable(
@@ -112,6 +114,6 @@ class Repeating:
 
 
 def pause_of(attempt: int) -> float:
-    """How long to wait before a call is made again, in seconds."""
+    """How long to wait before a call is repeated, in seconds."""
     longest = min(_PAUSE_S * 2.0 ** min(attempt, 10), _PAUSE_MAX_S)
     return random.uniform(0.5, 1.0) * longest

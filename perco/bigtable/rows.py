@@ -1,10 +1,10 @@
 """The rows of a store on Bigtable: reads, scans, and mutations of single rows.
 
 S1  A mutation of a row is one call of CheckAndMutateRow, which is atomic. There are no groups. Two mutations of one row
-    in one call of `apply` follow each other.
-S4  A mutation that Bigtable refuses for itself (too large, for example) fails alone.
-T4  If no answer comes, a mutation may have been made: `NoReply`. It is not sent again here. It may still be made, for
-    as long as `BigtableOptions.late_s` after the call has ended.
+    in one call of `apply` are made one after the other, in order.
+S4  If Bigtable refuses a mutation because of what it contains (if it is too large, for example), only that one fails.
+T4  If no answer comes, a mutation may have been applied: `NoReply`. It is not sent again here. It may still be applied,
+    for as long as `BigtableOptions.late_s` after the call has ended.
 T13 See `Bare`: the owner sends no mutation below the floor. Nor does a client (`client.py`).
 """
 
@@ -63,7 +63,7 @@ from perco.storage import (
 from perco.storage.lease import now
 
 _KEYS_MAX: Final = 100  # in one call; more are read side by side
-_REVERSED_MAX: Final = 1 << 16  # rows that are read forward, of a server that cannot read backward
+_REVERSED_MAX: Final = 1 << 16  # rows that are read forward at most, if the server cannot read backward
 
 
 FORMAT: Final = 1
@@ -72,7 +72,7 @@ _PROBES: Final = [row_key("a probe", row) for row in (b"1", b"2")]  # no perco t
 
 
 def probes(place: Place) -> list[Any]:
-    """The calls that make two rows, by which a server shows whether it reads in reverse."""
+    """The calls that write two rows. The order in which the server returns them shows whether it reads in reverse."""
     cell = {"family_name": PROTOCOL_FAMILY, "column_qualifier": b"probe", "timestamp_micros": MICROS, "value": b""}
     where = {"table_name": place.table, "app_profile_id": place.app_profile}
     mutations = [types().Mutation(set_cell=cell)]
@@ -80,15 +80,15 @@ def probes(place: Place) -> list[Any]:
 
 
 class Attempt(NamedTuple):
-    """Until when the calls of some mutations may last, by `now()`, which goes on while the machine is suspended; and
-    what raises an error if none may be sent any more."""
+    """Limits of the calls for some mutations. `until`: when they must end, by `now()`, which also counts the time for
+    which the machine is suspended. `check`: raises an error if no more calls may be sent."""
 
     until: float
     check: Callable[[], None]
 
     @property
     def deadline(self) -> float:
-        """The same in trio's time, as of now."""
+        """`until` on trio's clock, computed now."""
         return trio.current_time() + self.until - now()
 
 
@@ -96,7 +96,8 @@ class BigtableRows(Repeating):
     """All rows of a store. Loop thread only.
 
     Attributes:
-        check: set by the store. Raises as `usable`, and if this process may not own the store any more (O1).
+        check: set by the store. Raises what `usable` raises, and an error if this process may no longer own the store
+            (O1).
         backwards: whether the server reads rows in reverse.
     """
 
@@ -118,7 +119,7 @@ class BigtableRows(Repeating):
         self.check: Callable[[], None] = lambda: None
 
     def add(self, table: str, groups: Sequence[str]) -> None:
-        """Take in a table and its groups."""
+        """Register a table and its groups."""
         self._tables.setdefault(table, len(self._tables))
         self._groups.update((table, group) for group in (*PROTOCOL_GROUPS, *groups))
 
@@ -132,7 +133,7 @@ class BigtableRows(Repeating):
         return ()
 
     def locate(self, table: str, row: bytes) -> int:
-        """A table is one tablet: Bigtable's own are not told."""
+        """Here, a table is one tablet: perco does not ask for Bigtable's own tablets."""
         found = self._tables.get(table)
         if found is None:
             raise UsageError(f"there is no table {table!r} in this store; declare it in the schema")
@@ -173,14 +174,14 @@ class BigtableRows(Repeating):
                 plans.append((some, shared([requests[index][2] for index in some])))
         await self._read_plans(requests, plans, out)
         left = [([index], list(requests[index][2])) for index, found in enumerate(out) if found is None]
-        await self._read_plans(requests, left, out)  # whose versions were too old for a shared call
-        assert all(found is not None for found in out), "a call for one request has all that it asks for"
+        await self._read_plans(requests, left, out)  # a shared call may have left out the versions that these need
+        assert all(found is not None for found in out), "a call for a single request leaves nothing out"
         return out  # type: ignore[return-value]
 
     async def _read_plans(
         self, requests: Sequence[ReadRequest], plans: list[tuple[list[int], list[Query]]], out: list[RowCells | None]
     ) -> None:
-        """Make one call for each plan: requests with the same queries, but for the timestamps."""
+        """Make one call for each plan: for requests whose queries differ only in their timestamps."""
         calls = []
         for indices, queries in plans:
             row_filter = filters.reading(queries)
@@ -209,8 +210,8 @@ class BigtableRows(Repeating):
             raise FormatUnknown(self.place.shown, f"format {found}" if found else "no format", f"format {FORMAT}")
 
     async def look_backwards(self) -> None:
-        """Find out whether the server reads rows in reverse, once `probes` were made. One that does not know the
-        request's field reads them forward, without a word. Raises: Unavailable."""
+        """Find out whether the server reads rows in reverse, once the calls of `probes` have been made. A server that
+        does not know the field `reversed` ignores it, and reads forward. Raises: Unavailable."""
         request = types().ReadRows(
             table_name=self.place.table, app_profile_id=self.place.app_profile, reversed=True, rows_limit=2
         )
@@ -301,7 +302,7 @@ class BigtableRows(Repeating):
         return ScanPage(rows, following)
 
     async def _remove_hints(self, needless: dict[bytes, list[Hint]], marked: Collection[bytes]) -> None:
-        """Remove hints (N7). One that is not removed now is found, and removed, again."""
+        """Remove hints (N7). If this fails for a hint, a later scan finds it and tries again."""
         if not needless:
             return
         if replaced := [key for key in needless if key in marked]:
@@ -317,13 +318,13 @@ class BigtableRows(Repeating):
                     self.hints.gone(found)
 
     async def _ask(self, calls: Sequence[Scan]) -> list[Scanned]:
-        """Make calls that only read, again if they fail for a moment. Raises: Unavailable, Corruption."""
+        """Make calls that only read; repeat those that fail temporarily. Raises: Unavailable, Corruption."""
         return await self._repeat(calls, self.check)  # G1: the next owner may remove what only this process still reads
 
     # ------------------------------------------------------------ mutations
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
-        """The verdict of each mutation. Cancelled before the first is sent, or not at all (T10)."""
+        """The verdict of each mutation. The call can be cancelled only before the first mutation is sent (T10)."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self.usable()
         self._must_fit(mutations)
@@ -333,7 +334,7 @@ class BigtableRows(Repeating):
         return verdicts  # type: ignore[return-value]
 
     def _must_fit(self, mutations: Sequence[Mutation]) -> None:
-        """Raises: UsageError, before any of them is sent."""
+        """Raises: UsageError, before any mutation is sent."""
         for mutation in mutations:
             self.locate(mutation.table, b"")
             assert len(mutation.rows) == 1, "S1: this store has no groups"
@@ -377,7 +378,7 @@ class BigtableRows(Repeating):
         try:
             await self._hint(mutations, left, calls, verdicts, attempt, stamps)
             try:
-                attempt.check()  # the hints took time, and so did what is only checked
+                attempt.check()  # writing hints took time, and so did mutations that only check
             except PercoError as error:
                 for index in left:
                     verdicts[index] = Failed(error)
@@ -394,7 +395,8 @@ class BigtableRows(Repeating):
     async def _send(
         self, indices: Sequence[int], calls: Sequence[Any], verdicts: list[Verdict | None], deadline: float
     ) -> list[int]:
-        """Make the calls of these mutations, and note their verdicts; returns those that were refused."""
+        """Make the calls of these mutations, and note their verdicts. Returns the indices of the mutations that were
+        refused."""
         refused: list[int] = []
         if not calls:
             return refused
@@ -410,14 +412,14 @@ class BigtableRows(Repeating):
         return refused
 
     def _acknowledge(self, sent: Sequence[int], verdicts: list[Verdict | None]) -> None:
-        """Acknowledge mutations only if this process owned the store until now: then the next owner, which reads the
-        catalogue and the pins when it claims the store, has seen them (O1)."""
+        """Acknowledge mutations only if this process has owned the store until now. Then the next owner, which reads
+        the catalogue and the pins when it claims the store, will see them (O1)."""
         try:
             self.check()
         except PercoError as error:
             for index in sent:
                 if verdicts[index] is APPLIED:
-                    verdicts[index] = NoReply(f"it was made, but perhaps too late: {error}")
+                    verdicts[index] = NoReply(f"applied, but perhaps too late for the next owner: {error}")
 
     async def _hint(
         self,
@@ -429,15 +431,15 @@ class BigtableRows(Repeating):
         stamps: dict[int, int],
     ) -> None:
         """Write the hints of these mutations (N7), and note the stamp of each, by index. A mutation whose hint could
-        not be written is taken out of `left` and `calls`: it must not be sent. That takes at most half of the time that
-        is left: the other mutations wait for it."""
+        not be written is taken out of `left` and `calls`: it must not be sent. Writing the hints takes at most half of
+        the time that is left, because the other mutations wait for it."""
         missing: dict[int, Any] = {}
         for index in left:
             if wants_hint(mutations[index]):
                 stamps[index], missing[index] = self.hints.begin(mutations[index])
         until = (trio.current_time() + attempt.deadline) / 2
         round = 0
-        while missing:  # to write a hint again does no harm
+        while missing:  # writing a hint again does no harm
             failed: dict[int, CallFailed] = {}
             answers = await self.calls.ask(list(missing.values()), until)
             for index, answer in zip(list(missing), answers, strict=True):
@@ -484,7 +486,7 @@ class BigtableRows(Repeating):
         if not self._has(table, group):
             raise Corruption(self.place.shown, f"there is no locality group {group!r}")
         if not 0 <= ts <= TS_MAX:
-            raise UsageError(f"{ts} is no timestamp of a cell")
+            raise UsageError(f"{ts} is not a valid timestamp of a cell")
         where = {"family_name": place_of(group)[0], "column_qualifier": qualifier(group, column)}
         if value is None:
             stamps = {"start_timestamp_micros": micros(ts), "end_timestamp_micros": micros(ts + 1)}
@@ -498,22 +500,22 @@ class BigtableRows(Repeating):
         verdicts: list[Verdict | None],
         attempt: Attempt,
     ) -> None:
-        """Find out which check of each refused mutation does not hold: Bigtable tells only that one does not. If all
-        hold by now, the mutation is sent again."""
+        """Find out which check of each refused mutation does not hold: Bigtable says only that one of them does not. A
+        mutation whose checks all hold by now is sent again."""
         for round in range(1 << 30):
             try:
                 found = await self._failing([mutations[index] for index in refused])
                 attempt.check()
             except PercoError as error:
                 for index in refused:
-                    verdicts[index] = Failed(error)  # it has written nothing
+                    verdicts[index] = Failed(error)  # a refused mutation has written nothing
                 return
             again = []
             for index, failing in zip(refused, found, strict=True):
                 if failing >= 0:
                     verdicts[index] = Refused(0, failing)
                 elif trio.current_time() > attempt.deadline:
-                    verdicts[index] = Failed(Unavailable(f"{self.place.shown}: others change this row all the time"))
+                    verdicts[index] = Failed(Unavailable(f"{self.place.shown}: other processes keep changing this row"))
                 else:
                     again.append(index)
             if not again:
@@ -531,7 +533,7 @@ class BigtableRows(Repeating):
                 return
 
     async def _failing(self, mutations: Sequence[Mutation]) -> list[int]:
-        """For each mutation the first check that does not hold now; -1: all do."""
+        """For each mutation, the index of the first check that does not hold now; -1: all checks hold."""
         requests: list[ReadRequest] = []
         for mutation in mutations:
             row, checks, _ = mutation.rows[0]
@@ -543,7 +545,7 @@ class BigtableRows(Repeating):
         return out
 
     async def _only_checked(self, mutation: Mutation) -> Verdict:
-        """The verdict of a mutation that writes nothing: Bigtable refuses such a call."""
+        """The verdict of a mutation that only checks, found by a read: Bigtable refuses a call that writes nothing."""
         try:
             [failing] = await self._failing([mutation])
         except PercoError as error:
@@ -560,7 +562,8 @@ def _holds(check: Check, found: Sequence[Cell]) -> bool:
 
 
 def turns(mutations: Sequence[Mutation], wanted: Iterable[int]) -> list[list[int]]:
-    """The mutations with these indices: those of a turn have different rows, and are sent side by side."""
+    """Divide the mutations with these indices into turns. Those of one turn have different rows, and are sent side by
+    side; the turns follow one another."""
     out: list[list[int]] = []
     seen: dict[tuple[str, bytes], int] = {}
     for index in wanted:
@@ -573,7 +576,7 @@ def turns(mutations: Sequence[Mutation], wanted: Iterable[int]) -> list[list[int
 
 
 def _last_of_each(writes: Sequence[Write]) -> list[Write]:
-    """A cell that is written twice in a mutation has the last value."""
+    """The writes; of several writes of one cell, only the last."""
     if len(writes) == 1:
         return list(writes)
     return list({(group, column, ts): (group, column, ts, value) for group, column, ts, value in writes}.values())

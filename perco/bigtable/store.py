@@ -1,7 +1,7 @@
-"""Opens a store on Bigtable: its table, and the claim by which this process owns it.
+"""Opens a store on Bigtable, and claims it, so that this process owns it.
 
-One process owns the store: it draws the timestamps. Others reach the rows through it, at an address that it serves; or
-by themselves, if it gives them tickets. Transactions commit in two phases.
+One process owns the store: it draws the timestamps. Other processes reach the rows through the owner, at an address
+that it serves; or as direct clients, with tickets from the owner. Transactions commit in two phases.
 """
 
 from __future__ import annotations
@@ -27,31 +27,34 @@ from perco.storage.bare import Bare, Where
 from perco.storage.lease import LeasedStore, command, locked, now
 
 _PASS_S: Final = 60.0  # for a search of all observed tables, at most
-_LOOKS: Final = 10  # at the owner's row, while its lease may hold
+_LOOKS: Final = 10  # looks at the owner's row in the time of a lease
 
 
 class Searched(Bare):
-    """`Bare` over a store that is searched. `tickets`: of clients that write, too."""
+    """`Bare` over a store that is searched. `tickets`: the tickets of direct clients, which write, too; None: there are
+    none."""
 
     tickets: Tickets | None = None
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
         """See `OwnerStore.raise_floor`."""
-        if self.tickets is not None:  # first: what this process gives up on, no client may still prewrite
+        # First the clients' floor: below its own floor, this process rolls back without a marker, so no client may
+        # still prewrite there (T13).
+        if self.tickets is not None:
             await self.tickets.raise_floor(ts, wait=wait)
         await super().raise_floor(ts, wait=wait)
 
     async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
-        """See `OwnerStore.look`. This process does not notice the writes of clients that write by themselves, so every
-        look searches anew. It sees all these groups of a row at one moment: so it finds whatever was there when it
-        began, and was neither removed by a run nor rolled back since; `Idle` notices runs (N7)."""
+        """See `OwnerStore.look`. This process does not notice the writes of direct clients, so every look searches
+        again. A look sees all these groups of a row at one moment. So it finds every cell that was there when it began,
+        and that was neither removed by a run nor rolled back since; `Idle` notices runs (N7)."""
         if self.tickets is None:
             await super().look(tables, groups, again=again)
             return
         async with self._looking:  # a look that began earlier does not end later
             wanted = [(table, group) for table in tables for group in groups]
             before = {where: -1 if self._may_change(where) else self._sends[where] for where in wanted}
-            for where in wanted:  # those of another look do not go with those of this one
+            for where in wanted:  # counts of an earlier look do not go with those of this one
                 self._found[where] = -1, self.count(*where)
             counts: dict[Where, int] = {}
             # A server asks again every second: a pass that takes longer would never end.
@@ -78,8 +81,8 @@ class BigtableStore(LeasedStore):
 
     @classmethod
     async def open(cls, url: str, options: BigtableOptions, *, direct: bool = False) -> BigtableStore:
-        """Claim the store, whose table `perco bigtable init` has made. `direct`: clients go on to look for the address
-        at which it is served; else it has none.
+        """Claim the store, whose table `perco bigtable init` has made. `direct`: keep the address of the server, which
+        clients look up; otherwise clear it.
 
         Raises: StoreLocked, if another process owns it; FormatUnknown, Unavailable, UsageError.
         """
@@ -88,7 +91,7 @@ class BigtableStore(LeasedStore):
         try:
             store.rows.add(SYSTEM_TABLE, ())
             await store._claim(direct=direct)
-            # From now on: a former owner's mutations may still arrive (T13), and those of its clients.
+            # From now on: mutations of a former owner, and of its clients, may still arrive (T13).
             lasts_s = store._ours.lasts_s
             store.rows.hints.keep_to(store._ours.late_s, lasts_s)
             store.store = Searched(store.rows, store.rows.tables, store._ours.late_s, former_s=lasts_s)
@@ -125,9 +128,9 @@ class BigtableStore(LeasedStore):
         raise AssertionError("it ends by then")
 
     async def _claim(self, *, direct: bool) -> None:
-        """Become the owner, once the last one has not renewed its lease for its whole length (O1).
+        """Become the owner, once the last owner has not renewed its lease for the whole length of the lease (O1).
 
-        Raises: StoreLocked, if it does; Unavailable.
+        Raises: StoreLocked, if the last owner renews it; Unavailable.
         """
         place, options = self.rows.place, self._options
         lease_s = options.lease_s
@@ -138,7 +141,8 @@ class BigtableStore(LeasedStore):
             while True:
                 if not holder.token or now() - seen >= lease_s:
                     before = now()
-                    # As long as those of former owners, whose clients' permits this one waits for.
+                    # At least as long as those of former owners: this owner waits until the permits of their clients
+                    # have ended.
                     call_s, late_s = max(options.call_s, holder.call_s), max(options.late_s, holder.late_s)
                     ours = Holder(holder.number + 1, token, call_s, late_s, command())
                     if await self._take(ours):
@@ -152,13 +156,13 @@ class BigtableStore(LeasedStore):
                 current, address, _, _ = await self._notice()
                 if current.token and current.token == holder.token and current.number != holder.number:
                     raise locked(place.shown, current.told)
-                if current.token != holder.token:  # a claim that may be that of a process that has died since
+                if current.token != holder.token:  # another claim, perhaps of a process that has died since
                     holder, seen = current, now()
         except CallFailed as error:
             raise self.rows.told(error) from error
 
     async def _take(self, ours: Holder) -> bool:
-        """Whether this process is the owner now. If the answer is lost, the row tells."""
+        """Make a claim. Returns whether this process is the owner now; if the answer is lost, the row shows that."""
         try:
             answer = await self._asked(change(self.rows.place, ours))
             return not answer.predicate_matched
@@ -178,17 +182,17 @@ class BigtableStore(LeasedStore):
         await self.rows.put(probes(self.rows.place))
         await self.rows.look_backwards()
 
-    # ------------------------------------------------------------ clients that reach the rows by themselves
+    # ------------------------------------------------------------ direct clients
 
     def let_clients_in(self) -> Tickets:
-        """Let clients read and write by themselves, with tickets. Call it before anything is committed: such clients do
-        not ask this process's memory (C4)."""
+        """Let direct clients in, with tickets. Call this before anything is committed: direct clients do not see the
+        entries in this process's memory (C4)."""
         if self.store.tickets is None:
             self.store.tickets = Tickets(self.rows, self._ours)
         return self.store.tickets
 
     async def serve_at(self, address: str) -> None:
-        """Tell clients that look for it where this process serves them. Raises: StoreLocked, Unavailable."""
+        """Publish the address at which this process serves clients. Raises: StoreLocked, Unavailable."""
         self.check()
         await self.rows.put([serve_at(self.rows.place, self._ours.number, address)])
         self.check()
@@ -196,7 +200,7 @@ class BigtableStore(LeasedStore):
     # ------------------------------------------------------------ the owner's calls
 
     async def adapt(self, catalogue: Catalogue) -> None:
-        """Take in the tables and groups that a catalogue names."""
+        """Register the tables and groups that a catalogue names."""
         await trio.lowlevel.checkpoint()
         for name in catalogue.tables:
             self.rows.add(name, list(catalogue.groups(name)))

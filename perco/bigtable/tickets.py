@@ -1,13 +1,13 @@
-"""The owner's side of clients that read and write a store on Bigtable by themselves.
+"""The owner's side of direct clients of a store on Bigtable.
 
-Each has a ticket, which its session with the owner gives it, and a row of the table that says so. A client asks that
-row, and the owner's, for permission, which lasts for `call_s` (`client.py`).
+Each client gets a ticket with its session, and each ticket has a row in the table. To get a permit, which lasts for
+`call_s`, a client reads that row and the owner's (`client.py`).
 
-F3   When a session has ended, its ticket ends. `call_s` and `late_s` later, nothing that the session has sent can take
-     effect, and nothing that it reads counts; until then the watermark's deletions wait.
+F3   When a session has ended, its ticket ends. Once `call_s` plus `late_s` have passed since then, nothing that the
+     session has sent can take effect, and nothing that it reads counts. Until then, the vacuum waits.
 T13  The floor is in the owner's row. Once `raise_floor` has returned, no client's mutation below it can take effect.
-O1   Tickets of a former owner are not good. Its clients' permits may last on, so a new owner waits as for that owner's
-     own mutations.
+O1   Tickets of a former owner are not good. The permits of its clients may not have ended yet, so a new owner waits for
+     them, as for the former owner's own mutations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _AGAIN_S: Final = 0.2
 
 
 class _Ticket:
-    """Of a session that asked for it. `ended`: its row must say so; `ended_at`: when it did, in trio's time."""
+    """The ticket of a session that asked for one. `ended`: the session has ended, and the ticket's row must say so;
+    `ended_at`: when the row said so, in trio's time."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -48,8 +49,8 @@ class Tickets:
 
     def __init__(self, rows: BigtableRows, owner: Holder) -> None:
         self._rows, self._token = rows, owner.token
-        self._lasts_s = owner.lasts_s  # what a client does with a permit
-        self._all: dict[str, _Ticket] = {}  # those that may have a row
+        self._lasts_s = owner.lasts_s  # how long what a client does with a permit may take effect
+        self._all: dict[str, _Ticket] = {}  # the tickets that may have a row
         self._settling = trio.Lock()
         self._floor = 0
         self._told_at = -math.inf  # when the last floor was in the store
@@ -64,23 +65,23 @@ class Tickets:
             raise SessionEnded()
 
     def end(self, ticket: str) -> None:
-        """The session of this ticket has ended. `settle` ends the ticket."""
+        """Note that the session of this ticket has ended. `settle` ends the ticket."""
         if (known := self._all.get(ticket)) is not None:
             known.ended = True
 
     async def settle(self) -> None:
-        """Return when the ticket of each session that has ended is no longer good. Raises: Unavailable."""
+        """Return once the tickets of all sessions that have ended are no longer good. Raises: Unavailable."""
         async with self._settling:
             ended = [(name, each) for name, each in self._all.items() if each.ended and each.ended_at == math.inf]
             await self._rows.put([owner_row.dismiss(self._rows.place, name) for name, _ in ended])
             for _, each in ended:
                 each.ended_at = trio.current_time()
         if ended:
-            self._tell()  # it may not have told of notify cells
+            self._tell()  # their clients may not have reported notify cells
 
     async def run(self) -> None:
-        """End the tickets of sessions that have ended, and call those in `on_gone`; again once nothing that was sent
-        with them can take effect any more, when their rows are removed."""
+        """End the tickets of sessions that have ended, and call the functions in `on_gone`. Once nothing that was sent
+        with these tickets can take effect, remove their rows, and call the functions again."""
         cleared = False
         while True:
             await trio.sleep(_AGAIN_S)
@@ -112,7 +113,7 @@ class Tickets:
         await self._rows.put([owner_row.forget(self._rows.place, name) for name in names])
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
-        """T13: for the clients; see `OwnerStore.raise_floor`. Raises: Unavailable, StoreLocked."""
+        """T13: raise the floor for the clients; see `OwnerStore.raise_floor`. Raises: Unavailable, StoreLocked."""
         if wait:
             await self.settle()
         if ts > self._floor:

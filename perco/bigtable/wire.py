@@ -1,4 +1,4 @@
-"""Google's messages and gRPC, imported when a store on Bigtable is opened: the rest of perco does without them."""
+"""Google's messages and gRPC, imported when a store on Bigtable is opened: the rest of perco does not need them."""
 
 from __future__ import annotations
 

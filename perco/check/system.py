@@ -27,7 +27,7 @@ async def of_system(store: RowStore, cells_max: int) -> AsyncIterator[Finding]:
             yield Finding("error", "N10", "catalogue", f"version {ts}: {error.what}")
             continue
         if version != ts:
-            yield Finding("error", "N10", "catalogue", f"version {version} stands at {ts}")
+            yield Finding("error", "N10", "catalogue", f"version {version} is in the cell of version {ts}")
     for entry in (await load(store)).observers.values():
         try:
             await noted(store, entry)

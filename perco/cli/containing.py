@@ -72,8 +72,8 @@ class Watch:
 
 
 def contained(act: Callable[[Watch], object], *, silence_s: float = SILENCE_S) -> int:
-    """Run a command's work in a child, and again without each tablet on which a child died. Its output is printed when
-    it has ended. Returns its exit code.
+    """Run a command's work in a child; if the child dies on a tablet, run another child without that tablet. The output
+    of the last child is printed when it has ended. Returns the exit code of that child.
 
     Args:
         act: ends in typer.Exit, as `perform` does.
@@ -97,12 +97,14 @@ def contained(act: Callable[[Watch], object], *, silence_s: float = SILENCE_S) -
         if child.silent:
             told = f"no answer in {silence_s:g} s"
         elif why not in _OF_LMDB:
-            complain(f"ended by {why.name}; nothing is known but what was printed")
+            complain(f"ended by {why.name}; the results are lost")
             return FAILED
         if at is None or at in watch.damaged:
             complain(f"LMDB gave up on the store: {told} ({why.name}). Restore the folder from a copy.")
             return FAILED
-        watch.damaged[at] = Corruption(str(at), f"LMDB gave up on it: {told} ({why.name}); the others were checked")
+        watch.damaged[at] = Corruption(
+            str(at), f"LMDB gave up on it: {told} ({why.name}); the other tablets were checked"
+        )
 
 
 def _to(file: IO[bytes], descriptor: int) -> TextIO:
@@ -190,9 +192,9 @@ def _code_of(act: Callable[[Watch], object], watch: Watch) -> int:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
         complain(
-            f"the check failed over {watch.seen()[1] or 'the store'}: {type(error).__name__}: {error} ({place}). "
-            "The store is damaged, and perco should have reported that instead: restore the folder from a copy, and "
-            "report this as a bug in perco."
+            f"the check failed while it read {watch.seen()[1] or 'the store'}: {type(error).__name__}: {error} "
+            f"({place}). The store is damaged, and perco should have reported that instead: restore the "
+            "folder from a copy, and report this as a bug in perco."
         )
         return FAILED
     return FINE

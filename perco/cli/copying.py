@@ -52,7 +52,7 @@ def _told(copied: Copied, options: CopyOptions) -> Iterator[str]:
         yield f"So {copied.target} is not complete, and cannot be opened yet."
         yield "Stop that process and run the same command again; or run it with --wait, and stop the process then."
         return
-    tables = counted(len(copied.digests) - 1, "table")  # but perco's own
+    tables = counted(len(copied.digests) - 1, "table")  # without perco's own
     yield f"{tables}: the digests are equal in both stores. {copied.target} is complete: open it."
     if copied.moved:
         yield f"{copied.source} has moved: no program can open it any more."
@@ -106,11 +106,11 @@ def _copy(
 ) -> None:
     """Copy a store to another place: a folder, PostgreSQL or Bigtable.
 
-    The copy has all cells of the store: the timestamps, the history, the changes that wait for observers. It is
-    checked by digests of all tables. While a program has SOURCE open, the command makes a pass over it, and exits with
-    1; run it again for what has changed since, or use --wait. The last pass needs SOURCE for itself: it runs once no
-    other process has it open, and reads both stores twice. Until then no program can open TARGET. If interrupted, the
-    same command continues.
+    The copy has all cells of the store: the timestamps, the history, the changes that wait for observers. It is checked
+    by digests of all tables. While a program has SOURCE open, the command makes a pass over it, and exits with 1; run
+    it again for what has changed since, or use --wait. The last pass runs once no other process has SOURCE open, and
+    reads both stores twice. Until it has ended, no program can open TARGET. If the command is interrupted, run it
+    again: it continues.
 
     A SOURCE in use is read from its files, if it is a folder, or through perco serve --direct; otherwise name the
     address where it is served with --through. A table on Bigtable is made by perco bigtable init first.

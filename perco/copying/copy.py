@@ -2,12 +2,12 @@
 
     copied = await copy("web/", "postgresql://db/shop?prefix=web", CopyOptions(), tell)
 
-Passes make the target equal to the source, row by row. While another process has the source open, a pass finds each
-row as of another moment, so the target is not a store yet. The last pass is made by the source's owner, which is then
+Passes make the target equal to the source, row by row. While another process has the source open, a pass finds each row
+as of a different moment, so the target is not a store yet. The last pass is made by the source's owner, which is then
 this process. No other process writes, so the target is the source as of one moment, with its timestamps, its history
 and all changes that wait for observers.
 
-M1  A pass writes only what differs, so an interrupted copy continues where it was.
+M1  A pass writes only what differs, so an interrupted copy continues where it stopped.
 M2  The target has a marker until the digests of all tables are equal to the source's. No program can open it before.
     The last pass also empties tables and groups that earlier passes have made and the source does not have.
 M3  The source gets its marker before the target loses its own: at no moment can programs open both. The new store draws
@@ -45,7 +45,7 @@ from perco.tablets.backend import Backend
 # Rows of the system table that belong to a place and not to the data: which process owns it, which files there are.
 _OWN_ROWS: Final = (LEASE_ROW, b"format")
 _OWN_PREFIX: Final = b"made/"
-_SPLITS: Final = 16  # in a row, of a source that is read without `wait`
+_SPLITS: Final = 16  # more splits of tablets than this end a copy without `wait`
 _STORES: Final = Options()
 
 READING: Final = "reading"
@@ -127,7 +127,7 @@ async def copy(
 
         async def begun() -> _Copying:
             nonlocal copying
-            if copying is None:  # only now: a source that cannot be copied leaves nothing behind
+            if copying is None:  # only now: if the source cannot be copied, nothing is made
                 there = await stack.enter_async_context(places.owned(target, stores, nursery))
                 copying = _Copying(there, places.shown(source), places.shown(target), options, tell)
             return copying
@@ -247,7 +247,8 @@ class _Copying:
         return placed, every
 
     async def _verified(self, source: RowStore, catalogue: Catalogue, every: Catalogue) -> dict[str, str]:
-        """The digests of all tables, which are equal in both stores. Raises: StoreError, if they are not."""
+        """Check that the digests of all tables are equal in both stores; returns them. Raises: StoreError, if they are
+        not."""
         digests = {}
         for table in (*every.tables, SYSTEM_TABLE):
             skip = _stays if table == SYSTEM_TABLE else _none
@@ -273,7 +274,8 @@ def _none(row: bytes) -> bool:
 
 
 def _stays(row: bytes) -> bool:
-    """Whether a row of the system table belongs to its place. The catalogue's is written last."""
+    """Whether a row of the system table is not copied: it belongs to its place, or it is the catalogue's, which is
+    written last."""
     return row == CATALOGUE_ROW or row in _OWN_ROWS or row.startswith(_OWN_PREFIX)
 
 

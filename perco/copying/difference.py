@@ -19,7 +19,7 @@ _DIGEST_BYTES: Final = 16
 
 
 def cells_of(groups: Sequence[str], found: Sequence[Sequence[ScanCell]]) -> Cells:
-    """The cells of a row that a scan has found, with a list for each group."""
+    """The cells that a scan has found in a row. `found`: a list for each group."""
     return {
         (group, column, ts): value for group, cells in zip(groups, found, strict=True) for column, ts, value in cells
     }
@@ -48,8 +48,8 @@ def in_parts(writes: Iterable[Write]) -> Iterator[list[Write]]:
 
 
 def halves(cells: Cells, low: int, high: int) -> tuple[int, int] | None:
-    """Divide timestamps from `low` to `high` so that about half of the cells are in each part: the last timestamp of
-    the lower one, and the first of the upper one. None: all cells have one timestamp."""
+    """Divide timestamps from `low` to `high` so that about half of the cells are in each part. Returns the last
+    timestamp of the lower part, and the first one of the upper part. None: all cells have one timestamp."""
     stamps = sorted(ts for _, _, ts in cells if low <= ts <= high)
     middle = stamps[(len(stamps) - 1) // 2]
     if middle == high:
@@ -70,7 +70,7 @@ class Digest:
         self.cells = 0
 
     def add(self, row: bytes, cells: Cells) -> None:
-        """Rows without cells do not count."""
+        """Add the cells of a row. A row without cells adds nothing."""
         for (group, column, ts), value in cells.items():
             head = b"%d %b %d %b %d %d " % (len(row), row, len(group), group.encode(), column, ts)
             self._sum += int.from_bytes(blake2b(head + value, digest_size=_DIGEST_BYTES).digest(), "big")

@@ -35,7 +35,7 @@ class Marker:
     catalogue: Catalogue
 
     def is_copy_of(self, source: str) -> bool:
-        """Whether it is in an unfinished copy of that store."""
+        """Whether it marks an unfinished copy of that store."""
         return self.kind == COPYING and self.other == source
 
     def pack(self) -> bytes:
@@ -78,7 +78,7 @@ async def complete(store: RowStore, catalogue: Catalogue) -> None:
 
 
 async def _write(store: RowStore, writes: list[Write]) -> None:
-    """Write to the catalogue's row; after a lost reply, again: that does no harm. Raises: StoreError."""
+    """Write to the catalogue's row; after a lost reply, repeat the write, which does no harm. Raises: StoreError."""
     verdict: Any = None
     for _ in range(_TRIES):
         [verdict] = await store.apply([Mutation(SYSTEM_TABLE, ((CATALOGUE_ROW, (), writes),))])

@@ -1,8 +1,8 @@
 """One pass: makes the rows of the target equal to those of the source.
 
 M1  A pass reads both stores in the order of their rows, and writes what differs. So it can be started again at any
-    time, and it writes nothing if all is equal. Its memory is bounded: some pages of each store, and a part of a row
-    that has more cells than fit in a page.
+    time, and it writes nothing if both stores are equal. Its memory is bounded: some pages of each store, and a part of
+    a row that has more cells than fit in a page.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ async def in_ranges(
 
 @dataclass(slots=True)
 class Pass:
-    """A pass from one store to another. `tell`: called now and then, with the table's name.
+    """A pass from one store to another. `tell`: called periodically, with the table's name.
 
-    `groups` of a table that a store does not have: none.
+    If a store does not have a table, the `groups` of that table are empty.
     """
 
     source: RowStore
@@ -148,8 +148,9 @@ class Pass:
     async def table(
         self, name: str, groups: Sequence[str], target_groups: Sequence[str], skip: Skip = lambda row: False
     ) -> None:
-        """Make the target's table equal to the source's. `groups`: those of the source's table; `target_groups`: those
-        of the target's; `skip`: rows that are left as they are. Raises: StoreError, Corruption."""
+        """Make the target's table equal to the source's. `groups`: the groups of the source's table; `target_groups`:
+        the groups of the target's table; `skip`: returns whether to leave a row as it is. Raises: StoreError,
+        Corruption."""
         async with tasks() as nursery:
             mine = Rows(nursery, self.source, name, groups)
             theirs = Rows(nursery, self.target, name, target_groups)
@@ -195,7 +196,8 @@ class Pass:
                 await self._apply()
 
     async def _apply(self) -> None:
-        """Send them until each is made: to make one twice does no harm (M1). Raises: Unavailable, StoreError."""
+        """Send the collected mutations until each has been applied. Applying one twice does no harm (M1). Raises:
+        Unavailable, StoreError."""
         mutations, self._mutations, self._bytes = self._mutations, [], 0
         pause_s, said = _AGAIN_S, ""
         for _ in range(_TRIES):
@@ -227,7 +229,7 @@ async def digest_of(
     skip: Skip = lambda row: False,
     tell: Callable[[int], None] = lambda cells: None,
 ) -> Digest:
-    """The digest of a table. `tell`: called now and then, with the number of cells so far."""
+    """The digest of a table. `tell`: called periodically, with the number of cells so far."""
     digest = Digest()
     async with tasks() as nursery:
         rows = Rows(nursery, store, table, groups)

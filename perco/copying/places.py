@@ -58,7 +58,7 @@ def shown(url: str) -> str:
 async def look(url: str, options: Options) -> None:
     """Look for a store, without making one. Raises: UsageError, if there is none; what opening it raises."""
     if postgresql.is_postgresql(url):
-        from perco.postgresql import admin  # only by programs that need it
+        from perco.postgresql import admin  # imported only by programs that need it
 
         if not await admin.has_tables(url):
             raise UsageError(f"there is no store at {shown(url)}")
@@ -83,7 +83,7 @@ async def must_have_catalogue(store: RowStore, url: str) -> tuple[Marker | None,
 
 @asynccontextmanager
 async def owned(url: str, options: Options, nursery: trio.Nursery) -> AsyncIterator[Backend]:
-    """A store as its owner has it open. A task of the nursery raises an error once another process owns the store.
+    """Open a store as its owner. A task of the nursery raises an error once another process owns the store.
 
     Raises: StoreLocked, if another process owns it; what opening raises.
     """
@@ -120,7 +120,7 @@ async def owned(url: str, options: Options, nursery: trio.Nursery) -> AsyncItera
 
 @asynccontextmanager
 async def _files(url: str, options: Options) -> AsyncIterator[LocalStore]:
-    """A folder, beside its owner if it has one."""
+    """Open a folder for reading, beside its owner if it has one."""
     local = LocalStore(
         shown(url), durable=True, readonly=True, accept_loss=False, lmdb=options.lmdb, batch=options.batch
     )

@@ -33,7 +33,7 @@ from perco.tablets.splitter import Split, Splitter
 from perco.txn.engine import Engine
 from perco.txn.keeping import Keeper
 
-_NO_TABLETS: Final = "this store divides its tables into tablets by itself; there is nothing to split or to compact"
+_NO_TABLETS: Final = "perco does not divide this store's tables into tablets; there is nothing to split or to compact"
 
 
 class LocalOwner:
@@ -90,12 +90,12 @@ class LocalOwner:
     def local(self) -> LocalStore:
         """The store's tablets and its folder, for commands that look at them. Raises: UsageError if it has none."""
         if self.backend.local is None:
-            raise UsageError("the rows of this store are not in a folder of this machine")
+            raise UsageError("the rows of this store are not in a folder on this machine")
         return self.backend.local
 
     @property
     def splitting(self) -> Splitter:
-        """Raises: UsageError, if the store has no tablets of its own."""
+        """Raises: UsageError, if perco does not divide this store's tables into tablets."""
         if self._splitter is None:
             raise UsageError(_NO_TABLETS)
         return self._splitter

@@ -23,7 +23,7 @@ V = TypeVar("V")
 
 
 class PastSnapshot(Snapshot):
-    """The store as of a timestamp that was not drawn for it: every read checks that it is still kept (G5).
+    """A snapshot at a timestamp that was not drawn for it: every read checks that the versions are still kept (G5).
 
     `held`: its hold on the watermark; 0: none, or the pin's. `term`: for a reader beside the owner, the owner's term.
     """

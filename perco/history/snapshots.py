@@ -91,7 +91,7 @@ class Snapshots:
         must_be_number("a pin's lease_s", lease_s)
         must_be_name(name)
         if owner is not None and not isinstance(owner, str):
-            raise UsageError(f"a pin's owner is a str that people read, not {owner!r}")
+            raise UsageError(f"a pin's owner must be a str, for people to read, not {owner!r}")
         owner = owner or f"{os.getpid()} {' '.join(sys.argv)}"
         owner = owner.encode(errors="backslashreplace").decode()  # a command may have file names that are not UTF-8
         if name in self._pinned:
@@ -118,7 +118,7 @@ class Snapshots:
         if standing is not None:
             if at is not None or ts not in (None, standing.ts):
                 raise UsageError(
-                    f"pin {name!r} stands at timestamp {standing.ts}; drop it first (await db.drop_pin({name!r})), or "
+                    f"pin {name!r} is at timestamp {standing.ts}; drop it first (await db.drop_pin({name!r})), or "
                     "take it over as it is, without ts= or at="
                 )
             id = secrets.token_hex(8)
@@ -135,8 +135,9 @@ class Snapshots:
             snap.end()
 
     async def _give_back(self, former: Pin, id: str) -> None:
-        """Return a pin to its former holder, for the rest of its lease. Whether it was taken over under the id is
-        unknown. If this does not succeed soon, the pin remains until the new lease expires."""
+        """Return a pin to its former holder, for the rest of that holder's lease. It is unknown whether the takeover
+        under this id took effect. If returning the pin does not succeed soon, it remains until the new lease
+        expires."""
         pins = self._engine.oracle.pins
         with trio.move_on_after(_GIVE_BACK_S), contextlib.suppress(PercoError):
             while True:
@@ -173,7 +174,7 @@ class SnapshotBlock(AsyncOnly):
 
     async def __aenter__(self) -> Snapshot:
         if self._snap is not None:
-            raise UsageError("a snapshot's block is entered once; call db.snapshot() again")
+            raise UsageError("a snapshot's block can be entered only once; call db.snapshot() again")
         snap = self._snap = await self._snapshots.at(ts=self._ts, at=self._at)
         return snap
 

@@ -9,9 +9,10 @@ N2  The cell has the timestamp `at`, not the change's own. A run that may remove
 N3  For a higher version, the cell is also put where a lower version has acknowledged a delete.
 C4  The backfill first waits for the one-step commits at or below `at`.
 
-Progress is noted after each page, after the page's notify cells: a cell may be put twice, which changes nothing, but
-none is missed. The backfill holds nothing open and needs no old version: if the version at `at` has been collected, a
-newer one has notified the observer. An interrupted backfill continues in the next process, or in several at once.
+Progress is noted after each page, once the page's notify cells are stored. A cell may be put twice, which changes
+nothing, but none is missed. The backfill holds nothing open and needs no old version: if the version at `at` has been
+collected, a newer one has notified the observer. An interrupted backfill continues in the next process, or in several
+at once.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _RETRY_S, _RETRY_MAX_S = 1.0, 30.0
 class BackfillOptions:
     """Attributes:
     on: notify new observers of existing data in the background, as soon as the store is open.
-    share: the part of the loop's time that it may take in the background; 1: it yields, but does not pause.
+    share: the part of the loop's time that the backfill may take in the background; 1: it yields, but does not pause.
     page_rows: rows to read and notify at a time; progress is noted after each page.
     """
 
@@ -74,7 +75,8 @@ class BackfillOptions:
 
 
 class Noted(NamedTuple):
-    """Progress of the registration at `at`: rows below `next` are done; `rows` read, `notified`: notify cells put."""
+    """Progress of the registration at `at`: rows below `next` are done; `rows`: how many were read; `notified`: how
+    many notify cells were put."""
 
     at: int
     next: bytes
@@ -110,7 +112,7 @@ def unpack_noted(value: bytes) -> Noted:
     try:
         found = Noted(*msgpack.unpackb(value))
         if [type(part) for part in found] != [int, bytes, int, int] or min(found.at, found.rows, found.notified) < 0:
-            raise ValueError("a field that it cannot have")
+            raise ValueError("a field has an impossible value")
         return found
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise Corruption("backfill", f"its progress cannot be decoded: {error}") from error
@@ -155,7 +157,7 @@ class Backfill:
         return any(not entry.ready for entry in self._catalogue().observers.values())
 
     def wake(self) -> None:
-        """Start the backfill in the background if there is something to do, unless that is off."""
+        """Start the backfill in the background, if there is something to do and `BackfillOptions.on` is set."""
         if self.options.on and not self._running and self.left:
             self._running = True
             self._background.start(self._in_background, "backfill")
@@ -179,10 +181,10 @@ class Backfill:
     async def run(
         self, *, share: float = 1.0, tell: Callable[[BackfillProgress], None] | None = None
     ) -> list[BackfillProgress]:
-        """Run until all observers are ready; returns the progress of each that was not.
+        """Run until all observers are ready. Returns the progress of each observer that was not ready before.
 
         Args:
-            share: the part of the loop's time that it may take.
+            share: the part of the loop's time that the backfill may take.
             tell: called after every page.
 
         Raises: StoreError if the store cannot be written, Unavailable if no answer came.
@@ -199,11 +201,13 @@ class Backfill:
     async def _observer(
         self, id: str, share: float, tell: Callable[[BackfillProgress], None]
     ) -> BackfillProgress | None:
-        """Do one step of the protocol, or all pages. None: look at the observer again."""
+        """Draw and record the timestamp of an observer that has none; otherwise do all pages. None: the catalogue has
+        changed, so look at the observer again."""
         driver, store = self._driver, self._driver.store
         entry = self._catalogue().observers[id]
         if not entry.at:
-            await driver.oracle.announce(self._catalogue().binds)  # N10: transactions that draw later know of it
+            # N10: transactions that draw later know of the observer.
+            await driver.oracle.announce(self._catalogue().binds)
             at = await driver.oracle.draw()
             await self._change(lambda catalogue: catalogue.began_at(id, entry.version, at))
             return None
@@ -250,8 +254,8 @@ class Backfill:
             if commit_ts:
                 assert commit_ts <= entry.at
                 put = (NOTIFY, ack, entry.at, pack_cause(commit_ts, 0))
-                # N6: a message that arrives late, or twice, must not make a change wait again that has since been given
-                # up.
+                # N6: if the message arrives late, or twice, a change that has been given up meanwhile must not wait
+                # again.
                 given_up = (ABSENT, FAILED_LIST, ack, entry.at, entry.at)
                 mutations.append(Mutation(entry.table, ((row, (given_up,), (put,)),)))
         self._worked += time.perf_counter() - began
@@ -267,14 +271,15 @@ class Backfill:
     ) -> int:
         """The timestamp of the change that a row's observer must be notified of; 0: none.
 
-        A lock in the way may belong to a transaction that did not know of the observer: it is settled first (T9).
+        A lock in the way may belong to a transaction that did not know of the observer, so the lock is settled first
+        (T9).
         """
         locks, writes, *acks = found
         try:
             seen = look([cell[1:] for cell in locks], [cell[1:] for cell in writes])
             if isinstance(seen, Blocked):
                 seen = await self._driver.finish(entry.table, row, number, entry.at, seen)
-        except Corruption as error:  # the run fails until it is repaired; the backfill goes on
+        except Corruption as error:  # runs fail until the cell is repaired; the backfill goes on
             self._driver.note_damage(self._driver.at(Cellref(entry.table, row, number), error))
             return writes[0][1] if writes else 0
         if isinstance(seen, Missing) and not any(acks):

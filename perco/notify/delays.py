@@ -5,10 +5,11 @@ oldest change that no run has seen, whichever comes first: so it also runs on a 
 
 The store does not record when each timestamp was handed out. For a timestamp handed out after the worker began, this
 process uses the moment when it first saw a notify cell at or above that timestamp. For an earlier one it uses the
-clock's notes (O3): the first note at or above a timestamp was made after it. Both moments err on the late side, so no
-run is too early by the clock that they were read from. The error is bounded: once a worker has seen a change, it waits
-at most the delay, by the monotonic clock, whatever the wall clock does. If the wall clock was set forward, changes from
-before the worker began are due sooner; if it was set back, they wait for at most the delay once more.
+clock's notes (O3): the first note at or above a timestamp was made after the timestamp was handed out. Both moments err
+on the late side, so no run is too early by the clock that they were read from. The error is bounded: once a worker has
+seen a change, it waits at most the delay, by the monotonic clock, whatever the wall clock does. If the wall clock was
+set forward, changes from before the worker began are due sooner; if it was set back, they wait for at most the delay
+once more.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _Key = tuple[str, bytes, int]  # table, row, ack column
 
 
 class Delays:
-    """Delays of one observer. Times are the caller's monotonic clock, in seconds.
+    """Delays of one observer. Times are readings of the caller's monotonic clock, in seconds.
 
     Args:
         manner: when the observer is to run.
@@ -45,7 +46,7 @@ class Delays:
         self._step_s = manner.max_delay_s / _MARKS_MAX
         self._upto: list[int] = []
         self._by: list[float] = []
-        self._before: dict[int, float] = {}  # the same moment for timestamps up to `_first`
+        self._before: dict[int, float] = {}  # for timestamps up to `_first`: a moment by which each had been handed out
         self._held: dict[_Key, float] = {}
 
     def _see(self, ts: int, now: float) -> None:
@@ -62,10 +63,11 @@ class Delays:
             del upto[:_MARKS_MAX], by[:_MARKS_MAX]
 
     async def _since(self, ts: int) -> float:
-        """A moment by which `ts` had been handed out: the same at every call, or longer ago than any wait."""
+        """A moment by which `ts` had been handed out. Each call returns the same moment, unless it is so long ago that
+        no wait can still depend on it."""
         if ts > self._first:
             at = bisect_left(self._upto, ts)
-            assert at < len(self._upto), "only of what was met"
+            assert at < len(self._upto), "only timestamps that `_see` has noted"
             return self._by[at]
         found = self._before.get(ts)
         if found is None:

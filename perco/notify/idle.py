@@ -2,9 +2,10 @@
 
 N7  *Idle*: at one moment no notify cell, pending signal or lock of an observed cell existed anywhere. In one process a
     counter on the loop helps: while no observed write, signal, removal or recovery is in flight (`Fates.observed` is 0)
-    and no orphaned lock is left (`Sweeper.clean`), no notify cell can appear, so one look at all tablets proves it. A
-    lock of an observed cell that cannot be read may be a notification: the store is not idle, and waiting ends with an
-    error. Nor is it idle while a run is in flight here: another run may have removed its notify cells (N5).
+    and no orphaned lock is left (`Sweeper.clean`), no notify cell can appear, so one look at all tablets proves that
+    the store is idle. A lock of an observed cell that cannot be read may be a notification: the store is not idle, and
+    waiting ends with an error. Nor is the store idle while a run is in flight here: another run may have removed that
+    run's notify cells (N5).
     A store that does not count its cells is searched for them (`Idle.look`).
 """
 
@@ -36,8 +37,8 @@ class Idle:
 
     Attributes:
         busy_elsewhere: whether another process has a run in flight.
-        works_elsewhere: returns the observers that other processes run; None: workers may be about to connect. Both
-            attributes are None if the store is not served.
+        works_elsewhere: returns the observers that other processes run; None: workers may be about to connect. This
+            attribute and `busy_elsewhere` are None if the store is not served.
         claimed_elsewhere: how many rows other processes have ever claimed, if they write by themselves.
     """
 
@@ -87,7 +88,7 @@ class Idle:
         if self._store.prompt is None:
             tables = set(self._waiting.observed_tables())
             settled = self._settled()
-            # The store may apply an earlier mutation once more, by itself: cells that were found may be gone.
+            # The store may apply a late copy of an earlier mutation: cells that were found may be gone.
             now = trio.current_time()
             stale = not self._store.once and self.pending() > 0 and now >= self._again_at
             again = settled and (stale or not self._trusted)
@@ -105,7 +106,8 @@ class Idle:
         return self.now()
 
     def _claimed(self) -> tuple[int, bool]:
-        """How many rows have been claimed by processes that write by themselves, and whether they have one now."""
+        """How many rows other processes that write by themselves have ever claimed, and whether one of them has a run
+        in flight."""
         if self.claimed_elsewhere is None:
             return 0, False
         return self.claimed_elsewhere(), self.busy_elsewhere is not None and self.busy_elsewhere()
@@ -115,8 +117,8 @@ class Idle:
         return (PENDING, NOTIFY) if self.busy_elsewhere is None else (PENDING, NOTIFY, LOCK)
 
     def _sure(self) -> bool:
-        """Whether all required counts are known at this moment; also that of failed changes, of which a run may have
-        removed one since they were counted."""
+        """Whether all required counts are known at this moment. The count of failed changes is one of them, because a
+        run may have removed a failed change since the count."""
         if self._store.prompt is not None:
             return True
         wanted = [(table, group) for table in self._waiting.observed_tables() for group in self._wanted()]
@@ -136,9 +138,10 @@ class Idle:
         return [observer.id for observer in worker.observers.values()] if worker is not None else []
 
     def locked_observed(self) -> bool:
-        """Whether an observed table has a lock: it may be of an observed cell, and of another process.
+        """Whether an observed table has a lock, which may be on an observed cell, and belong to another process.
 
-        Locks that cannot be settled stay, so they do not count; `_stuck` tells whether one may be a notification (N7).
+        Locks that cannot be settled stay, so they do not count; `_stuck` finds out whether one may be a notification
+        (N7).
         """
         locks, prompt = self.entries(LOCK), self._store.prompt
         if not locks:
@@ -176,8 +179,8 @@ class Idle:
         )
 
     def _stuck(self) -> Corruption | None:
-        """The error of a lock of an observed cell that can be neither settled nor understood, if there is one: it may
-        be a notification (N1)."""
+        """The error of a lock of an observed cell that can be neither settled nor understood, if there is such a lock:
+        the lock may be a notification (N1)."""
         if not self._sweeper.stuck:
             return None
         signals, tables = self._engine.known.catalogue.signals, self._waiting.observed_tables()
@@ -205,7 +208,7 @@ class Idle:
     async def wait_idle(self) -> int:
         """Wait until the store is idle. Returns how many changes are on the failed list.
 
-        Raises: UsageError, SchemaMismatch, Corruption if it never would be.
+        Raises: UsageError, SchemaMismatch, Corruption if it would never be idle.
         """
         await trio.lowlevel.checkpoint()  # here: nothing may run between the last look and the return
         self._again_at = -math.inf

@@ -1,14 +1,15 @@
 """Looks for notify cells and hands rows to the worker.
 
 N8  A scanner starts at a random key of a random tablet and walks on from there, around the whole store. When it finds a
-    row on which another scanner runs observers it teleports: it jumps to a new random place, so that scanners never
+    row on which another scanner runs observers, it teleports: it jumps to a new random place, so that scanners never
     clump behind a slow row. It sleeps after a whole tour: clear the wake flag, look, sleep; the wake comes after the
     notify cells are visible. A wake wakes one scanner; one that finds more than it may run wakes the next. A scanner
-    passes by changes that are not due yet, and wakes when the first of them is.
+    passes by changes that are not due yet, and wakes when the first of them is due.
 
-If observers have different priorities, a scanner tours for the highest first, then for each of the others as far as its
-share goes, and repeats that until it has gone all the way around for each of them. A lower priority gives way: before
-it uses a slot that has become free, the scanner looks for work of higher ones, at most a few times in succession.
+If observers have different priorities, a scanner first tours for the highest priority, then for each lower one as far
+as that one's share goes. It repeats this until it has gone all the way around for each priority. Lower priorities give
+way: before the scanner uses a free slot for one, it looks for work of higher priorities, at most a few times in
+succession.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ log: logging.Logger = logging.getLogger("perco.store")
 
 _AWAY_S = 1.0  # between two looks at a store that does not answer
 _INSTEAD_MAX = 16  # rows that a scanner also asks for, in case other processes have the first ones
-_FURTHER_DOWN = 0.25  # how often a scanner goes on below a priority that has more to do
+_FURTHER_DOWN = 0.25  # the chance that a scanner goes on to lower priorities while a higher one has more to do
 _WAYS_GIVEN_MAX = 3  # how often in succession a lower priority gives way to a higher one
 
 
@@ -47,8 +48,8 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class ScannerCounters:
-    """`tours`, `teleports`; `claims`: rows handed to runners; `met`: how often it met another scanner; `asked`: calls
-    that asked a server for rows; `refused`: calls that got none, because other processes had them."""
+    """`tours`, `teleports`; `claims`: rows handed to runners; `met`: how often the scanner encountered another one;
+    `asked`: calls that asked a server for rows; `refused`: calls that got none, because other processes had them."""
 
     tours: int = 0
     teleports: int = 0
@@ -62,8 +63,8 @@ class _Walk:
     """A page of dirty rows.
 
     Attributes:
-        claims, before: the scanner's number of claims when it came to this place, and when it read this page.
-        taken: rows for which it has a slot and this process's lock, and which it has not claimed yet.
+        claims, before: the scanner's number of claims after its last jump, and when it read this page.
+        taken: rows for which the scanner has a slot and this process's lock, but no claim yet.
         stale_from: where to read on, if the rest of the page is stale.
     """
 
@@ -75,7 +76,8 @@ class _Walk:
         self.stale_from: bytes | None = None
 
     def is_stale(self, claims: int, most: int) -> bool:
-        """Whether so many rows were claimed since the page was read that others may have run its rows meanwhile."""
+        """Whether so many rows were claimed since the page was read that other scanners may have run its rows
+        meanwhile."""
         return claims - self.before >= most
 
 
@@ -152,7 +154,7 @@ class Scanner:
         return places
 
     async def _tour(self, nursery: trio.Nursery) -> None:
-        """Walk the whole store once, from a random place; again from another one after each teleport."""
+        """Walk the whole store once, from a random place. After a teleport, start again, from another random place."""
         self.counters.tours += 1
         await self.worker.look_at_catalogue()
         if len(self.worker.levels) > 1:
@@ -163,10 +165,11 @@ class Scanner:
             self.counters.teleports += 1
 
     async def _tour_by_priority(self, nursery: trio.Nursery) -> None:
-        """Tour for the highest level wholly, for each other as far as its share goes; repeat until none was cut short.
+        """Tour for the highest level completely, and for each lower level as far as its share goes; repeat until no
+        level was cut short.
 
-        The share is in proportion to the cost of looking for higher ones. Below a level that has more to do it goes on
-        only one time in four, at random.
+        The share is in proportion to the rows that the scanner passed by on its tour for the highest level. Below a
+        level that was cut short, it goes on only one time in four, at random.
         """
         cut = True
         while cut:
@@ -184,7 +187,7 @@ class Scanner:
             await trio.lowlevel.checkpoint()
 
     async def _ride(self, nursery: trio.Nursery) -> bool:
-        """Walk all the way around the store. Returns whether the scanner teleports instead."""
+        """Walk all the way around the store. Returns whether the scanner ended the ride early."""
         claims = self.counters.claims
         for place in await self._ahead():
             if await self._walk(nursery, place, claims):
@@ -192,8 +195,8 @@ class Scanner:
         return False
 
     async def _ahead(self) -> list[Place]:
-        """All places from a random one on, without clean ones before the first dirty one; that place begins at a random
-        key, and its skipped part comes last."""
+        """All places, from the first one with notify cells at or after a random place; those between are left out. The
+        first place begins at a random key, and the part before the key comes last."""
         places = self._places()
         at = self._rng.randrange(len(places)) if places else 0
         places = places[at:] + places[:at]
@@ -206,7 +209,7 @@ class Scanner:
         return []
 
     async def _random_row(self, place: Place) -> bytes | None:
-        """Where to begin in a place, or None: it is clean."""
+        """The row at which to begin in a place; None: the place has no notify cells."""
         page = await self._page(place, self.worker.options.page_rows)
         if page.next is None:
             return self._rng.choice(self._free(place.table, page) or page.rows)[0] if page.rows else None
@@ -233,10 +236,12 @@ class Scanner:
         return await self.worker.engine.driver.store.scan(request)
 
     async def _walk(self, nursery: trio.Nursery, place: Place, claims: int) -> bool:
-        """Claim the dirty rows of a place in order. Returns whether it teleports from a row that another scanner holds.
+        """Claim the dirty rows of a place in order. Returns whether the ride ends here: because the scanner teleports
+        from a row that another scanner holds, gives way to a higher priority, or has used up its share.
 
-        It does so if it has claimed a row since it came here, when it had made `claims` claims. Otherwise a jump gains
-        nothing: it has just come to a random place, and if few rows are dirty, all of them may be held.
+        `claims`: the scanner's number of claims after its last jump. It teleports only if it has claimed a row since
+        then. Otherwise a jump gains nothing: the scanner has just come to a random place, and if few rows are dirty,
+        all of them may be held.
         """
         query = ScanQuery(NOTIFY, None, 0, TS_MAX, CELLS_PER_ROW)
         start: bytes | None = place.low
@@ -298,8 +303,8 @@ class Scanner:
         return await self._claim(nursery, walk, len(walk.rows))
 
     async def _claim(self, nursery: trio.Nursery, walk: _Walk, at: int) -> bool:
-        """Claim the taken rows among all processes, and hand them to runners. Returns whether the scanner teleports,
-        from a row that another process has. `at`: the index of the page's next row."""
+        """Claim the taken rows, among all processes, and hand them to runners. Returns whether the scanner teleports,
+        because another process has a row. `at`: the index of the page's next row."""
         elsewhere = self.worker.elsewhere
         if elsewhere is not None:
             return await self._claim_elsewhere(elsewhere, nursery, walk, at)
@@ -309,8 +314,8 @@ class Scanner:
         return False
 
     async def _claim_elsewhere(self, elsewhere: Elsewhere, nursery: trio.Nursery, walk: _Walk, at: int) -> bool:
-        """As `_claim`, at the owner. It asks for later rows of the page as well, so that a claim rarely fails
-        altogether, then teleports from a row that another process has."""
+        """As `_claim`, at the owner. It also asks for later rows of the page, so that a claim rarely fails
+        altogether."""
         worker, table = self.worker, walk.table
         while walk.taken:
             instead = await self._instead(walk, at)
@@ -328,7 +333,7 @@ class Scanner:
                     left += 1
                     self._unlock(table, dirty.row)
             for dirty, state in zip(instead, states[len(tried) :], strict=True):
-                # Another scanner of this process may have it meanwhile: that one runs it, or releases it.
+                # Another scanner of this process may have locked the row meanwhile: that scanner runs or releases it.
                 if state == CLAIMED and self._takes(table, dirty.row):
                     self._begin(nursery, table, dirty)
                     left -= 1
@@ -370,7 +375,7 @@ class Scanner:
         return not self.worker.options.row_locks or self.worker.rows.take(table, row, self.number)
 
     def _let_go(self, table: str, row: bytes) -> None:
-        """Release a row that it locked here and does not run, and its slot."""
+        """Release the lock and the slot of a row that this scanner does not run."""
         self._unlock(table, row)
         self._slots.release()
 
@@ -392,11 +397,11 @@ class Scanner:
         return bool(until)
 
     def _jumps(self, walk: _Walk) -> bool:
-        """Whether it teleports, after it has met another scanner."""
+        """Whether the scanner teleports, after it has encountered another one."""
         return self.worker.options.teleport and self.counters.claims > walk.claims
 
     async def _wanted(self, table: str, row: bytes, cells: list[ScanCell]) -> list[int]:
-        """The acks whose observers may run now, of those for which a row has notify cells."""
+        """Of the acks for which a row has notify cells, those whose observers may run now."""
         worker, now = self.worker, trio.current_time()
         acks = list(dict.fromkeys([column for column, _, _ in cells]))
         if len(cells) == CELLS_PER_ROW:  # one observer's cells may hide another's (N11)
@@ -417,7 +422,7 @@ class Scanner:
         return due
 
     def _gives_way(self) -> bool:
-        """Whether to look for work of a higher priority first, for a slot that has just become free."""
+        """Whether to look for work of a higher priority before using a slot that has just become free."""
         levels = self.worker.levels  # changed, or empty, if observers were paused meanwhile
         if self._level is None or not levels or self._level is levels[0]:
             return False
@@ -436,7 +441,7 @@ class Scanner:
         )
         return [ack for ack, cells in zip(acks, found, strict=True) if cells]
 
-    @trio.lowlevel.enable_ki_protection  # trio protects its system tasks, not their children: Ctrl-C is the main task's
+    @trio.lowlevel.enable_ki_protection  # trio protects only its system tasks: the main task must get Ctrl-C
     async def _serve(self) -> None:
         """A runner: runs the observers of claimed rows until cancelled."""
         while True:
@@ -448,7 +453,7 @@ class Scanner:
                 raise
             except BaseException as error:
                 if isinstance(error, Exception):
-                    raise  # a bug of perco: observers' errors are handled by then (N6)
+                    raise  # a bug in perco: errors of observers have been handled by now (N6)
                 self._stop(error)
 
     def _stop(self, error: BaseException) -> None:
@@ -476,16 +481,16 @@ class Scanner:
             if worker.options.row_locks:
                 worker.rows.release(table, row)
             self._slots.release()
-            worker.wake_up()  # a scanner that passed this row by looks again
+            worker.wake_up()  # a scanner that skipped this row looks again
 
 
 def _newest(cells: list[ScanCell]) -> int:
-    """The commit timestamp of the newest change that waits there."""
+    """The commit timestamp of the newest change in these notify cells."""
     return max(ts for _, ts, _ in cells)
 
 
 def _oldest_root(cells: list[ScanCell]) -> int:
-    """The oldest cause of these notify cells (N9); 0 where one cannot be read."""
+    """The oldest cause of these notify cells (N9); 0 if one of them cannot be read."""
     try:
         return min(unpack_cause(value)[0] for _, _, value in cells)
     except Corruption:

@@ -1,4 +1,4 @@
-"""Finds the changes that wait for observers, in the rows themselves, and whether a wait for them could ever end.
+"""Finds the changes that wait for observers, by looking at the rows, and checks whether waiting for them can end.
 
 N7  Changes that are not handled yet are notify cells, pending signals and locks of observed cells.
 N9  Every notify cell carries the root cause of its chain.
@@ -36,7 +36,7 @@ class Waiting:
 
     Attributes:
         tells_s: how long to spend, after a deadline has passed, on finding out what waits.
-        watch_elsewhere: watches runs in other processes, in the owner of a store that is served.
+        watch_elsewhere: watches runs in other processes; set only in the owner of a store that is served.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Waiting:
         return {(o.table, column_of(tables[o.table].columns[o.column].number)) for o in observers}
 
     def _observed_columns(self, table: str) -> set[int]:
-        """The columns in the store of a table's observed columns, and of their acks."""
+        """The store's numbers for a table's observed columns, and for their acks."""
         observed = {column for of, column in self.observed_cells() if of == table}
         return observed | {
             ack_of(column, o.number) for column in observed for o in self._engine.known.catalogue.observers.values()
@@ -102,14 +102,14 @@ class Waiting:
             raise NotIdle(what, counts, failures)
 
     async def none_up_to(self, ts: int) -> bool:
-        """Whether nothing whose root cause committed at or before `ts` waits for an observer, or is about to (N7, N9).
+        """Whether no change with a root cause at or before `ts` waits for an observer or is about to wait (N7, N9).
 
         It looks at notify cells, and at locks of observed cells and signals, which become notify cells (N1, N5). A look
-        may miss a cause: a run may carry it from rows not looked at yet to rows already looked at. So a look does not
-        count if any such run was in flight.
+        may miss a cause, because a run may carry the cause from rows not looked at yet to rows already looked at. So a
+        look does not count if any such run was in flight.
         """
         if self._engine.driver.entered.up_to(ts) or self._engine.known.catalogue.unready():
-            return False  # C4, N10: its notify cells are not visible yet
+            return False  # C4, N10: some notify cells are not visible yet
         worker = self._worker()
         watches = [worker.watch(ts)] if worker is not None else []
         if self.watch_elsewhere is not None:
@@ -158,9 +158,11 @@ class Waiting:
         return cells
 
     def _oldest_cause(self, table: str, row: bytes, notified: Sequence[ScanCell], locks: Sequence[ScanCell]) -> int:
-        """The smallest root cause in a row's notify cells, or in those that its locks of observed cells would become.
+        """The smallest root cause in a row's notify cells, and in the notify cells that its locks of observed cells
+        would become.
 
-        Raises: Corruption if that cannot be read; Corruption or AwaitsAsyncio if the observer cannot run for it.
+        Raises: Corruption if a cause cannot be read; Corruption or AwaitsAsyncio if the observer cannot run for a
+        change.
         """
         observed, worker = self.observed_cells(), self._worker()
         oldest = TS_MAX
@@ -184,8 +186,8 @@ class Waiting:
         return oldest
 
     async def must_be_readable(self, last: Corruption | AwaitsAsyncio | None) -> None:
-        """Raises Corruption or UsageError if nothing is left but changes that this worker cannot run for, and perhaps a
-        damaged lock, whose error is `last`."""
+        """Raises Corruption or UsageError if nothing is left but changes for which this worker cannot run the observer,
+        and perhaps a damaged lock, whose error is `last`."""
         worker = self._worker()
         if last is None and (worker is None or not worker.damaged):
             return
@@ -198,8 +200,8 @@ class Waiting:
             raise last.again()
 
     def check_run(self, waiting: Collection[str], running: Collection[str]) -> None:
-        """Check that some program runs one of the observers that changes wait for. `running`: those of programs with a
-        worker.
+        """Check that some program runs one of the observers that changes wait for. `running`: the observers of programs
+        with a worker.
 
         Raises: UsageError, SchemaMismatch.
         """
@@ -225,10 +227,10 @@ class Waiting:
         )
 
     async def counts(self, *, readable: bool = False) -> dict[str, int]:
-        """How many changes wait for each observer, by id: one look over the notify cells.
+        """How many changes wait for each observer, by id, counted in one pass over the notify cells.
 
         Args:
-            readable: leave out changes that this worker cannot run for (see `Worker.damage`).
+            readable: leave out changes for which this worker cannot run the observer (see `Worker.damage`).
         """
         self._engine.usable(writing=False)
         await self._keeper.catch_up()

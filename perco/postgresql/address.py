@@ -20,7 +20,7 @@ _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _OWN: Final = re.compile(r"(?<=[?&])prefix=([^&]*)(&|$)")
 _EXAMPLE: Final = "postgresql://USER@HOST/DATABASE?prefix=NAME"
 # Settings of libpq, unless the address or the environment has others. They refuse standbys and hosts that do not
-# answer, and they end connections to a server that has gone without a word.
+# answer, and they end connections to a server that disappears without closing them.
 _DEFAULTS: Final = {
     "target_session_attrs": "read-write",
     "connect_timeout": "3",

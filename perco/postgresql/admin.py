@@ -1,4 +1,4 @@
-"""A store on PostgreSQL as its administrator sees it: its tables made, its rights granted, its server examined.
+"""What an administrator does with a store on PostgreSQL: make its tables, grant rights, and examine the server.
 
 `perco postgresql init|check` call this; nothing here claims the store.
 """
@@ -28,9 +28,8 @@ class Facts:
     """The findings of `inspect`.
 
     Attributes: `version` of the server; `owner`, the command of the process that owns the store, "" for none;
-    `address`, where it serves clients that reach the rows themselves, "" for nowhere; `cells` and `dead`, as the
-    server's statistics estimate them; `used_bytes`, of tables and indexes; `findings`, sentences about what is wrong,
-    each with its remedy.
+    `address`, where it serves direct clients, "" for nowhere; `cells` and `dead`, as the server's statistics estimate
+    them; `used_bytes`, of tables and indexes; `findings`, sentences about what is wrong, each with its remedy.
     """
 
     version: str
@@ -43,7 +42,7 @@ class Facts:
 
 
 async def make_tables(connection: Connection, place: Place) -> bool:
-    """Make the store's tables, unless they are there; returns whether it made them.
+    """Make the store's tables, unless they are there. Returns whether it made the tables.
 
     Raises: FormatUnknown, if they were made by another version; Corruption; StoreError, without the right to make them;
     Refusal.
@@ -91,12 +90,12 @@ async def _connected(place: Place) -> AsyncIterator[Connection]:
 
 
 async def init(url: str, grant: Sequence[str] = ()) -> bool:
-    """Make the tables of a store, and grant the roles that processes run as what they need; returns whether it made
-    them. Raises: UsageError, StoreError."""
+    """Make the tables of a store, and grant the rights that processes need to the roles in `grant`. Returns whether it
+    made the tables. Raises: UsageError, StoreError."""
     place = Place(url)
     for role in grant:
         if _ROLE.fullmatch(role) is None:
-            raise UsageError(f"--grant {role!r}: that is no name of a role")
+            raise UsageError(f"--grant {role!r}: that is not the name of a role")
     async with _connected(place) as connection:
         made = await make_tables(connection, place)
         for role in grant:

@@ -1,7 +1,7 @@
-"""The rows of a store on PostgreSQL for a client: it reads and writes them by itself, with a ticket of the owner's.
+"""The rows of a store on PostgreSQL for a direct client: it reads and writes them itself, with a ticket from the owner.
 
-O1  A client's term is its own. After a lost connection it begins the next one, once nothing that it has sent can take
-    effect (T4); that holds up no other client.
+O1  A client has a term of its own. After a lost connection, it begins the next term, once nothing that it has sent can
+    take effect (T4). Other clients do not wait for that.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class ClientRows(PostgresqlRows):
         self.fence.term = 0
 
     async def _renew(self) -> None:
-        """Begin a new term, with the ticket of this moment. Raises: Lost, PercoError."""
+        """Begin a new term, under the present ticket. Raises: Lost, PercoError."""
         fence = self.fence
         async with self._renewing:
             if fence.term:
                 return  # another task has begun it while we waited
-            connection = await Connection.open(self.pool.place)  # those of the pool may be busy
+            connection = await Connection.open(self.pool.place)  # the pool's connections may be busy
             try:
                 if not await self._next_term(connection):
                     fence.take(self.pool.place.prefix, await self._ticket())
@@ -84,7 +84,7 @@ class ClientRows(PostgresqlRows):
                 connection.close()
 
     async def _next_term(self, connection: Connection) -> bool:
-        """Whether the ticket is good, and has a new term."""
+        """Begin a new term under the ticket. Returns whether the ticket is good."""
         fence = self.fence
         if not fence.token:
             return False
@@ -94,7 +94,7 @@ class ClientRows(PostgresqlRows):
         return bool(found)
 
     async def _wait_out(self, lock: bytes) -> None:
-        """T4: for what was sent with a former ticket."""
+        """T4: return once nothing that was sent with a former ticket is under way."""
         connection = await Connection.open(self.pool.place)
         try:
             await alone(self, connection, lock, self.statements.briefly, [b"1s"])
@@ -132,7 +132,7 @@ class ClientRows(PostgresqlRows):
 
 
 async def address_of(place: Place) -> str:
-    """Where the store's owner serves clients that reach the rows by themselves, or served them last; "": nowhere.
+    """Where the store's owner serves direct clients, or served them last; "": nowhere.
 
     Raises: Unavailable.
     """

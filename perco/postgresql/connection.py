@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
 _BINARY: Final = 1
-# Errors of this connection, which another one may not meet: read-only, statements or types that are not known any more.
+# Errors that another connection may not have: read-only, statements or types that are no longer known.
 _OF_THE_SESSION: Final = frozenset({"25006", "26000", "0A000"})
 
 
@@ -105,7 +105,8 @@ class Connection:
         return not self._ended
 
     def is_alive(self) -> bool:
-        """Whether the server has not ended it while it was idle, as far as this host knows."""
+        """Whether the connection is still open, as far as this host knows: the server may have ended it while it was
+        idle."""
         with contextlib.suppress(error_of_libpq()):
             self._link.consume_input()  # the server's last message, and then the end
             self._link.consume_input()
@@ -134,7 +135,7 @@ class Connection:
             self._raise_for(result)
 
     async def run(self, statements: Sequence[tuple[Statement, Sequence[bytes | None]]]) -> list[Rows]:
-        """Run statements as one transaction; returns the rows of each. Parameters and results are binary.
+        """Run statements as one transaction. Returns the rows of each statement. Parameters and results are binary.
 
         Raises: Refusal, of the first statement that failed: nothing was written; Lost.
         """
@@ -163,7 +164,7 @@ class Connection:
                     break
                 results.append(result)
         for name, result in zip(new, results, strict=False):
-            if result.status == self._pq.ExecStatus.COMMAND_OK:  # it stays, whatever fails after it
+            if result.status == self._pq.ExecStatus.COMMAND_OK:  # it stays prepared, whatever fails after it
                 self._prepared.add(name)
         for result in results:
             self._raise_for(result)
@@ -172,7 +173,7 @@ class Connection:
         return [_rows(result) for result in results[len(new) :]]
 
     def _raise_for(self, result: PGresult) -> None:
-        """Raises: Refusal; Lost, if the server ends the connection: it may have committed before it did."""
+        """Raises: Refusal; Lost, if the server ends the connection: it may have committed before that."""
         pq = self._pq
         if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
             return
@@ -188,15 +189,16 @@ class Connection:
         raise Refusal(sqlstate, _plain(said + (f"; {detail.decode(errors='replace')}" if detail else "")))
 
     def _noticed(self, result: PGresult) -> None:
-        """Keep the warning of a server that stops waiting for its standby: it commits, and says so by this alone."""
+        """Keep the warning of a server that stops waiting for its standby: the server commits, and only this warning
+        says that it did not wait."""
         field = self._pq.DiagnosticField
         if result.error_field(field.SOURCE_FUNCTION) == b"SyncRepWaitForLSN":
             self._warning = _plain((result.error_field(field.MESSAGE_PRIMARY) or b"").decode(errors="replace"))
 
 
 class _Talk:
-    """A block in which a connection sends and waits for answers. If it ends early, so does the connection: its answers
-    would be taken for those of the next."""
+    """A block in which a connection sends and waits for answers. If the block ends early, the connection is closed:
+    otherwise the answers to this block would be taken for answers to the next one."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._link, self._pq = connection, connection._link, connection._pq
@@ -220,10 +222,11 @@ class _Talk:
             raise OSError(_plain(self._link.get_error_message()) or "the server closed the connection")
 
     async def result(self) -> PGresult | None:
-        """The next result; None: there are no more of this statement.
+        """The next result; None: this statement has no more results.
 
-        What has arrived is taken in only once all is sent. That cannot block both sides: before a large statement come
-        only those that are answered with one row, and after it only small ones, which wait in the server's buffers.
+        Answers are read only once everything has been sent. That cannot block both sides: before a large statement,
+        there are only statements that are answered with one row, and after it only small ones, which wait in the
+        server's buffers.
         """
         link = self._link
         while link.flush():

@@ -1,4 +1,5 @@
-"""The fence of a store on PostgreSQL: every transaction shows it, so that a former owner or session changes nothing."""
+"""The fence of a store on PostgreSQL: every transaction that writes names a token and a term, so that a former owner or
+session changes nothing."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from typing import Final, NamedTuple
 from perco.errors import PercoError
 from perco.postgresql.arrays import int8, number
 
-LOCKS: Final[int] = 1 << 11  # numbers of locks of rows
+LOCKS: Final[int] = 1 << 11  # how many numbers there are for the locks of rows
 
 
 class Shown(NamedTuple):
-    """A copy of a `Fence`, which one transaction shows."""
+    """A copy of a `Fence`, for one transaction."""
 
     session: int
     token: bytes
@@ -21,13 +22,14 @@ class Shown(NamedTuple):
 
 
 class Fence:
-    """The term and the token of this owner, or those of a client, whose token is its ticket: each transaction that
-    writes names them, and writes nothing if the store has others. A server may forget a term, after a failover to a
-    standby that lacks it; it invents no token.
+    """The term and the token of this owner, or of a client; a client's token is its ticket. Each transaction that
+    writes names both, and writes nothing if the store has others. After a failover to a standby that lacks the last
+    term, the server may begin that term again, but it never makes up a token.
 
-    Attributes: `term`, 0: what was sent under the last one may still take effect, and there is no new one yet;
+    Attributes: `term`, 0 if what was sent under the last term may still take effect, and no new term has begun;
     `deposed`, the reason why this process no longer owns the store; `lock`, the number of the lock that guards the
-    term; `session`, how many sessions of this client have ended: what one has begun, another does not send (R7).
+    term; `session`, how many sessions of this client have ended: what one session has begun, a later one does not send
+    (R7).
     """
 
     term: int
@@ -46,7 +48,7 @@ class Fence:
         return Shown(self.session, self.token.encode(), self.lock, self.term)
 
     def lapse(self, shown: Shown) -> None:
-        """That term is over; if this fence has another term by now, nothing changes."""
+        """End the term of `shown`, if it is still the present one."""
         if (self.token.encode(), self.term) == shown[1::2]:
             self.term = 0
 

@@ -36,10 +36,11 @@ class PostgresqlLease(Lease):
 
     def _ask(self, sql: str) -> int | None:
         """Run a statement with the token; returns how many rows it changed, or None if there is no answer yet. The next
-        call then waits for the same answer: to begin again would leave one more waiting backend in the server."""
+        call then waits for the same answer: sending the statement again would leave one more waiting backend in the
+        server."""
         pq = libpq()
         if self._link is None:
-            self._link = pq.PGconn.connect(self._place.conninfo.encode())  # which has a limit, `connect_timeout`
+            self._link = pq.PGconn.connect(self._place.conninfo.encode())  # limited by `connect_timeout`
             self._busy = False
             if self._link.status == pq.ConnStatus.OK:
                 self._link.exec_(b"SET synchronous_commit = on")
@@ -62,7 +63,7 @@ class PostgresqlLease(Lease):
         return None
 
     def _answer(self, link: Any) -> Any:
-        """The result of the statement; None: not within the time of a lease."""
+        """The result of the statement; None: it did not arrive within the time of a lease."""
         poll = select.poll()
         poll.register(link.socket, select.POLLIN)
         until = now() + self._lease_s

@@ -1,4 +1,4 @@
-"""psycopg's module over libpq, imported when a store on PostgreSQL is opened: the rest of perco does without it."""
+"""psycopg's module over libpq, imported when a store on PostgreSQL is opened: the rest of perco does not need it."""
 
 from __future__ import annotations
 

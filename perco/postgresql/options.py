@@ -12,10 +12,11 @@ class PostgresqlOptions:
     """Attributes:
     connections: to the server, at most; besides the one that renews the owner's lease.
     call_s: how long one call may take, in seconds, reconnecting included.
-    own: own the store, if no other process does. None: not if it was served with `perco serve --direct` the last time:
-        then wait for such a server, and be its client. False: never.
-    lease_s: how long a process owns the store without renewing its lease, in seconds: after its death the next owner
-        waits for as long.
+    own: whether to own the store, if no other process does. None: yes, unless it was last served with
+        `perco serve --direct`; then wait for such a server, and be its client. False: never; be the client of such a
+        server.
+    lease_s: how long a process owns the store without renewing its lease, in seconds: after the owner's death, the next
+        owner waits for this time.
     """
 
     connections: int = 4

@@ -1,13 +1,13 @@
 """The rows of a store on PostgreSQL: reads, scans, and batches of mutations, each in one round trip.
 
-S1  A mutation, of one row or of several, is checked and written within one transaction of the server. A call's
-    mutations share transactions if no two of them have a row in common; a mutation that comes later sees those before
+S1  A mutation, of one row or of several, is checked and written within one transaction of the server. The mutations of
+    a call share a transaction if no two of them have a row in common; a later mutation sees the writes of those before
     it.
-S4  A mutation that the server refuses, for want of space for example, fails alone: the others are sent again, without
-    it.
-C6  A mutation is sent again only if it certainly was not made, so it takes effect at most once.
-T4  If a connection is lost, its mutations may have been made. They are answered `NoReply` once they can no longer take
-    effect (`PostgresqlRows.renew`), or after `call_s`.
+S4  If the server refuses a mutation, for lack of space for example, only that one fails: the others are sent again,
+    without it.
+C6  A mutation is sent again only if it certainly was not applied, so it takes effect at most once.
+T4  If a connection is lost, its mutations may have been applied. They are answered `NoReply` once they can no longer
+    take effect (`PostgresqlRows.renew`), or after `call_s`.
 T13 See `Bare`: the owner refuses its own mutations below the floor; PostgreSQL refuses those of clients.
 """
 
@@ -49,15 +49,15 @@ from perco.storage import (
 )
 
 _END: Final = b"\xff" * (ROW_BYTES_MAX + 1)  # no row is at or above it
-_PAUSES_MAX: Final = 10  # times as long, at most
-_PAUSE_S: Final = 0.05  # before a statement that the server has refused for a moment is sent again
+_PAUSES_MAX: Final = 10  # the longest pause, in units of `_PAUSE_S`
+_PAUSE_S: Final = 0.05  # before a statement that failed temporarily is sent again
 _ROWS_MAX: Final = 1000  # of all mutations that share a transaction
 _PART_BYTES: Final = 8 << 20  # of their values
 
 # Errors after which a transaction may succeed if it is sent again: conflicts with others, and timeouts.
 _AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57014", "53300"})
 _CHECKED: Final[tuple[Callable[[Any], bytes], ...]] = (int4s, int4s, bools, int4s, byteas, int8s, int8s, int8s)
-_NO_SPACE: Final = 0  # in which there is no cell: only a damaged cell names a group that was never made
+_NO_SPACE: Final = 0  # a space without cells: only a damaged cell names a group that was never made
 YES: Final[Rows] = [(b"\x01",)]
 _NEXT: Final = int4(-1)  # in place of a query: the row after the page
 _FULL: Final = "53100"
@@ -79,7 +79,7 @@ class Pool:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """One that no other task uses. Raises: Lost."""
+        """A connection that no other task uses. Raises: Lost."""
         async with self._limit:
             found = None
             while found is None and self._idle:
@@ -103,14 +103,14 @@ class PostgresqlRows:
     """All rows of a store, in the tables of one prefix, for its owner or for a client with a ticket. Loop thread only.
 
     Attributes:
-        renew: set by the store. Begins a new term, if the fence has none: nothing that was sent under an earlier one
-            can take effect any more (O1). Raises: Lost, PercoError.
+        renew: set by the store. Begins a new term, if the fence has none. After that, nothing that was sent under an
+            earlier term can take effect (O1). Raises: Lost, PercoError.
         wait_out: set by a client. Returns when nothing that was sent under that lock is under way. Raises: Lost,
             PercoError.
-        usable: set by the store. Raises PercoError if it is closed, or was opened before a fork.
-        check: set by the store. The same, and if this process may not own it any more. A read counts only if this holds
-            after it: the next owner may remove what only this process still reads (G1). A mutation needs no check: its
-            term is compared.
+        usable: set by the store. Raises PercoError if the store is closed, or was opened before a fork.
+        check: set by the store. Raises what `usable` raises, and an error if this process may no longer own the store.
+            A read counts only if `check` raises nothing after it: the next owner may remove what only this process
+            still reads (G1). A mutation needs no `check`, because PostgreSQL compares its term.
     """
 
     pool: Pool
@@ -154,7 +154,7 @@ class PostgresqlRows:
         self._writers.close()
 
     def add(self, spaces: dict[tuple[str, str], int]) -> None:
-        """Take in the numbers of tables and groups."""
+        """Register the numbers of tables and groups."""
         self._spaces |= spaces
         for table, _ in spaces:
             self._tables.setdefault(table, len(self._tables))
@@ -199,7 +199,7 @@ class PostgresqlRows:
             for at, ts, value in await self._ask(statement, self._queries(asked)):
                 found[number(at) - 1].append((number(ts), value))
         for (_, _, query), cells in zip(asked, found, strict=True):
-            if len(cells) > 1:  # SQL promises no order of the whole
+            if len(cells) > 1:  # SQL promises no order of the whole result
                 cells.sort(reverse=query[4] > 0)
         out, at = [], 0
         for _, _, queries in requests:
@@ -274,7 +274,7 @@ class PostgresqlRows:
         return {where: cells[space] for where, space in spaces.items()}
 
     async def _ask(self, statement: Statement, parameters: Sequence[bytes]) -> Rows:
-        """Run a statement that only reads, again if it fails for a moment. Raises: Unavailable, Corruption;
+        """Run a statement that only reads; repeat it if it fails temporarily. Raises: Unavailable, Corruption;
         SessionEnded, if this client's session ends meanwhile."""
         self.usable()
         error: Exception | None = None
@@ -313,7 +313,7 @@ class PostgresqlRows:
         raise Unavailable(f"{self.pool.place.shown} does not answer: {error or 'no reply'}") from error
 
     def told(self, error: Refusal) -> PercoError:
-        """The error of perco's for one of the server's."""
+        """perco's error for an error of the server."""
         shown = self.pool.place.shown
         if error.sqlstate == _FULL:
             return StoreFull(shown, error.said)
@@ -326,7 +326,7 @@ class PostgresqlRows:
     # ------------------------------------------------------------ mutations
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
-        """The verdict of each mutation. Cancelled before the first is sent, or not at all (T10)."""
+        """The verdict of each mutation. The call can be cancelled only before the first mutation is sent (T10)."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self.usable()
         for mutation in mutations:  # an error here means that nothing was sent
@@ -357,7 +357,7 @@ class PostgresqlRows:
         deadline: float,
         session: int,
     ) -> None:
-        """Apply those mutations that have an index in `part`, in one transaction."""
+        """Apply the mutations whose indices are in `part`, in one transaction."""
         parameters = self._written([mutations[i] for i in part])
         locks = int8s(sorted(self._locks(mutations[i] for i in part)))
         durably = not self._durable and any(mutations[i].table == SYSTEM_TABLE for i in part)  # S2
@@ -444,7 +444,8 @@ class PostgresqlRows:
     async def _send(
         self, connection: Connection, shown: Shown, locks: bytes, parameters: list[bytes], *, durably: bool
     ) -> dict[int, int] | None:
-        """Send a transaction; returns, for each refused mutation, which check failed. None: another term."""
+        """Send a transaction; returns, for each refused mutation, which check failed. None: the store has another
+        term."""
         statements = self.statements
         before: list[tuple[Statement, list[bytes]]] = [(statements.durably, [])] if durably else []
         made, *floors = parameters[13:]
@@ -460,8 +461,8 @@ class PostgresqlRows:
         return None if -1 in refused else refused
 
     def _locks(self, mutations: Iterable[Mutation]) -> set[int]:
-        """The numbers under which PostgreSQL locks their rows: a few thousand, because a server has room for some 6 000
-        locks in all. Rows with the same number wait for each other."""
+        """The numbers under which PostgreSQL locks the rows of these mutations. There are only a few thousand numbers,
+        because a server has room for some 6 000 locks in all. Rows with the same number wait for each other."""
         found = set()
         first = self._first_lock
         for mutation in mutations:
@@ -471,7 +472,7 @@ class PostgresqlRows:
         return found
 
     def _written(self, mutations: Sequence[Mutation]) -> list[bytes]:
-        """The parameters of `apply`. A cell that is written twice in a mutation has the last value."""
+        """The parameters of `apply`. If a mutation writes a cell twice, the last value counts."""
         checks: list[tuple[int, int, bool, int, bytes, int, int, int]] = []
         writes: dict[tuple[int, bytes, int, int], tuple[int, bytes | None]] = {}
         for m, (table, rows, _, _) in enumerate(mutations):
@@ -497,12 +498,13 @@ class PostgresqlRows:
 
 
 def _columns(query: ScanQuery) -> tuple[int, ...]:
-    """-1: all."""
+    """The columns of a query; -1: all columns."""
     return (-1,) if query.columns is None else query.columns
 
 
 def _last_first(refused: tuple[bytes, bytes]) -> int:
-    """For a mutation that is refused twice: the first check, or the floor (-1), comes last."""
+    """The order of refusals. If a mutation is refused twice, the first check, or the floor (-1), comes last, so that it
+    counts."""
     return -number(refused[1])
 
 
@@ -511,7 +513,7 @@ def _newest_first(cell: ScanCell) -> tuple[int, int]:
 
 
 def _put_in_order(query: ScanQuery, cells: list[ScanCell]) -> None:
-    """Sort them by columns, in the order in which the query names them; of each column the newest first."""
+    """Sort cells by column, in the order in which the query names the columns; within a column, the newest first."""
     if query.columns is None or len(query.columns) == 1:
         cells.sort(key=_newest_first)
     else:
@@ -520,7 +522,8 @@ def _put_in_order(query: ScanQuery, cells: list[ScanCell]) -> None:
 
 
 def _which(mutation: Mutation, failed: int) -> Refused:
-    """The row, and the check of it, that has this number among all checks of a mutation; -1: it is below the floor."""
+    """The refusal by the check that has this number among all checks of a mutation; -1: the mutation is below the
+    floor."""
     if failed < 0:
         return Refused(0, -1)
     for i, (_, checks, _) in enumerate(mutation.rows):
@@ -531,11 +534,11 @@ def _which(mutation: Mutation, failed: int) -> Refused:
 
 
 def _parts(mutations: Sequence[Mutation], wanted: Sequence[int]) -> list[list[int]]:
-    """Divide the mutations with these indices into transactions. Two with the same row never share one: the later
-    mutation goes into a later transaction."""
+    """Divide the mutations with these indices into parts that share a transaction each. A mutation goes into a later
+    part than an earlier mutation that has a row in common with it."""
     parts: list[list[int]] = []
     sizes: list[tuple[int, int]] = []  # rows and bytes
-    last: dict[tuple[str, bytes], int] = {}  # the part that has a row, the last one
+    last: dict[tuple[str, bytes], int] = {}  # the last part that has a row
     for i in wanted:
         mutation = mutations[i]
         at = max((last[key] + 1 for row in mutation.rows if (key := (mutation.table, row[0])) in last), default=0)

@@ -4,17 +4,19 @@
     PREFIX_groups   the number ("space") of each table and locality group
     PREFIX_owner    one row: the format; the owner's token, term and floor; how often it has renewed its lease; where it
                     serves
-    PREFIX_sessions one row per client that the owner lets read and write by itself: its ticket, and its term
+    PREFIX_sessions one row per direct client: its ticket, and its term
 
 A mutation is checked and written by one statement, after the rows that it names were locked: the statement's snapshot
 is taken when no other transaction can change them. Read committed is enough.
 
 S1  All checks of a mutation, and all its writes, are in one statement and one transaction.
-O1  Each transaction that writes shares a lock, which a change of the term takes alone; under another term it writes
-    nothing. It takes this lock after those of its rows, so that no two transactions can wait for each other.
-F3  The same holds for a client with its ticket: each has a lock of its own. A process that reads asks afterwards, in
-    the same round trip, whether its ticket or claim is still there. If it is, the cells were read before it ended.
-T13 A client's mutation below the floor is refused by the statement; the owner refuses its own by itself.
+O1  Each transaction that writes takes a shared lock, which a change of the term takes exclusively; if the store has
+    another term by then, the transaction writes nothing. It takes this lock after the locks of its rows, so that no two
+    transactions can wait for each other.
+F3  The same holds for a client with its ticket: each ticket has a lock of its own. After a read, a process asks in the
+    same round trip whether its ticket or claim is still there. If so, the cells were read before the ticket or claim
+    ended.
+T13 A client's mutation below the floor is refused by the statement; the owner itself refuses its own.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ SETTINGS: Final = (
     "SET default_transaction_isolation = 'read committed'; SET client_encoding = 'UTF8'"
 )
 
-# A server that is set up to wait for more than its standby's disk goes on to do so.
+# A server that is configured to wait for more than its standby's disk keeps that setting.
 DURABLE: Final = (
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') <> 'remote_apply'"
 )
@@ -154,7 +156,8 @@ _SCANNED: Final = (INT4S, INT4S, INT8S, INT8S, INT8S, INT4S, BOOLS)
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """The statements of the store whose tables have a prefix: those of its owner, or of a client with a ticket."""
+    """The statements for a store. `prefix`: the names of its tables begin with it; `client`: for a direct client, not
+    the owner."""
 
     prefix: str
     client: bool = False
@@ -230,7 +233,7 @@ class Statements:
             "end_holders",
             "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory' AND granted "
             "AND objsubid = 1 AND (classid::bigint << 32 | objid::bigint) = $1 AND pid <> pg_backend_pid() "
-            # One that is ended while it waits for its standby shows others a commit that the standby lacks.
+            # A backend that is terminated while it waits for its standby shows others a commit that the standby lacks.
             "AND pid NOT IN (SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep') "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
             INT8,

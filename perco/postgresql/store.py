@@ -1,7 +1,8 @@
-"""Opens a store on PostgreSQL: its tables, and the claim by which this process owns it.
+"""Opens a store on PostgreSQL: makes its tables if there are none, and claims it, so that this process owns it.
 
-One process owns the store. It draws the timestamps, and it alone writes; its transactions commit as those over a folder
-do. Others reach the store through it, at an address that it serves.
+One process owns the store, and draws the timestamps. Without direct clients, it alone writes, and its transactions
+commit as those over a folder do; other processes reach the store through it, at an address that it serves. Direct
+clients read and write the rows themselves, with tickets from the owner.
 """
 
 from __future__ import annotations
@@ -30,26 +31,29 @@ from perco.storage.bare import Bare
 from perco.storage.lease import LeasedStore, command, locked, now
 
 _FLAG: Final = (b"\x00", b"\x01")
-_LOOKS: Final = 10  # at the owner's row, while its lease may hold
+_LOOKS: Final = 10  # looks at the owner's row in the time of a lease
 
 
 class Counted(Bare):
-    """`Bare` over a store that counts cells by itself, in one statement. `tickets`: of clients that write, too."""
+    """`Bare` over a store that counts its cells in one statement. `tickets`: the tickets of direct clients, which
+    write, too; None: there are none."""
 
     _store: PostgresqlRows
     tickets: Tickets | None = None
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
         """See `OwnerStore.raise_floor`."""
-        if self.tickets is not None:  # first: what this process gives up on, no client may still prewrite
+        # First the clients' floor: below its own floor, this process rolls back without a marker, so no client may
+        # still prewrite there (T13).
+        if self.tickets is not None:
             await self.tickets.raise_floor(ts, wait=wait)
         await super().raise_floor(ts, wait=wait)
         if wait:
             await self._store.settle()
 
     async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
-        """See `OwnerStore.look`. This process does not notice the writes of clients that write by themselves, so every
-        look counts again, and everything as of one moment (N7)."""
+        """See `OwnerStore.look`. This process does not notice the writes of direct clients, so every look counts again,
+        everything as of one moment (N7)."""
         if self.tickets is None:
             await super().look(tables, groups, again=again)
             return
@@ -85,8 +89,8 @@ class PostgresqlStore(LeasedStore):
     async def open(
         cls, url: str, options: PostgresqlOptions, *, durable: bool, direct: bool = False
     ) -> PostgresqlStore:
-        """Claim the store, which is made if there is none. `direct`: clients go on to look for the address at which it
-        is served; else it has none.
+        """Claim the store, which is made if there is none. `direct`: keep the address of the server, which clients look
+        up; otherwise clear it.
 
         Raises: StoreLocked, if another process owns it; FormatUnknown, Unavailable, UsageError, StoreError.
         """
@@ -126,9 +130,9 @@ class PostgresqlStore(LeasedStore):
         return token.decode(), number(renewals), told.decode()
 
     async def _claim(self, connection: Connection, *, direct: bool) -> None:
-        """Become the owner, once the last one has not renewed its lease for its whole length (O1).
+        """Become the owner, once the last owner has not renewed its lease for the whole length of the lease (O1).
 
-        Raises: StoreLocked, if it does; Unavailable.
+        Raises: StoreLocked, if the last owner renews it; Unavailable.
         """
         lease_s, statements = self._options.lease_s, self.rows.statements
         holder, renewals, told = await self._owner(connection)
@@ -151,19 +155,19 @@ class PostgresqlStore(LeasedStore):
             now_holder, renewed, told = await self._owner(connection)
             if now_holder and now_holder == holder and renewed != renewals:
                 raise locked(self.rows.pool.place.shown, told)
-            if now_holder != holder:  # a claim that may be that of a process that has died since
+            if now_holder != holder:  # another claim, perhaps of a process that has died since
                 holder, renewals, seen = now_holder, renewed, now()
 
     async def _alone(self, connection: Connection, statement: Statement, parameters: list[bytes]) -> Rows:
         return await alone(self.rows, connection, self.rows.fence.lock, statement, parameters)
 
     async def _renew(self) -> None:
-        """Begin a new term: when this returns, nothing that was sent under an earlier one can take effect (O1)."""
+        """Begin a new term. When this returns, nothing that was sent under an earlier term can take effect (O1)."""
         fence = self.rows.fence
         async with self._renewing:
             if fence.term or fence.deposed is not None:
                 return  # another task has begun it while we waited
-            connection = await Connection.open(self.rows.pool.place)  # those of the pool may be busy
+            connection = await Connection.open(self.rows.pool.place)  # the pool's connections may be busy
             try:
                 found = await self._alone(connection, self.rows.statements.next_term, [self._token.encode()])
                 if found:
@@ -177,13 +181,13 @@ class PostgresqlStore(LeasedStore):
                 connection.close()
 
     def let_clients_in(self) -> Tickets:
-        """Let clients read and write by themselves, with tickets. Call it before anything is committed: such clients do
-        not ask this process's memory (C4)."""
+        """Let direct clients in, with tickets. Call this before anything is committed: direct clients do not see the
+        entries in this process's memory (C4)."""
         self.store.tickets = self._tickets
         return self._tickets
 
     async def serve_at(self, address: str) -> None:
-        """Tell clients where this owner serves. Raises: StoreLocked, Unavailable."""
+        """Publish the address at which this owner serves clients. Raises: StoreLocked, Unavailable."""
         try:
             async with self.rows.pool.connection() as connection:
                 parameters = [address.encode(), self._token.encode()]

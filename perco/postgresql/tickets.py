@@ -1,10 +1,10 @@
-"""The owner's side of clients that read and write a store on PostgreSQL by themselves.
+"""The owner's side of direct clients of a store on PostgreSQL.
 
-Each has a ticket, which its session with the owner gives it: a row of PREFIX_sessions. PostgreSQL makes a client's
-mutation only if the row is there, and a client asks for it after each read.
+Each client gets a ticket with its session: a row of PREFIX_sessions. PostgreSQL applies a client's mutation only if the
+row is there, and after each read, the client asks whether it is still there.
 
-F3   When a session has ended, its row is removed before the watermark can rise: after that nothing that the session has
-     sent can take effect, and nothing that it reads counts.
+F3   When a session has ended, its row is removed before the watermark can rise. After that, nothing that the session
+     has sent can take effect, and nothing that it reads counts.
 T13  The floor is in the store. Once `raise_floor` has returned, no client's mutation below it can take effect.
 O1   A new owner removes all tickets of the former one before it begins.
 """
@@ -31,7 +31,7 @@ _NOT_ALLOWED: Final = "42501"
 _PATIENTLY: Final = b"10s"
 _LOOKS: Final = 10
 _TRIES: Final = 5
-_AT_ONCE: Final = 2  # of the pool's connections: others read
+_AT_ONCE: Final = 2  # connections of the pool, at most: the others read
 _AGAIN_S: Final = 0.2
 T = TypeVar("T")
 
@@ -39,9 +39,9 @@ T = TypeVar("T")
 async def alone(
     rows: PostgresqlRows, connection: Connection, lock: bytes, statement: Statement, parameters: list[bytes]
 ) -> Rows:
-    """Run a statement that changes a term, once no transaction of an earlier term is under way: none that shares this
-    lock. One that goes on for long is ended: its process may have been stopped, or its host lost, in the middle of
-    sending it. Raises: Refusal, Lost, Unavailable."""
+    """Run a statement that changes a term, once no transaction of an earlier term is under way: such a transaction
+    shares this lock. A transaction that goes on for long is terminated: its process may have been stopped, or its host
+    lost, in the middle of sending it. Raises: Refusal, Lost, Unavailable."""
     statements = rows.statements
     for _ in range(_LOOKS):
         try:
@@ -58,7 +58,7 @@ async def alone(
             if refusal.sqlstate != _NOT_ALLOWED:
                 raise
             raise Unavailable(
-                f"{rows.pool.place.shown}: a transaction of a process that may be dead stands in the way, and this "
+                f"{rows.pool.place.shown}: a transaction of a process that may be dead is in the way, and this "
                 f"process may not end it: {refusal.said}",
                 remedy="Let all processes connect as one role, or grant them pg_signal_backend.",
             ) from refusal
@@ -66,11 +66,12 @@ async def alone(
 
 
 class _Ticket:
-    """A ticket that a session has asked for. `ended`: its row has to go."""
+    """The ticket of a session that asked for one. `ended`: the session has ended, and the ticket's row must be
+    removed."""
 
     def __init__(self) -> None:
         self.ended = False
-        self.lock = trio.Lock()  # held while its row is made or removed
+        self.lock = trio.Lock()  # held by the task that makes or removes its row
 
 
 class Tickets:
@@ -78,9 +79,9 @@ class Tickets:
 
     def __init__(self, rows: PostgresqlRows) -> None:
         self._rows = rows
-        self._all: dict[str, _Ticket] = {}  # those that may have a row
+        self._all: dict[str, _Ticket] = {}  # the tickets that may have a row
         self._floor = 0
-        self.on_gone: list[Callable[[], None]] = []  # a session that wrote by itself has ended for good
+        self.on_gone: list[Callable[[], None]] = []  # called when the session of a direct client has ended for good
 
     async def admit(self, ticket: str) -> None:
         """Let the client that shows this ticket in. Raises: SessionEnded, Unavailable, StoreLocked."""
@@ -92,19 +93,19 @@ class Tickets:
                 await self._rows.settle()
                 if await self._talk(lambda connection: self._insert(connection, ticket)):
                     return
-        raise Unavailable(f"{self._rows.pool.place.shown} does not take a ticket")
+        raise Unavailable(f"{self._rows.pool.place.shown} does not accept a ticket")
 
     async def _insert(self, connection: Connection, ticket: str) -> bool:
-        """Whether the row is there now; False: the store has another term. After that, and after a lost connection, a
-        new term begins: it tells whether this process still owns the store, and no late insert brings back a ticket
-        that was removed."""
+        """Insert the row. Returns whether it is there now; False: the store has another term. After that, and after a
+        lost connection, a new term begins. That shows whether this process still owns the store, and a late insert can
+        no longer bring back a ticket that was removed."""
         fence, statements = self._rows.fence, self._rows.statements
         shown = fence.shown()
         try:
             *_, there = await connection.run(
                 [
                     (statements.durably, []),
-                    (statements.hold, [shown.lock]),  # a new owner waits, and then removes it
+                    (statements.hold, [shown.lock]),  # a new owner waits for this, and then removes the row
                     (statements.admit, [ticket.encode(), shown.token, int8(shown.term)]),
                     (statements.is_there, [ticket.encode()]),
                 ]
@@ -117,14 +118,14 @@ class Tickets:
         return there == YES
 
     def end(self, ticket: str) -> None:
-        """The session of this ticket has ended. `settle` removes it."""
+        """Note that the session of this ticket has ended. `settle` removes the ticket."""
         if (known := self._all.get(ticket)) is not None:
             known.ended = True
 
     async def settle(self) -> None:
-        """F3: return when nothing that a session which has ended has sent can take effect any more.
+        """F3: return once nothing that a session sent before it ended can still take effect.
 
-        Raises: Unavailable, if that is not so for one of them; the others are removed.
+        Raises: Unavailable, if that is not certain for one of the sessions; the tickets of the others are removed.
         """
         ended = [(ticket, known) for ticket, known in self._all.items() if known.ended]
         if not ended:
@@ -165,7 +166,7 @@ class Tickets:
                 log.info("tickets of ended sessions cannot be removed yet: %s", error)
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
-        """T13: for the clients; see `OwnerStore.raise_floor`. Raises: Unavailable, StoreLocked."""
+        """T13: raise the floor for the clients; see `OwnerStore.raise_floor`. Raises: Unavailable, StoreLocked."""
         if wait:
             await self.settle()
         if ts > self._floor:
@@ -177,8 +178,8 @@ class Tickets:
                 await self._talk(lambda connection, lock=lock: self._wait_for(connection, lock))  # type: ignore[misc]
 
     async def _wait_for(self, connection: Connection, lock: bytes) -> None:
-        """Wait for what a client has under way; what it sends meanwhile waits, too. If the client is dead, its session
-        ends, and so does the wait."""
+        """Wait for the transactions that a client has under way; those that it sends meanwhile wait, too. If the client
+        is dead, its session ends, and so does the wait."""
         statements = self._rows.statements
         await connection.run([(statements.briefly, [_PATIENTLY]), (statements.wait_for_others, [lock])])
 
@@ -188,18 +189,20 @@ class Tickets:
             [(self._rows.statements.durably, []), (self._rows.statements.raise_floor, [int8(ts), token])]
         )
         if not found:
-            raise Unavailable(f"{self._rows.pool.place.shown} is no longer this process's: another one owns it")
+            raise Unavailable(f"{self._rows.pool.place.shown} is owned by another process now")
 
     async def clear(self, connection: Connection) -> None:
-        """O1: remove the tickets of a former owner, each once nothing is under way with it. Raises: Refusal, Lost."""
+        """O1: remove the tickets of a former owner, each one once no transaction under it is under way. Raises:
+        Refusal, Lost."""
         [found] = await connection.run([(self._rows.statements.tickets, [])])
         for (ticket,) in found:
             await self._remove(connection, ticket.decode())
 
     async def _talk(self, what: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run a short exchange on a connection of the pool; once more, if the connection breaks: each can be repeated.
+        """Run a short exchange on a connection of the pool. If the connection breaks, repeat the exchange once: that
+        does no harm.
 
-        Raises: Unavailable; what the store's `told` makes of a refusal."""
+        Raises: Unavailable; the error that the store's `told` makes of a refusal."""
         rows = self._rows
         for last in (False, True):
             try:

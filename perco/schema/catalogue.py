@@ -3,11 +3,11 @@
 Every client uses it: a loader that does not know the observers still notifies them, because the observers of a column
 are read from here and not from the program.
 
-N10  A version is a cell of the system table at timestamp = version; the newest counts. Declaring compares the
-     program's schema with it: a codec, key or group that differs is an error; new declarations are added under the next
-     version, by check-then-write, so that two programs cannot both add one. An observer's version never goes back. A
-     process that registers an observer, or a higher version of it, then puts notify cells for the data that is already
-     there (`notify/backfill.py`).
+N10  A version is a cell of the system table at timestamp = version; the newest counts. Declaring compares the program's
+     schema with it: a codec, key or group that differs is an error; new declarations are added under the next version,
+     by check-then-write, so that two programs cannot both add the same version. An observer's version never goes back.
+     A process that registers an observer, or a higher version of it, then puts notify cells for the data that is
+     already there (`notify/backfill.py`).
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class ObserverEntry:
     """An observer as the store knows it.
 
     Attributes:
-        since: the catalogue's version that registered this version of it.
+        since: the version of the catalogue that registered this version of the observer.
         ready: its backfill is complete (N10), or none is needed.
-        whole: it covers all data: there was none before it, or its backfill covers that.
-        version: the highest that was declared. Runs of a lower one no longer count (N3).
+        whole: it covers all data: when it was registered there was none, or its backfill covers what there was.
+        version: the highest version that was declared. Runs of a lower version no longer count (N3).
         at: a timestamp drawn after the registration was announced: transactions that began later know of it. The
             backfill puts its notify cells at this timestamp; 0: not drawn yet, or not needed.
         manner: when the observer runs, as last declared for this version.
@@ -109,7 +109,7 @@ class ObserverEntry:
     paused: bool = False
 
     def pack(self) -> list[Any]:
-        """The first five fields, and those of the others that differ from their defaults."""
+        """The first five fields, and the other fields that differ from their defaults."""
         more: dict[str, Any] = {}
         if self.version != 1:
             more["version"] = self.version
@@ -136,13 +136,14 @@ class ObserverEntry:
     def declared(self, observer: Observer, since: int) -> ObserverEntry:
         """The entry after another declaration; itself if that changes nothing.
 
-        N10: its version never goes back. A process that declares a lower one leaves its changes alone (`worker.py`).
+        N10: the version never goes back. A process that declares a lower one leaves the observer's changes alone
+        (`worker.py`).
         """
         at = (observer.column.table.name, observer.column.name)
         if (self.table, self.column) != at:
             raise SchemaMismatch(
-                f"observer {observer.id!r} is registered for {self.table}.{self.column}, the schema has it on "
-                f"{at[0]}.{at[1]}. Give the new one an id of its own."
+                f"observer {observer.id!r} is registered for {self.table}.{self.column}, but the schema has it on "
+                f"{at[0]}.{at[1]}. Give the new observer an id of its own."
             )
         if observer.version < self.version:
             return self
@@ -165,7 +166,7 @@ class ObserverEntry:
 class Catalogue:
     """One version of the catalogue; an immutable value.
 
-    `keep`: for tables that have none of their own. `binds`: the newest version, up to this one, that writers and
+    `keep`: for tables without a `keep` of their own. `binds`: the newest version, up to this one, that writers and
     workers must know: it is announced, and transactions that began under an older one run again.
     """
 
@@ -184,7 +185,8 @@ class Catalogue:
         return self.tables[table].keep or self.keep
 
     def has(self, table: str, column: int) -> bool:
-        """Whether a store's column is in it; for an ack the acknowledged column counts, for a bare one its signal."""
+        """Whether the catalogue has a column of the store. An ack counts as the column that it acknowledges, and a bare
+        column as its signal."""
         entry = self.tables.get(table)
         return entry is not None and any(c.number == signal_of(column) >> 16 for c in entry.columns.values())
 
@@ -215,7 +217,7 @@ class Catalogue:
             # A table that no folder can hold must not become durable: the store could not be opened any more.
             groups = {column.group for column in tables[table.name].columns.values()} - {DATA}
             if len(groups) > GROUPS_MAX:
-                raise SchemaMismatch(f"table {table.name!r} may have {GROUPS_MAX} locality groups of its own")
+                raise SchemaMismatch(f"table {table.name!r} can have at most {GROUPS_MAX} locality groups of its own")
         observers = self._merge_observers(schema)
         keep = schema.keep or self.keep
         if (tables, observers, keep) == (self.tables, self.observers, self.keep):
@@ -274,7 +276,7 @@ class Catalogue:
     def with_paused(self, id: str, paused: bool) -> Catalogue:
         """The next version, in which an observer is paused, or resumed.
 
-        It binds: runs that began before it, and have not drawn their commit timestamps, do not commit (N10).
+        This version binds: runs that began before it, and have not drawn their commit timestamps, do not commit (N10).
         """
         if id not in self.observers:
             known = ", ".join(map(repr, self.observers)) or "none"
@@ -287,7 +289,7 @@ class Catalogue:
         return replace(self, version=self.version + 1, observers={**self.observers, id: entry})
 
     def with_split(self, table: str, row: bytes) -> Catalogue:
-        """The next version, in which a tablet begins at a row; itself if one does already (P4)."""
+        """The next version, in which a tablet begins at a row; this one if a tablet begins there already (P4)."""
         entry = self.tables[table]
         if row in entry.splits:
             return self
@@ -393,7 +395,7 @@ async def load(store: RowStore) -> Catalogue:
         return Catalogue()
     catalogue = Catalogue.unpack(packed)
     if catalogue.version != version:
-        raise Corruption("catalogue", f"version {catalogue.version} stands at {version}")
+        raise Corruption("catalogue", f"version {catalogue.version} is in the cell of version {version}")
     return catalogue
 
 
@@ -408,7 +410,7 @@ async def _newest(store: RowStore) -> tuple[int, bytes]:
 
 
 async def declare(store: RowStore, schema: Schema, found: Callable[[int], None] = lambda version: None) -> Catalogue:
-    """Bring the store's catalogue up to the schema, and return it. `found`: called with each version found.
+    """Bring the store's catalogue up to date with the schema, and return it. `found`: called with each version found.
 
     Raises: SchemaMismatch, Unavailable.
     """
@@ -429,8 +431,8 @@ class Lost:
 
 @contextmanager
 def unknown_if_lost(what: str) -> Iterator[Lost]:
-    """A block that writes, and tries again. It notes a lost reply. If the store cannot be reached after that, whether
-    the write was made is unknown (T4).
+    """For a block that writes, and repeats the write. The block sets `reason` when a reply is lost. If the store cannot
+    be reached afterwards, it is unknown whether the write was made (T4).
 
     Raises: WriteUnknown of `what`, in place of Unavailable and SessionEnded, once a reply was lost.
     """
@@ -444,7 +446,7 @@ def unknown_if_lost(what: str) -> Iterator[Lost]:
 
 
 async def change(store: RowStore, step: Callable[[Catalogue], Catalogue], newest: Catalogue | None = None) -> Catalogue:
-    """Replace the newest version by the next one; if another process was faster, try again from its version (N10).
+    """Replace the newest version with the next one; if another process was faster, try again from its version (N10).
 
     Args:
         newest: the newest version, if the caller has just loaded it.
@@ -467,7 +469,7 @@ async def change(store: RowStore, step: Callable[[Catalogue], Catalogue], newest
                 raise verdict.error
             if isinstance(verdict, NoReply):
                 lost.reason = verdict.reason
-        raise Unavailable("the catalogue kept changing while the schema was declared")
+        raise Unavailable("other processes kept changing the catalogue, so this change could not be written")
 
 
 class Bound:
@@ -523,10 +525,10 @@ def registered(schema: Schema, catalogue: Catalogue) -> dict[int, Observer]:
 
 
 def raise_for(verdict: Verdict, what: str) -> None:
-    """Check a verdict that should be `APPLIED`, of a write that may be repeated.
+    """Check that the verdict of a write that may be repeated is `APPLIED`.
 
-    Raises: WriteUnknown, if the reply was lost (T4); the reason why it was not made, Unavailable for a split (P1);
-    Corruption for a refusal.
+    Raises: WriteUnknown, if the reply was lost (T4); Unavailable, if a tablet was split (P1); otherwise the error with
+    which the write failed, or Corruption if it was refused.
     """
     if isinstance(verdict, Failed):
         if isinstance(verdict.error, TabletSplit):

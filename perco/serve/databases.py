@@ -6,11 +6,12 @@ The modules of a database are imported only by programs that open one.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 from perco.bigtable.address import Place as BigtablePlace, is_bigtable
 from perco.database.options import Options
-from perco.errors import Unavailable
+from perco.errors import TransactionClosed, Unavailable
 from perco.postgresql.address import Place as PostgresqlPlace, is_postgresql
 from perco.serve.direct import TicketRows
 from perco.tablets.backend import Backend, Tickets
@@ -19,7 +20,7 @@ AskTicket: TypeAlias = Callable[[], Awaitable[str]]
 
 
 class Doorkeeper(Tickets, Protocol):
-    """The tickets of a database."""
+    """The tickets for a store in a database."""
 
     async def run(self) -> None:
         """Run until cancelled: void the tickets of sessions that have ended."""
@@ -34,7 +35,7 @@ class Owned(Backend, Protocol):
         ...
 
     async def serve_at(self, address: str) -> None:
-        """Tell clients that look for it where this process serves them. Raises: StoreLocked, Unavailable."""
+        """Publish the address at which this process serves clients. Raises: StoreLocked, Unavailable."""
         ...
 
     async def watch(self) -> None:
@@ -45,14 +46,14 @@ class Owned(Backend, Protocol):
 class Remote(Protocol):
     """A store in a database.
 
-    Attributes: `shown`, its address, without a password; `own`, as the options of its kind say.
+    Attributes: `shown`, its address, without a password; `own`, the option of that name for its kind of database.
     """
 
     shown: str
     own: bool | None
 
     def claim(self, *, direct: bool) -> Awaitable[Owned]:
-        """Become the owner. `direct`: keep the address of the server, which clients look up; else clear it.
+        """Become the owner. `direct`: keep the address of the server, which clients look up; otherwise clear it.
 
         Raises: StoreLocked, FormatUnknown, Unavailable, UsageError, StoreError."""
         ...
@@ -105,7 +106,9 @@ class _Bigtable:
         from perco.bigtable.client import address_of
 
         if self._rows is not None:
-            return await self._rows.served_at()  # its channels are open
+            with suppress(TransactionClosed):  # of a client that could not be opened
+                return await self._rows.served_at()  # its channels are open
+            self._rows = None
         return await address_of(self._place, self._options.bigtable)
 
     def rows(self, ticket: AskTicket) -> TicketRows:
@@ -130,7 +133,7 @@ def is_database(url: str) -> bool:
 
 
 def no_owner(store: Remote) -> Unavailable:
-    """The error of a process that may only be a client, while no process serves the store."""
+    """The error for a process that may only be a client, if no process serves the store."""
     return Unavailable(
         f"no process lets clients read and write {store.shown}",
         remedy="Start `perco serve URL --direct --listen ADDRESS` with this address.",

@@ -1,10 +1,10 @@
-"""The row store of a client that reads and writes the store's rows by itself. The owner gives it timestamps, and a
-ticket, without which the store takes no mutation from it.
+"""The row store of a direct client. The owner gives the client timestamps and a ticket; without a ticket, the store
+accepts no mutation from it.
 
 F3  Every read and mutation shows the ticket of the session that it began in. The rows refuse it once the owner has
     ended that session, whether or not this client knows about that yet.
-R5  A read that a transaction of an ended session has begun raises SessionEnded; its mutations fail.
-N8  The owner cannot see notify cells that come and go: this client tells it.
+R5  Once the session of a transaction has ended, the transaction's reads raise SessionEnded, and its mutations fail.
+N8  The owner cannot see notify cells that come and go: this client reports them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from perco.storage import (
     Verdict,
 )
 
-_STALLED_S: Final = 1.0  # calls wait, and the server has said nothing for so long
-_LOOK_S: Final = 0.5  # between two looks for the server that leads: while calls wait
-_LOOK_MAX_S: Final = 3.0  # else
+_STALLED_S: Final = 1.0  # the server has stalled if calls wait, and it has said nothing for this long
+_LOOK_S: Final = 0.5  # between two looks for the server that owns the store: if this one has stalled
+_LOOK_MAX_S: Final = 3.0  # otherwise
 
 
 class TicketRows(RowStore, Protocol):
@@ -50,7 +50,8 @@ class TicketRows(RowStore, Protocol):
         ...
 
     def greeted(self, ticket: str) -> None:
-        """The server has greeted with this ticket. Drop any other one: the next call asks for a new one."""
+        """Note that the server has greeted with this ticket. Drop any other ticket: the next call asks for a new
+        one."""
         ...
 
     async def served_at(self) -> str:
@@ -69,7 +70,7 @@ class DirectRowStore(RemoteRowStore):
     """See the module.
 
     Args:
-        reach: makes the rows; its argument asks the owner for the ticket.
+        reach: makes the rows. Its argument is a function that asks the owner for the ticket.
     """
 
     rows: TicketRows
@@ -93,8 +94,8 @@ class DirectRowStore(RemoteRowStore):
         return str(await self._link.call(Method.TICKET, None, again=True, held=True))
 
     def greeted(self, info: dict[str, Any]) -> None:
-        """See `RemoteRowStore.greeted`. The rows say themselves what they offer. A server that does not have this store
-        cannot give a ticket of it, so no transaction commits with its timestamps."""
+        """See `RemoteRowStore.greeted`. The rows themselves state what they offer. A server that does not have this
+        store cannot give a ticket for it, so no transaction commits with that server's timestamps."""
         self.groups, self.once = self.rows.groups, self.rows.once
         self.rows.greeted(info["ticket"])
         self._link.tell(Method.NEWS, NOTIFIED)  # N8: what was told since the last greeting may be lost
@@ -115,8 +116,9 @@ class DirectRowStore(RemoteRowStore):
         await self.rows.adopt(self.tables())
 
     async def follow(self, is_here: Callable[[str], bool]) -> None:
-        """Leave a server once another one leads, if this one does not end the connection: it was stopped, its host was
-        lost, or it lost the store without knowing it. `is_here`: whether the present connection leads to an address."""
+        """Leave a server once another one owns the store, if the former one does not end the connection: because it was
+        stopped, because its host was lost, or because it does not know that it has lost the store. `is_here`: whether
+        the present connection leads to an address."""
         looked = trio.current_time()
         while True:
             await trio.sleep(_LOOK_S * self._rng.uniform(0.5, 1.5))

@@ -43,7 +43,7 @@ from perco.tablets.local import LocalStore
 
 SOCKET = "socket"
 PEM = "-----BEGIN "
-_LOOK_S = 0.5  # between two looks for the process that serves a store on PostgreSQL
+_LOOK_S = 0.5  # between two looks for the process that serves a store in a database
 _AGAIN_S = 0.02  # between two attempts, while an owner is starting or ending
 
 
@@ -108,7 +108,7 @@ class open(AsyncOnly):
         self.damaged: dict[Path, Corruption] = {}  # set before entry: tablets that must not be opened, and why
         self.tablet_servers: TabletServers | None = None  # with `processes`, once opened
         self.leads = False  # set before entry: only as the owner
-        self.direct = False  # set before entry, with `leads`: clients read and write the rows by themselves
+        self.direct = False  # set before entry, with `leads`: let direct clients in
         self.tickets: Tickets | None = None  # with `direct`, once opened
         self.shown = ""  # once opened: the address of a database, without a password
         self.owned: Owned | None = None  # once opened: the store in a database that this process owns
@@ -136,7 +136,7 @@ class open(AsyncOnly):
         if self.processes is not None:
             self.tablet_servers = self._servers()
         deadline = trio.current_time() + options.wire.connect_s
-        away: Unavailable | None = None  # why the owner could not be reached, although it was waited for
+        away: Unavailable | None = None  # why the owner could not be reached, although this process waited for it
         while True:
             try:
                 local = LocalStore(
@@ -167,7 +167,8 @@ class open(AsyncOnly):
         return await self._begin(local, options)
 
     async def _open_remote(self, remote: Remote) -> Database:
-        """As the owner; or, if another process serves the store for clients, as one of them."""
+        """Open a store in a database: as its owner; or, if another process serves it for direct clients, as such a
+        client."""
         options = self._options
         began = trio.current_time()
         deadline = began + (0 if self._readonly else options.wire.connect_s)
@@ -205,8 +206,7 @@ class open(AsyncOnly):
         return db
 
     async def _join_remote(self, remote: Remote, at: str) -> Database:
-        """A client that reads and writes the rows by itself. Raises: Unavailable, WrongToken, VersionMismatch;
-        SchemaMismatch."""
+        """Become a direct client. Raises: Unavailable, WrongToken, VersionMismatch; SchemaMismatch."""
         from perco.serve.direct import DirectRowStore
 
         options, wire, given = self._options, self._options.wire, self._token
@@ -342,7 +342,8 @@ class open(AsyncOnly):
         return db
 
     async def _share(self, db: Database, path: Path | None) -> None:
-        """Serve other processes of this user, over a socket in the folder; without one, where the program says."""
+        """Serve other processes of this user, over a socket in the folder; without a folder, only where the program
+        says."""
         self.server = Server(db, self._options.wire, self.tablet_servers, self.tickets)
         await self._serving.enter_async_context(self.server.keeping())
         if path is None:
@@ -383,8 +384,8 @@ class open(AsyncOnly):
 
 
 class joining(open):
-    """As `open`, for a store that another process serves, under its own catalogue: for programs that write to tables
-    that another program has declared.
+    """As `open`, but as a client of a store that another process serves, with the catalogue that the store has: for
+    programs that write to tables that another program has declared.
 
     Raises: Unavailable, if no process serves it; as `open`.
     """

@@ -166,7 +166,9 @@ class LmdbEngine:
             except lmdb.NotFoundError:
                 continue  # a reader beside an owner that has not made this group yet: no cells there
             except lmdb.DbsFullError as error:
-                raise UsageError(f"{self.path}: a table may have {GROUPS_MAX} locality groups of its own") from error
+                raise UsageError(
+                    f"{self.path}: a table can have at most {GROUPS_MAX} locality groups of its own"
+                ) from error
             except lmdb.Error as error:
                 if _is_full(error) or isinstance(error, lmdb.MapFullError):
                     raise StoreFull(str(self.path), str(error)) from error

@@ -68,7 +68,7 @@ class TransactionBlock(BlockingOnly):
 
     def __enter__(self) -> Transaction:
         if self._txn is not None:
-            raise UsageError("a transaction's block is entered once; call db.transaction() again")
+            raise UsageError("a transaction's block can be entered only once; call db.transaction() again")
         txn = self._txn = self._begin(isolation=self._isolation)
         return txn
 

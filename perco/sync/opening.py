@@ -51,7 +51,7 @@ class open(BlockingOnly):
 
     def __enter__(self) -> Database:
         if self._thread is not None:
-            raise UsageError("a store's block is entered once; call perco.sync.open(...) again")
+            raise UsageError("a store's block can be entered only once; call perco.sync.open(...) again")
         self._thread = threading.Thread(target=self._run, name="perco-loop", daemon=True)
         try:
             self._thread.start()

@@ -45,7 +45,7 @@ class TransactionOptions:
 
 
 class Tables(Protocol):
-    """The tables of a store, and those of its tablets that this process has open."""
+    """The tables of a store, and the tablets of it that this process has open."""
 
     def tables(self) -> list[str]: ...
 
@@ -57,7 +57,7 @@ class Tables(Protocol):
 
 
 class Place(Protocol):
-    """Where the store's rows are: a folder, memory, or another process."""
+    """Where the store's rows are: in a folder, in memory, in a database, or behind another process."""
 
     forked: bool
 

@@ -40,7 +40,7 @@ class Keeper:
             await self.renew()
 
     async def change(self, step: Callable[[Catalogue], Catalogue], newest: Catalogue | None = None) -> None:
-        """Replace the newest catalogue by the next one, and announce it."""
+        """Replace the newest catalogue with the next one, and announce it."""
         await self.adopt(await catalogues.change(self._engine.driver.store, step, newest))
         await self.announce()
 

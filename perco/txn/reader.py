@@ -1,4 +1,4 @@
-"""How a snapshot reads: from its own writes, from what was read ahead, from the store, past locks in its way.
+"""How a snapshot reads: from its own writes, from its cache, or from the store; and how it gets past locks.
 
 G1  A reader keeps the watermark from passing its timestamp, from the draw to the reader's end.
 T9  A multi-get answers as point reads would, or waits; it never returns a partial result.
@@ -47,7 +47,7 @@ class Reader:
     def __init__(self, engine: Engine, start_ts: int) -> None:
         self.wall: float | None = None
         self._open = True
-        self._known: tuple[WHERE, Value | Missing] | None = None  # what an observer's run read before its function
+        self._known: tuple[WHERE, Value | Missing] | None = None  # what a run read before its function began
         self._reads: Reads | None = None  # of a serializable transaction (T14)
         self._ahead: Ahead | None = None  # its cache, and what is read ahead for it
         self._engine = engine
@@ -55,10 +55,10 @@ class Reader:
         self._bounds = engine.known.bounds
         self.start_ts = start_ts
         self._writes: dict[WHERE, tuple[Bound, bytes | None]] = {}  # nothing is removed from it
-        self._own_rows: OwnRows | None = None  # the rows of these, once a scan needs them
+        self._own_rows: OwnRows | None = None  # the rows of `_writes`, once a scan needs them
 
     def end(self) -> None:
-        """End: nothing is read any more, and the versions that it needed may be removed (G1)."""
+        """End the reader: it reads nothing any more, and the versions that it needed may be removed (G1)."""
         if self._open:
             self._open = False
             self._let_go()
@@ -142,7 +142,8 @@ class Reader:
     async def _see_ahead(
         self, ahead: Ahead, table: str, wanted: Sequence[tuple[bytes, tuple[int, ...]]]
     ) -> dict[tuple[bytes, int], Value | Missing]:
-        """As `_see`, from the cache; what is not there is read, along with what is likely to be read later."""
+        """As `_see`, from the cache. Cells that are not there are read, together with cells that are likely to be read
+        later."""
         driver, ts = self._driver, self.start_ts
         out: dict[tuple[bytes, int], Value | Missing] = {}
         seen: dict[tuple[bytes, int], Seen] = {}
@@ -204,7 +205,7 @@ class Reader:
         return out
 
     async def _still_kept(self, table: str, failure: Corruption | None) -> None:
-        """Raise the failure of a read, if any: the versions are held while this lives. See also `PastSnapshot`."""
+        """Raise the failure of a read, if any: versions are held as long as the reader lives. See `PastSnapshot`."""
         if failure is not None:
             raise failure
 

@@ -198,8 +198,8 @@ def test_each_tablet_ends_one_child_at_most() -> None:
     code, told = run({tablet(0): signal.SIGABRT, tablet(2): signal.SIGBUS})
     assert code == FOUND
     assert told.splitlines() == [
-        "t-0 LMDB gave up on it: mdb.c:1: Assertion (SIGABRT); the others were checked",
-        "t-2 LMDB gave up on it: mdb.c:1: Assertion (SIGBUS); the others were checked",
+        "t-0 LMDB gave up on it: mdb.c:1: Assertion (SIGABRT); the other tablets were checked",
+        "t-2 LMDB gave up on it: mdb.c:1: Assertion (SIGBUS); the other tablets were checked",
     ]
 
 
@@ -234,5 +234,5 @@ def test_an_error_that_nobody_foresaw_is_a_sentence() -> None:
     done = in_child(lambda: contained(act))
     assert done.code == FAILED
     assert "Traceback" not in done.err
-    assert "over /store/tablets/t-1: IndexError" in done.err
+    assert "read /store/tablets/t-1: IndexError" in done.err
     assert "a bug in perco" in done.err

@@ -477,7 +477,7 @@ async def test_a_transactions_block_is_entered_once() -> None:
         block = db.transaction()
         async with block as txn:
             txn.set(n, "k", 1)
-        with pytest.raises(perco.UsageError, match="entered once"):
+        with pytest.raises(perco.UsageError, match="entered only once"):
             await block.__aenter__()
         assert txn.outcome == "committed"
         assert not inside(db).oracle.holds.open
@@ -488,7 +488,7 @@ async def test_a_snapshots_block_is_entered_once() -> None:
         block = db.snapshot()
         async with block as snap:
             assert await snap.get(n, "k") is None
-        with pytest.raises(perco.UsageError, match="entered once"):
+        with pytest.raises(perco.UsageError, match="entered only once"):
             await block.__aenter__()
         with pytest.raises(perco.errors.TransactionClosed):
             await snap.get(n, "k")

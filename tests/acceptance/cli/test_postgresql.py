@@ -42,7 +42,7 @@ def test_the_tables_are_made_once_and_rights_are_granted(url: str) -> None:
 
 def test_a_role_is_a_name(url: str) -> None:
     refused = perco("postgresql", "init", url, "--grant", 'x"; DROP')
-    assert (refused.returncode, "no name of a role" in refused.stderr) == (2, True), refused
+    assert (refused.returncode, "not the name of a role" in refused.stderr) == (2, True), refused
 
 
 def test_it_is_served_looked_at_and_checked(url: str, tmp_path: Path) -> None:

@@ -612,7 +612,7 @@ def test_an_opening_that_fails_raises_what_it_met() -> None:
                 raise AssertionError
         block = perco.aio.open("memory:", SCHEMA)
         async with block:
-            with pytest.raises(perco.UsageError, match="entered once"):
+            with pytest.raises(perco.UsageError, match="entered only once"):
                 await block.__aenter__()
 
     asyncio.run(main())

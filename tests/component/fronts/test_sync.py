@@ -461,7 +461,7 @@ def test_a_closed_store_says_so(db: perco.sync.Database) -> None:
 
 def test_a_block_is_entered_once() -> None:
     block = perco.sync.open("memory:", SCHEMA)
-    with block, pytest.raises(perco.UsageError, match="entered once"):
+    with block, pytest.raises(perco.UsageError, match="entered only once"):
         block.__enter__()
 
 

@@ -670,7 +670,7 @@ async def test_a_store_that_gives_no_ticket_is_named(store: BigtableStore, clock
 
         rows._ask_for, rows._ticket = elsewhere, ""
         began = trio.current_time()
-        with pytest.raises(Unavailable, match="gives no ticket that the store takes"):
+        with pytest.raises(Unavailable, match="gives no ticket that the store accepts"):
             await value(rows)
         assert session.asked > 3
         assert trio.current_time() == about(began + QUICK.call_s), "another owner might take over meanwhile"

@@ -278,7 +278,7 @@ def test_only_what_scans_must_find_has_a_hint() -> None:  # N7
         ("bigtable://acme/main?prefix=a/b", "the name of the store's table"),
         ("bigtable://acme/main?prefix=", "the name of the store's table"),
         ("bigtable://acme/main?table=web", "prefix= and app_profile= only"),
-        ("bigtable://acme/main?app_profile=a b", "no name of an app profile"),
+        ("bigtable://acme/main?app_profile=a b", "not the name of an app profile"),
     ],
 )
 def test_an_address_that_says_too_little_or_too_much(url: str, said: str) -> None:

@@ -17,6 +17,7 @@ from perco.database.options import Options
 from perco.errors import SchemaMismatch, StoreError, StoreLocked, Unavailable
 from perco.rpc.channel import WireOptions
 from perco.schema.schema import Schema
+from perco.serve.databases import remote_store
 from perco.serve.opening import open as opening
 from tests.component.storage.stores import modelled
 
@@ -99,3 +100,14 @@ async def test_an_error_that_stays_is_raised_at_once(autojump_clock: Any) -> Non
     with pytest.raises(SchemaMismatch):
         await _Opening([SchemaMismatch("another schema")])._open_remote(_Served())  # type: ignore[arg-type]
     assert trio.current_time() == 1.0
+
+
+async def test_a_client_that_could_not_be_opened_does_not_keep_the_next_from_its_address(autojump_clock: Any) -> None:
+    async def ticket() -> str:
+        raise AssertionError("no call needs one")
+
+    with modelled():
+        remote = remote_store("bigtable://test/test", Options())
+        assert remote is not None
+        remote.rows(ticket).close()
+        assert await remote.address() == ""
