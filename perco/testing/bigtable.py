@@ -4,7 +4,7 @@
 - Rows of one read are read at different moments: there is no order between rows.
 - A call that fails may have been carried out, or be carried out later, even after its process has died. Only the time
   is bounded: `late_s` after the call has ended.
-- An answer may come after the deadline, when nobody waits for it any more.
+- An answer may come after the deadline, when no caller waits for it any more.
 - Nothing is known about the order of a row's families.
 
 The product's code makes Google's messages, and this module reads them: filters, mutations, sets of rows. A message that

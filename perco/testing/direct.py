@@ -240,7 +240,7 @@ class Direct(Served):
         super().__init__(plan, replace(options, processes=options.processes or rng.choice((2, 3))))
         self._servers = 0
         self.service = Service(self, plan.noise("service"), LATE_S)
-        self._call_rate = rng.choice((0.0003, 0.001, 0.004))
+        self._call_rate = rng.choice((0.001, 0.005, 0.02))
         self._call_s = rng.choice((0.0, 0.0005, 0.004, 0.02))
         self._leading: ServedActor | None = None
 
