@@ -16,7 +16,7 @@ from perco.errors import PercoError, Unavailable
 
 _PAUSE_S: Final = 0.02  # before the first repetition of a call
 _PAUSE_MAX_S: Final = 1.0
-_ATTEMPTS: Final = 4  # at least, in `call_s`: one that hangs does not use up the time of the others
+_FIRST: Final = 4  # a first attempt lasts for one part of `call_s` in so many, each later one for twice as long
 
 # Errors after which a call may succeed if it is repeated.
 AGAIN: Final = frozenset(
@@ -68,7 +68,7 @@ class Repeating:
             await trio.lowlevel.checkpoint()
             return []
         deadline = self._until()
-        attempt_s = self._options.call_s / _ATTEMPTS
+        attempt_s = self._options.call_s / _FIRST  # if a call hangs, there is time for another
         answers: list[Any] = [None] * len(calls)
         left = list(range(len(calls)))
         attempt = 0
@@ -89,6 +89,7 @@ class Repeating:
             left = [index for index in left if answers[index] is None]
             pause = pause_of(attempt)
             attempt += 1
+            attempt_s *= 2  # perhaps the call is only slow
             if failure.code not in AGAIN or trio.current_time() + pause > deadline:
                 raise self.told(failure) from failure
             await trio.sleep(pause)

@@ -128,11 +128,12 @@ class Client:
         self._journal.flush()
 
 
-def options() -> perco.Options:
-    """Of a client that owns nothing, and asks every two seconds whether its session has ended."""
+def options(call_s: float = 2.0) -> perco.Options:
+    """The options of a client that owns nothing, and asks after `call_s` at the latest whether its session has
+    ended."""
     return perco.Options(
         postgresql=perco.options.PostgresqlOptions(own=False),
-        bigtable=perco.options.BigtableOptions(own=False, call_s=2.0),
+        bigtable=perco.options.BigtableOptions(own=False, call_s=call_s),
     )
 
 

@@ -275,7 +275,7 @@ async def _read(url: str, history: Sequence[Transaction]) -> tuple[Transaction, 
     """Wait for the observers, and read all lists of the history as a last transaction. Returns also what is wrong in
     the store: a copy that is not equal, a mark that is missing, or one of a transaction that did not commit."""
     wrong = []
-    async with perco.open(url, SCHEMA, options=options()) as db:
+    async with perco.open(url, SCHEMA, options=options(call_s=20.0)) as db:
         with trio.move_on_after(_LEFT_S) as waiting:
             await db.wait_idle()
         if waiting.cancelled_caught:

@@ -52,6 +52,21 @@ async def test_a_read_that_hangs_leaves_time_for_another(autojump_clock: Any) ->
         assert left == [5.0]
 
 
+async def test_a_read_that_is_slow_has_more_time_the_next_time(autojump_clock: Any) -> None:
+    async with hanging(BigtableOptions(call_s=20.0)) as (store, left):
+        plain, times = store.rows.calls.ask, list[float]()
+
+        async def ask(requests: Any, deadline: float) -> Any:
+            times.append(deadline - trio.current_time())
+            if times[-1] < 8.0:
+                left.append(0.0)
+            return await plain(requests, deadline)
+
+        store.rows.calls.ask = ask  # type: ignore[method-assign]
+        assert await store.rows.format() == FORMAT
+        assert times == [5.0, 10.0]
+
+
 async def test_a_look_at_the_owner_that_hangs_costs_a_part_of_a_lease(autojump_clock: Any) -> None:  # O1
     async with hanging(BigtableOptions(call_s=20.0, lease_s=3.0)) as (store, left):
         left.append(0.0)
