@@ -34,12 +34,24 @@ _SETTINGS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.initial_reconnect_backoff_ms", 100),  # an outage must not outlast itself: the lease is renewed over these
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_retries", 0),  # perco decides which calls are sent again
 )
+
+
+_SILENCE_S: Final = (
+    2.0,
+    10.0,
+)  # at least and at most: for how long a connection may leave what was sent unacknowledged
+
+
+def settings(late_s: float) -> tuple[tuple[str, int], ...]:
+    """The options of a channel. The kernel gives a connection up, and with it what it has not delivered, before a call
+    that has ended would be too late (`BigtableOptions.late_s`)."""
+    silence_s = min(max(0.8 * late_s, _SILENCE_S[0]), _SILENCE_S[1])
+    return (*_SETTINGS, ("grpc.keepalive_timeout_ms", int(1000 * silence_s)))
 
 
 class CallFailed(Exception):
@@ -100,11 +112,11 @@ def credentials() -> Any:
     )
 
 
-def channel(place: Place, host: str = _DATA_HOST) -> Any:
+def channel(place: Place, host: str = _DATA_HOST, late_s: float = 5.0) -> Any:
     """A channel for calls that block."""
     if place.emulator:
-        return grpc().insecure_channel(place.emulator, options=_SETTINGS)
-    return grpc().secure_channel(host, credentials(), options=_SETTINGS)
+        return grpc().insecure_channel(place.emulator, options=settings(late_s))
+    return grpc().secure_channel(host, credentials(), options=settings(late_s))
 
 
 _starting: Final = threading.Lock()
@@ -156,11 +168,12 @@ class Calls:
         self._limit = asyncio.Semaphore(self._options.in_flight)
         aio = grpc().aio
         t = types()
+        wanted = settings(self._options.late_s)
         for _ in range(self._options.channels):
             if trusted is None:
-                made = aio.insecure_channel(self._place.emulator, options=_SETTINGS)
+                made = aio.insecure_channel(self._place.emulator, options=wanted)
             else:
-                made = aio.secure_channel(_DATA_HOST, trusted, options=_SETTINGS)
+                made = aio.secure_channel(_DATA_HOST, trusted, options=wanted)
             self._channels.append(made)
             stubs: dict[type, Any] = {}
             for name, streams, request, response in (

@@ -41,21 +41,25 @@ class BigtableLease(Lease):
         """See `Lease.release`."""
         self._change(self._holder._replace(token="", told=""))
 
+    def _connect(self) -> None:
+        t = types()
+        self._channel = channel(self._place)
+        self._write = self._channel.unary_unary(
+            SERVICE + "CheckAndMutateRow",
+            request_serializer=t.CheckAndMutateRow.SerializeToString,
+            response_deserializer=t.CheckAndMutateRowResponse.FromString,
+        )
+        self._read = self._channel.unary_stream(
+            SERVICE + "ReadRows",
+            request_serializer=t.ReadRows.SerializeToString,
+            response_deserializer=t.ReadRowsResponse.FromString,
+        )
+
     def _change(self, wanted: Holder) -> bool | None:
-        holder, t = self._holder, types()
+        holder = self._holder
         wanted = wanted._replace(number=holder.number + 1)
         if self._channel is None:
-            self._channel = channel(self._place)
-            self._write = self._channel.unary_unary(
-                SERVICE + "CheckAndMutateRow",
-                request_serializer=t.CheckAndMutateRow.SerializeToString,
-                response_deserializer=t.CheckAndMutateRowResponse.FromString,
-            )
-            self._read = self._channel.unary_stream(
-                SERVICE + "ReadRows",
-                request_serializer=t.ReadRows.SerializeToString,
-                response_deserializer=t.ReadRowsResponse.FromString,
-            )
+            self._connect()
         limits = {"timeout": min(_CALL_S, self._lease_s / CALLS), "metadata": metadata_of(self._place)}
         try:
             refused = self._write(change(self._place, wanted), **limits).predicate_matched

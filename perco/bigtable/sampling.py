@@ -6,6 +6,7 @@ empty: the end of all rows.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import Final
 
@@ -25,11 +26,12 @@ def cuts(table: str, samples: Sequence[tuple[bytes, int]], pieces: int) -> list[
     last = max((size for _, size in samples), default=before)  # the emulator ends with the last row instead
     after = min((size for key, size in samples if not key or key >= stop), default=last)
     inside = [(key, size) for key, size in samples if start < key < stop]
+    sizes = [size for _, size in inside]
     wanted = max(pieces, -(-(after - before) // PIECE_BYTES))
     out = [b""]
     for number in range(1, wanted):
         least = before + (after - before) * number / wanted
-        found = next((key for key, size in inside if size >= least), None)
-        if found is not None and (row := row_of(table, found)) > out[-1]:
+        at = bisect.bisect_left(sizes, least)
+        if at < len(inside) and (row := row_of(table, inside[at][0])) > out[-1]:
             out.append(row)
     return out

@@ -59,7 +59,7 @@ class Searched(Bare):
             counts: dict[Where, int] = {}
             # A server asks again every second: a pass that takes longer would never end.
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _PASS_S) as scope:
-                for table in tables:
+                for table in sorted(tables):
                     found = await self._cells_of(table, groups)
                     counts.update({(table, group): count for group, count in zip(groups, found, strict=True)})
             if scope.cancelled_caught:
@@ -134,7 +134,6 @@ class BigtableStore(LeasedStore):
         """
         place, options = self.rows.place, self._options
         lease_s = options.lease_s
-        token = secrets.token_hex(8)
         try:
             holder, address, _, _ = await self._notice()
             seen = now()
@@ -144,7 +143,8 @@ class BigtableStore(LeasedStore):
                     # At least as long as those of former owners: this owner waits until the permits of their clients
                     # have ended.
                     call_s, late_s = max(options.call_s, holder.call_s), max(options.late_s, holder.late_s)
-                    ours = Holder(holder.number + 1, token, call_s, late_s, command())
+                    # A token of its own for each claim: an earlier one may take effect late, and does not count.
+                    ours = Holder(holder.number + 1, secrets.token_hex(8), call_s, late_s, command())
                     if await self._take(ours):
                         self._lease = BigtableLease(place, ours, lease_s, before)
                         self._lease.start()
@@ -169,7 +169,8 @@ class BigtableStore(LeasedStore):
         except CallFailed as error:
             if not error.sent:
                 raise
-            return (await self._notice()).holder.token == ours.token
+            found = (await self._notice()).holder
+            return (found.token, found.number) == (ours.token, ours.number)
 
     async def _begin(self) -> None:
         """Note the store's format, and find out what the server can do. Raises: FormatUnknown, Unavailable."""

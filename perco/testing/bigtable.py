@@ -41,7 +41,6 @@ STOPS_BEFORE: Final = "STOPS_BEFORE"
 CHANGING: Final = (LOSE, LOSE_ANSWER, LATER, DELAY, DIES_BEFORE, DIES_AFTER, STOPS_BEFORE)
 READING: Final = (FAIL, DELAY, DIES_BEFORE, STOPS_BEFORE)
 SCANNING: Final = (*READING, PART)
-RENEWING: Final = (LOSE, LOSE_ANSWER, LATER)
 
 FILTER_BYTES_MAX: Final = 20_480
 _LATE: Final = 0.95  # of `late_s`: a message that is late arrives before it is over
@@ -145,9 +144,18 @@ class Table:
         let_through = self._filter(request.filter)
         rows: list[ReadRow] = []
         passed, size = b"", 0
-        for key in self._following(request):
-            await pause()
-            found = let_through(self.cells(key))
+        keys = list(self._following(request)) if request.rows.row_keys else None
+        if keys is not None and len(keys) > 1:  # each row at a moment of its own, in any order
+            seen = {}
+            for key in self._rng.sample(keys, len(keys)):
+                await pause()
+                seen[key] = let_through(self.cells(key))
+        for key in self._following(request) if keys is None else keys:
+            if keys is None or len(keys) == 1:
+                await pause()
+                found = let_through(self.cells(key))
+            else:
+                found = seen[key]
             passed = key
             if found:
                 rows.append(ReadRow(key, found))
@@ -313,7 +321,9 @@ class Service:
             return
         if fault == STOPS_BEFORE:
             kernel.stop_for(process, float(more))
-        there_s = self.befalls.takes_s(process) + (float(more) if fault == DELAY else 0.0)
+        slow_s = float(more) if fault == DELAY else 0.0
+        late_answer = slow_s and self._rng.random() < 0.5
+        there_s = self.befalls.takes_s(process) + (0.0 if late_answer else slow_s)
         reads = isinstance(request, Scan)
 
         async def carry() -> None:
@@ -347,7 +357,7 @@ class Service:
                 return self._fail(answer, more, deadline)
             if fault == DIES_AFTER:
                 return kernel.kill(process)
-            await trio.sleep(self.befalls.takes_s(process))
+            await trio.sleep(self.befalls.takes_s(process) + (slow_s if late_answer else 0.0))
             return answer(made)
 
         kernel.in_the_world(carry)
@@ -355,6 +365,26 @@ class Service:
     def _fail(self, answer: Callable[[Answer], None], how: str, deadline: float) -> None:
         if how == "soon":
             answer(CallFailed(self._rng.choice(("UNAVAILABLE", "INTERNAL")), "the network"))
+
+    async def ask(self, process: Process, step: Step, request: Any, limit_s: float) -> Any:
+        """Make a call of the kind that blocks, in a task. Returns the answer, or an error of gRPC."""
+        answers: list[Answer] = []
+        done = trio.Event()
+
+        def take(answer: Answer) -> None:
+            answers.append(answer)
+            done.set()
+
+        reads = isinstance(request, types().ReadRows)
+        deadline = trio.current_time() + limit_s
+        self.send(process, step, Scan(request) if reads else request, deadline, take)
+        with trio.move_on_at(deadline):
+            await done.wait()
+        if not answers:
+            return rpc_error("DEADLINE_EXCEEDED")
+        if isinstance(answers[0], CallFailed):
+            return rpc_error(answers[0].code)
+        return [_Response(answers[0].rows)] if reads else answers[0]
 
     def ask_now(self, process: Process, step: Step, request: Any) -> Any:
         """Make a call that blocks. Raises: an error of gRPC."""
@@ -541,24 +571,53 @@ class _Asked:
                 self.answer(index)(CallFailed(code, said))
 
 
+class CallPending(Exception):
+    """A call that blocks has to be made before the caller can go on. See `Channel`."""
+
+    step: Step
+    request: Any
+
+    def __init__(self, step: Step, request: Any) -> None:
+        super().__init__(step.name)
+        self.step, self.request = step, request
+
+
 class Channel:
-    """Replaces a channel of gRPC for the calls of a lease, which block."""
+    """Replaces a channel of gRPC for the calls of a lease, which block. A task cannot block, so code that makes such a
+    call runs several times: a call without an answer raises `CallPending`, and once it is answered, the code runs again
+    from its beginning with the answers so far.
+
+    Attributes: `answers`, of the calls of this run of the code, in order; None: each call is made at once.
+    """
+
+    answers: list[Any] | None
 
     def __init__(self, service: Service) -> None:
         self._service, self._process = service, current()
+        self.answers = None
+        self._answered = 0
+
+    def run_with(self, answers: list[Any]) -> None:
+        """The code runs from its beginning."""
+        self.answers, self._answered = answers, 0
+
+    def _call(self, step: Step, request: Any) -> Any:
+        if self.answers is None:
+            found = self._service.ask_now(self._process, step, request)
+            return [_Response(found)] if isinstance(request, types().ReadRows) else found
+        if self._answered == len(self.answers):
+            raise CallPending(step, request)
+        answer = self.answers[self._answered]
+        self._answered += 1
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     def unary_unary(self, name: str, **_: Any) -> Callable[..., Any]:
-        def call(request: Any, **_: Any) -> Any:
-            return self._service.ask_now(self._process, Step("renew the lease", "", RENEWING), request)
-
-        return call
+        return lambda request, **_: self._call(Step("renew the lease", "", CHANGING), request)
 
     def unary_stream(self, name: str, **_: Any) -> Callable[..., Any]:
-        def call(request: Any, **_: Any) -> Any:
-            found = self._service.ask_now(self._process, Step("read the lease", "", (FAIL,)), request)
-            return [_Response(found)]
-
-        return call
+        return lambda request, **_: self._call(Step("read the lease", "", READING), request)
 
     def close(self) -> None: ...
 

@@ -717,7 +717,6 @@ async def test_the_server_says_where_a_table_may_be_cut(store: BigtableStore) ->
     assert set(await store.rows.apply([put(row, b"x" * 100) for row in rows])) == {APPLIED}
     starts = await store.rows.sample(TABLE, 4)  # the emulator samples one row of a hundred, at random
     assert starts[0] == b""
-    assert 2 <= len(starts) <= 4
+    assert 2 <= len(starts) <= 4  # all of it in one sample: once in 20 000 times
     assert set(starts[1:]) <= set(rows)
-    sizes = [sum(low <= row < high for row in rows) for low, high in pairwise([*starts, b"s"])]
-    assert sum(sizes) == 1000
+    assert all(low < high for low, high in pairwise(starts))

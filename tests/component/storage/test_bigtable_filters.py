@@ -10,6 +10,7 @@ import trio
 
 from perco.bigtable import filters, hints
 from perco.bigtable.address import Place
+from perco.bigtable.calls import settings
 from perco.bigtable.chunks import Chunks, ReadCell
 from perco.bigtable.keys import HINTED, column_of, place_of, qualifier
 from perco.bigtable.options import BigtableOptions
@@ -320,3 +321,8 @@ def test_large_pieces_are_cut_even_if_nobody_asks() -> None:
 @pytest.mark.parametrize("samples", [[], [(b"", 0)], [(b"", 500)], [(b"a\x00b", 100), (b"", 500)]])
 def test_a_table_without_samples_is_one_piece(samples: list[tuple[bytes, int]]) -> None:
     assert cuts("t", samples, 3) == [b""]
+
+
+@pytest.mark.parametrize(("late_s", "milliseconds"), [(5.0, 4000), (0.0, 2000), (60.0, 10_000)])
+def test_a_connection_gives_up_before_a_call_would_be_too_late(late_s: float, milliseconds: int) -> None:  # T13
+    assert dict(settings(late_s))["grpc.keepalive_timeout_ms"] == milliseconds

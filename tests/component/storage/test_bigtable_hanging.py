@@ -11,8 +11,10 @@ import trio
 
 from perco.bigtable.calls import CallFailed
 from perco.bigtable.options import BigtableOptions
+from perco.bigtable.owner_row import Holder
 from perco.bigtable.rows import FORMAT
 from perco.bigtable.store import BigtableStore
+from perco.bigtable.wire import types
 from perco.database.options import Options
 from perco.errors import SchemaMismatch, StoreError, StoreLocked, Unavailable
 from perco.rpc.channel import WireOptions
@@ -72,6 +74,41 @@ async def test_a_look_at_the_owner_that_hangs_costs_a_part_of_a_lease(autojump_c
         left.append(0.0)
         assert (await store._notice()).holder.token == store._ours.token
         assert left == [1.0]
+
+
+async def test_a_claim_that_was_lost_is_not_taken_for_an_earlier_one(autojump_clock: Any) -> None:  # O1
+    """The earlier claim of the same process arrives late. Else two processes would own the store."""
+    with modelled():
+        store = await BigtableStore.open("bigtable://test/test", BigtableOptions())
+        plain = store.rows.calls.ask
+
+        async def ask(requests: Any, deadline: float) -> Any:
+            if isinstance(requests[0], types().CheckAndMutateRow):
+                return [CallFailed("DEADLINE_EXCEEDED", "it is lost")]
+            return await plain(requests, deadline)
+
+        store.rows.calls.ask = ask  # type: ignore[method-assign]
+        held = store._ours
+        assert await store._take(held)
+        assert not await store._take(held._replace(number=held.number + 1))
+        assert not await store._take(held._replace(token="another"))
+        await store.aclose()
+
+
+async def test_each_claim_has_a_token_of_its_own(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # O1
+    claims: list[Holder] = []
+    plain = BigtableStore._take
+
+    async def take(self: BigtableStore, ours: Holder) -> bool:
+        claims.append(ours)
+        return len(claims) > 1 and await plain(self, ours)
+
+    monkeypatch.setattr(BigtableStore, "_take", take)
+    with modelled():
+        store = await BigtableStore.open("bigtable://test/test", BigtableOptions())
+        assert [claim.number for claim in claims] == [1, 1]
+        assert len({claim.token for claim in claims}) == 2
+        await store.aclose()
 
 
 class _Served:
