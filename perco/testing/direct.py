@@ -8,7 +8,7 @@ one leads, and the other waits for its lease to end. Clients follow.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -18,25 +18,22 @@ from unittest import mock
 import trio
 
 from perco.bigtable import client, hints, lease, repeating, rows, store
-from perco.bigtable.address import Place
 from perco.bigtable.client import ClientRows
 from perco.bigtable.keys import PROTOCOL_FAMILY, place_of
 from perco.bigtable.lease import _CALL_S, CALLS, BigtableLease
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.rows import BigtableRows
 from perco.bigtable.store import BigtableStore
+from perco.clock.loopwatch import HeartbeatOptions, LoopWatch
 from perco.clock.oracle import OracleOptions
 from perco.database.database import Database
-from perco.database.inside import inside
 from perco.database.options import Options
 from perco.errors import BackgroundFailure, StoreLocked, Unavailable
 from perco.history.vacuum import VacuumOptions
 from perco.notify.backfill import BackfillOptions
 from perco.rpc import addresses
 from perco.schema.schema import Schema
-from perco.serve.client import open_served, remote_owner
-from perco.serve.databases import AskTicket, Owned, Remote
-from perco.serve.direct import DirectRowStore, TicketRows
+from perco.serve import opening as openings
 from perco.serve.opening import open as opening
 from perco.storage import LOCK, PENDING, SHARED, Mutation, RowStore, lease as leases
 from perco.testing.bigtable import (
@@ -154,8 +151,9 @@ class _Lease(BigtableLease):
 
 
 @contextlib.contextmanager
-def simulated(service: Service, rng: Random) -> Iterator[None]:
-    """Let the modules of Bigtable use a simulated service, and the time of the simulation."""
+def simulated(service: Service, rng: Random, connect: Callable[[str], Awaitable[trio.abc.Stream]]) -> Iterator[None]:
+    """Let the modules of Bigtable use a simulated service, and the time of the simulation. `connect`: to the server at
+    a path."""
 
     def now() -> float:
         return _NOW + trio.current_time()
@@ -171,7 +169,11 @@ def simulated(service: Service, rng: Random) -> Iterator[None]:
             (store, "secrets", _Random(rng)),
             (store, "command", lambda: current().name),
             (store, "BigtableLease", _Lease),
+            (store, "BigtableStore", _Store),
+            (client, "ClientRows", _ClientRows),
             (lease, "channel", lambda place: Channel(service)),
+            (addresses, "connect", lambda address, trust: connect(str(address.path))),
+            (openings, "PulseThread", _NoPulse),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
         yield
@@ -209,38 +211,21 @@ class _Store(BigtableStore):
             self._lease.end()
 
 
-class _Remote(Remote):
-    """The store, as `databases.remote_store` has it."""
-
-    shown = URL
-
-    def __init__(self, options: BigtableOptions) -> None:
-        self.own, self._options, self._place = options.own, options, Place(URL)
-        self._rows: TicketRows | None = None
-
-    async def claim(self, *, direct: bool) -> Owned:
-        return await _Store.open(URL, self._options, direct=direct)
-
-    async def address(self) -> str:
-        if self._rows is not None:
-            return await self._rows.served_at()
-        return await client.address_of(self._place, self._options)
-
-    def rows(self, ticket: AskTicket) -> TicketRows:
-        self._rows = _ClientRows(self._place, self._options, ticket=ticket)
-        return self._rows
+def _opening(schema: Schema, options: Options, *, leads: bool = False) -> opening:
+    """`perco.open` of the store, as its owner or as a direct client."""
+    made = opening(URL, schema, options=options)
+    made.leads = made.direct = leads
+    return made
 
 
-class _Leading(opening):
-    """`perco.open` as the owner of a store that clients reach by themselves."""
+class _NoPulse(LoopWatch):
+    """Replaces a client's thread, which watches the loop."""
 
-    def __init__(self, remote: _Remote, schema: Schema, options: Options) -> None:
-        super().__init__(URL, schema, options=options)
-        self.leads = self.direct = True
-        self._remote = remote
+    def __init__(self, options: HeartbeatOptions, *_: object) -> None:
+        super().__init__(options)
 
-    async def _open(self) -> Database:
-        return await self._open_remote(self._remote)
+    def start(self) -> None:
+        """Do nothing."""
 
 
 class Direct(Served):
@@ -259,7 +244,7 @@ class Direct(Served):
 
     async def run(self) -> Outcome:
         _Rows.whose = lambda mutation: self.owner_of(start_ts_of(mutation))
-        with simulated(self.service, self.plan.noise("random")):
+        with simulated(self.service, self.plan.noise("random"), lambda path: self.network.connect(path)):
             outcome = await super().run()
         outcome.late += self.service.late
         return outcome
@@ -337,7 +322,7 @@ class Direct(Served):
             bigtable=self._of(rng),
         )
         while not self._stopping:
-            leading = _Leading(_Remote(options.bigtable), Schema(), options)
+            leading = _opening(Schema(), options, leads=True)
             try:
                 async with leading as db:
                     await self._lead(actor, leading, db)
@@ -352,7 +337,7 @@ class Direct(Served):
                 return
             await trio.sleep(_STANDBY_S)
 
-    async def _lead(self, actor: ServedActor, leading: _Leading, db: Database) -> None:
+    async def _lead(self, actor: ServedActor, leading: opening, db: Database) -> None:
         server, owned = leading.server, leading.owned
         assert server is not None
         assert owned is not None
@@ -372,7 +357,7 @@ class Direct(Served):
     async def _last(self, world: World, options: Options) -> AsyncIterator[tuple[Database, RowStore]]:
         options = replace(options, vacuum=VacuumOptions(on=False), bigtable=self._of(self.plan.random("the end")))
         while True:
-            leading = _Leading(_Remote(options.bigtable), world.schema, options)
+            leading = _opening(world.schema, options, leads=True)
             try:
                 db = await leading.__aenter__()
                 break
@@ -398,27 +383,7 @@ class Direct(Served):
             self.outcome.fired["connect", "CUT_OFF"] += 1
 
     async def _open_client(self, schema: Schema, options: Options) -> Database:
-        """As `opening._join_remote`, over the simulated network. Raises: StoreError, SessionEnded."""
         process = current()
         assert isinstance(process, ServedActor)
-        remote = _Remote(self._of(process.rng, own=False))
-        deadline = trio.current_time() + self._wire.connect_s
-        while not (at := await remote.address()):
-            if trio.current_time() > deadline:
-                raise Unavailable("nobody leads")
-            await trio.sleep(_STANDBY_S)
-        address = addresses.parse(at)
-
-        async def connect(number: int, port: int) -> trio.abc.Stream:
-            nonlocal address
-            found = await remote.address()
-            if not found:
-                raise OSError("nobody leads")
-            address = addresses.parse(found)
-            return await self.network.connect(str(address.path))
-
-        db = await open_served(URL, connect, schema, options, self._wire, b"", reach=remote.rows)
-        rows = remote_owner(db).store
-        assert isinstance(rows, DirectRowStore)
-        inside(db).background.start(lambda: rows.follow(lambda found: addresses.parse(found) == address), "follow")
-        return db
+        options = replace(options, bigtable=self._of(process.rng, own=False))
+        return await _opening(schema, options)._open()

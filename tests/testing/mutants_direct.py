@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 import trio
 
 from perco.bigtable import client, filters, hints, lease, owner_row, rows, store, tickets
+from perco.bigtable.calls import CallFailed
+from perco.bigtable.wire import types
 from perco.serve import direct as serving
 from perco.storage import Failed, NoReply, lease as leases
 from perco.storage.bare import Bare
+from perco.testing import direct as simulated
 from tests.testing.mutants import Mutant
 
 DIRECT: Final[dict[str, Mutant]] = {}
@@ -30,27 +34,20 @@ def direct(name: str) -> Callable[[Mutant], Mutant]:
 
 @direct("O1 the next owner does not wait for the lease to end")
 def claims_at_once(patch: pytest.MonkeyPatch) -> None:
-    right = store.BigtableStore._claim
+    right, plain = store.BigtableStore._claim, simulated._Lease.__init__
 
     async def claim(self: Any, *, direct: bool) -> None:
-        options = self._options
-        object.__setattr__(self, "_options", _Hasty(options))
+        options, self._options = self._options, replace(self._options, lease_s=0.05)
         try:
             await right(self, direct=direct)
         finally:
             self._options = options
 
+    def lasts(self: Any, place: Any, holder: Any, lease_s: float, claimed_at: float) -> None:
+        plain(self, place, holder, simulated.LEASE_S, claimed_at)
+
     patch.setattr(store.BigtableStore, "_claim", claim)
-
-
-class _Hasty:
-    """Options with a lease that counts for 50 ms while the store is claimed."""
-
-    def __init__(self, options: Any) -> None:
-        self._options = options
-
-    def __getattr__(self, name: str) -> Any:
-        return 0.05 if name == "lease_s" else getattr(self._options, name)
+    patch.setattr(simulated._Lease, "__init__", lasts)
 
 
 @direct("O1 an owner whose lease has ended goes on")
@@ -58,34 +55,32 @@ def never_checks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases.LeasedStore, "check", leases.LeasedStore._usable)
 
 
+def _whatever(place: Any, holder: Any) -> Any:
+    """A change of the owner's row that is made in any case."""
+    made = owner_row.change(place, holder)
+    made.predicate_filter.CopyFrom(types().RowFilter(block_all_filter=True))
+    return made
+
+
 @direct("O1 a claim is made whatever has changed")
 def claims_blindly(patch: pytest.MonkeyPatch) -> None:
-    right = owner_row.change
-
-    def change(place: Any, holder: Any) -> Any:
-        made = right(place, holder)
-        made.true_mutations.extend(made.false_mutations)
-        return made
-
-    patch.setattr(store, "change", change)
+    patch.setattr(store, "change", _whatever)
 
 
 @direct("O1 a former owner renews its lease after it was taken over")
 def renews_blindly(patch: pytest.MonkeyPatch) -> None:
-    right = owner_row.change
+    patch.setattr(lease, "change", _whatever)
 
-    def change(place: Any, holder: Any) -> Any:
-        made = right(place, holder)
-        made.true_mutations.extend(made.false_mutations)
-        return made
 
-    patch.setattr(lease, "change", change)
+@direct("O1 a claim whose answer is lost counts if an earlier one is there")
+def earlier_claim(patch: pytest.MonkeyPatch) -> None:
+    async def take(self: Any, ours: Any) -> bool:
+        try:
+            return not (await self._asked(owner_row.change(self.rows.place, ours))).predicate_matched
+        except CallFailed:
+            return True
 
-    async def taken(self: Any, ours: Any) -> bool:
-        await self._asked(right(self.rows.place, ours))
-        return True
-
-    patch.setattr(store.BigtableStore, "_take", taken)
+    patch.setattr(store.BigtableStore, "_take", take)
 
 
 @direct("O1 the lease counts from the answer")
@@ -95,7 +90,7 @@ def counts_from_answer(patch: pytest.MonkeyPatch) -> None:
     def renew(self: Any) -> None:
         right(self)
         if not self.said and self.deposed is None:
-            self.until = leases.now() + 2 * self._lease_s
+            self.until = leases.now() + self._lease_s
 
     patch.setattr(leases.Lease, "_renew", renew)
 
@@ -153,7 +148,6 @@ def untold_floor(patch: pytest.MonkeyPatch) -> None:
 @direct("F3 a ticket does not end with its session")
 def undying_ticket(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tickets.Tickets, "end", lambda self, ticket: None)
-    patch.setattr(client.ClientRows, "_must_be_in", lambda self, session: self._usable())
 
 
 @direct("F3 a read counts although its permit has expired")
@@ -161,7 +155,9 @@ def late_reads(patch: pytest.MonkeyPatch) -> None:
     async def ask(self: Any, calls: Any) -> Any:
         session = self._session
         await self._permitted(session)
-        return await rows.BigtableRows._ask(self, calls)
+        answers = await rows.BigtableRows._ask(self, calls)
+        self._must_be_in(session)
+        return answers
 
     patch.setattr(client.ClientRows, "_ask", ask)
 
@@ -171,14 +167,16 @@ def ended_reads(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(client.ClientRows, "_must_be_in", lambda self, session: self._usable())
 
 
-@direct("R7 a client acts without a permit")
-def unpermitted(patch: pytest.MonkeyPatch) -> None:
-    async def permitted(self: Any, session: int) -> Any:
-        await trio.lowlevel.checkpoint()
-        return client.Permit(self._ticket, 0, 1e18, 1e18)
+@direct("F3 a permit lasts for ever")
+def endless_permit(patch: pytest.MonkeyPatch) -> None:
+    right = client.ClientRows._renew
 
-    patch.setattr(client.ClientRows, "_permitted", permitted)
-    patch.setattr(client.ClientRows, "_must_be_in", lambda self, session: self._usable())
+    async def renew(self: Any) -> bool:
+        good = await right(self)
+        self._permit = self._permit._replace(renew_at=1e18, until=1e18)
+        return good
+
+    patch.setattr(client.ClientRows, "_renew", renew)
 
 
 # ------------------------------------------------------------ mutations
