@@ -36,7 +36,7 @@ from perco.schema.schema import Schema
 from perco.serve import opening as openings
 from perco.serve.opening import open as opening
 from perco.storage import LOCK, PENDING, SHARED, Mutation, RowStore, lease as leases
-from perco.testing.bigtable import (
+from perco.testing.calls import (
     CHANGING,
     DELAY,
     DIES_AFTER,

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from perco.testing.bigtable import DELAY, FAIL, LATER, LOSE, LOSE_ANSWER, PART, STOPS_BEFORE
+from perco.testing.calls import DELAY, FAIL, LATER, LOSE, LOSE_ANSWER, PART, STOPS_BEFORE
 from perco.testing.direct import CALLED, call_faults_of
 from perco.testing.plan import Plan
 from perco.testing.shrink import fails

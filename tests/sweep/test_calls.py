@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perco.testing.bigtable import LATER, LOSE
+from perco.testing.calls import LATER, LOSE
 from perco.testing.direct import CALLED
 from tests.sweep import calls
 

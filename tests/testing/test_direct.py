@@ -16,7 +16,7 @@ from perco.bigtable.wire import types
 from perco.serve.messages import Method
 from perco.storage import DATA, TS_MAX
 from perco.testing import simulate as command
-from perco.testing.bigtable import CHANGING, LATER, LOSE, LOSE_ANSWER, READING, Service, Step
+from perco.testing.calls import CHANGING, LATER, LOSE, LOSE_ANSWER, READING, Service, Step
 from perco.testing.direct import CALL_FAULTS, CALLED, LATE_S, SENT_BY_DIRECT, call_faults_of
 from perco.testing.network import FAULTS as WIRE_FAULTS
 from perco.testing.processes import Process, Processes
