@@ -41,10 +41,8 @@ _SETTINGS: Final = (
 )
 
 
-_SILENCE_S: Final = (
-    2.0,
-    10.0,
-)  # at least and at most: for how long a connection may leave what was sent unacknowledged
+# For how long a connection may leave what was sent unacknowledged, at least and at most.
+_SILENCE_S: Final = (2.0, 10.0)
 
 
 def settings(late_s: float) -> tuple[tuple[str, int], ...]:
