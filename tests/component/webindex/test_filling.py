@@ -13,7 +13,7 @@ from perco.webindex.exporter import Exporter
 from perco.webindex.index import WebIndex
 from perco.webindex.pages import Page
 from perco.webindex.places import IN_FOLDER
-from perco.webindex.search import Document, ExportRow, SearchIndex
+from perco.webindex.search import Document, ExportRow, SearchIndex, SearchOptions
 from perco.webindex.service import fill
 from tests.acceptance.web.site import Site
 
@@ -61,10 +61,16 @@ async def test_a_document_whose_page_is_back_before_the_next_election_is_exporte
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_filled_while_pages_change_it_equals_a_batch_build(
-    seed: int, autojump_clock: trio.testing.MockClock
+    seed: int, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
+    """One process exports, and another one fills the index."""
     site, index = Site(seed), WebIndex(Exporter())
-    with SearchIndex(":memory:") as former, SearchIndex(":memory:") as search:
+    path, quick = tmp_path / "search.sqlite", SearchOptions(synchronous="OFF")
+    with (
+        SearchIndex(":memory:") as former,
+        SearchIndex(path, quick) as search,
+        SearchIndex(path, quick) as other,
+    ):
         index.exporter.connect(former)
         async with perco.open("memory:", index.schema, options=perco.Options(seed=seed)) as db:
 
@@ -78,7 +84,7 @@ async def test_filled_while_pages_change_it_equals_a_batch_build(
             async with db.worker(concurrency=8, scanners=2), trio.open_nursery() as nursery:
                 await change(60)
                 index.exporter.connect(search)
-                nursery.start_soon(fill, db, index, search, HOME)
+                nursery.start_soon(fill, db, index, other, HOME)
                 await change(60)
             async with db.worker():
                 await db.wait_idle()
