@@ -9,7 +9,7 @@ from perco.testing.direct import CALLED
 from tests.sweep import calls
 
 _SEED = 3
-_RUNS = 40
+_RUNS = 24
 
 
 @pytest.fixture(scope="module")

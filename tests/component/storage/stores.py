@@ -102,7 +102,7 @@ async def open_store(
         return
     if kind == "bigtable model":
         with modelled():
-            kept = await BigtableStore.open("bigtable://test/test", replace(bigtable.QUICK, call_s=5.0))
+            kept = await BigtableStore.open("bigtable://test/test", replace(bigtable.QUICK, call_s=0.5))
             try:
                 await kept.adapt(_HAS_TABLE)  # type: ignore[arg-type]
                 yield kept.store  # type: ignore[misc]
