@@ -34,7 +34,7 @@ def test_what_makes_several_processes_hard_happens() -> None:  # R4, R5, R7, R8,
 def test_the_command_tells_a_run_that_went_wrong_and_how_to_see_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "simulate", lambda seed: Outcome(seed, problems=["T1: half of it"]))
+    monkeypatch.setattr(command, "simulate", lambda seed, options: Outcome(seed, problems=["T1: half of it"]))
     assert command.main(["--seed", "7"]) == 1
     assert "T1: half of it" in capsys.readouterr().out
 
@@ -56,7 +56,7 @@ def test_the_command_runs_many(capsys: pytest.CaptureFixture[str]) -> None:
     assert "never occurred" not in out
 
 
-def quick(seed: int) -> Outcome:
+def quick(seed: int, options: SimulationOptions) -> Outcome:
     """Stands in for a run."""
     return Outcome(seed, committed=seed, fired=Counter({("prewrite", FAULTS[seed % len(FAULTS)]): seed}))
 
@@ -119,7 +119,7 @@ def test_a_series_that_goes_on_still_tells_what_went_wrong_before(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(command, "_SAVED_EACH", 1)
-    monkeypatch.setattr(command, "simulate", lambda seed: Outcome(seed, problems=["T1"] if seed == 1 else []))
+    monkeypatch.setattr(command, "simulate", lambda seed, options: Outcome(seed, problems=["T1"] if seed == 1 else []))
     arguments = ["--seeds", "4", "--processes", "1", "--state", str(tmp_path / "state")]
     interrupted_after(3, monkeypatch, arguments)
     capsys.readouterr()
@@ -132,12 +132,13 @@ def test_a_series_that_goes_on_still_tells_what_went_wrong_before(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda text: text.replace('"seeds": 4', '"seeds": 5'), "is of 5 seeds from 0 on: give the same"),
+        (lambda text: text.replace('"store": "local"', '"store": "bigtable"'), "over bigtable stores: give the same"),
+        (lambda text: text.replace('"seeds": 4', '"seeds": 5'), "is of 5 seeds from 0 on, over local stores: give"),
         (lambda text: text.replace('"code": "', '"code": "0'), "another version of perco"),
         (lambda text: text[:20], "is not a state of this command"),
         (lambda text: "{}", "is not a state of this command"),
     ],
-    ids=["seeds", "code", "cut", "other"],
+    ids=["store", "seeds", "code", "cut", "other"],
 )
 def test_a_state_that_is_not_of_this_series_is_refused(
     change: Callable[[str], str],
@@ -146,7 +147,7 @@ def test_a_state_that_is_not_of_this_series_is_refused(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(command, "simulate", Outcome)
+    monkeypatch.setattr(command, "simulate", lambda seed, options: Outcome(seed))
     state = tmp_path / "state"
     arguments = ["--seeds", "4", "--processes", "1", "--state", str(state)]
     assert command.main(arguments) == 0
