@@ -285,6 +285,9 @@ class PromptChannel:
 class Response:
     """A message of a stream that has these rows."""
 
+    chunks: Any
+    last_scanned_row_key: bytes
+
     def __init__(self, rows: Sequence[ReadRow]) -> None:
         made = types().ReadRowsResponse()
         for row in rows:
