@@ -84,7 +84,8 @@ async def test_the_other_tablets_are_prewritten_first() -> None:  # C7 T3
         store = faulty(db)
         await put(db, 1, "a", "b", "z")
         await trio.testing.wait_all_tasks_blocked()
-        assert store.log == ["prewrite", "one step", "commit"]
+        assert store.log[:3] == ["prewrite", "one step", "commit"]
+        assert set(store.log[3:]) <= {"commit"}, "over a real database, the sweeper may roll the same lock forward"
         assert held(db, LOCK) == 0
 
 
