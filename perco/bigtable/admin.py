@@ -1,4 +1,4 @@
-"""What an administrator does with a store on Bigtable: make its table, and examine the table and the app profile.
+"""An administrator's tasks for a store on Bigtable: make its table, and examine the table and the app profile.
 
 `perco bigtable init|check` call this; nothing here claims the store. The program itself needs only the role
 `roles/bigtable.user` on the instance or the table. To make the table, an administrator needs `roles/bigtable.admin`;

@@ -1,4 +1,4 @@
-"""What an administrator does with a store on PostgreSQL: make its tables, grant rights, and examine the server.
+"""An administrator's tasks for a store on PostgreSQL: make its tables, grant rights, and examine the server.
 
 `perco postgresql init|check` call this; nothing here claims the store.
 """

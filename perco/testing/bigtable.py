@@ -91,22 +91,20 @@ class Table:
         let_through = self._filter(request.filter)
         rows: list[ReadRow] = []
         passed, size = b"", 0
+        found: dict[bytes, list[ReadCell]] = {}
         keys = list(self._following(request)) if request.rows.row_keys else None
-        if keys is not None and len(keys) > 1:  # each row at a moment of its own, in any order
-            seen = {}
+        if keys is not None and len(keys) > 1:  # in any order
             for key in self._rng.sample(keys, len(keys)):
                 await pause()
-                seen[key] = let_through(self.cells(key))
-        for key in self._following(request) if keys is None else keys:
-            if keys is None or len(keys) == 1:
+                found[key] = let_through(self.cells(key))
+        for key in keys or self._following(request):
+            if key not in found:
                 await pause()
-                found = let_through(self.cells(key))
-            else:
-                found = seen[key]
+                found[key] = let_through(self.cells(key))
             passed = key
-            if found:
-                rows.append(ReadRow(key, found))
-                size += sum(len(cell.value) for cell in found)
+            if found[key]:
+                rows.append(ReadRow(key, found[key]))
+                size += sum(len(cell.value) for cell in found[key])
             if request.rows_limit and len(rows) >= request.rows_limit:
                 break
             if len(rows) >= part or (scan.bytes_max and size >= scan.bytes_max):

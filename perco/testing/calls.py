@@ -18,7 +18,7 @@ from perco.bigtable.wire import grpc, types
 from perco.testing.bigtable import Response, Table
 from perco.testing.processes import Process, Processes, current
 
-# What can happen to a call that changes a row. Where an error is told, it is told soon, or at the deadline.
+# Faults of a call that changes a row. If its process gets an error, it gets it soon, or at the deadline.
 LOSE: Final = "LOSE"  # it never arrives
 LOSE_ANSWER: Final = "LOSE_ANSWER"  # it is carried out, and an error is told
 LATER: Final = "LATER"  # an error is told, and it is carried out after that
@@ -32,6 +32,7 @@ STOPS_BEFORE: Final = "STOPS_BEFORE"
 CHANGING: Final = (LOSE, LOSE_ANSWER, LATER, DELAY, DIES_BEFORE, DIES_AFTER, STOPS_BEFORE)
 READING: Final = (FAIL, DELAY, DIES_BEFORE, STOPS_BEFORE)
 SCANNING: Final = (*READING, PART)
+_AT_ONCE: Final = (LOSE, LOSE_ANSWER, LATER)  # of a call that takes no time
 
 _LATE: Final = 0.95  # of `late_s`: a message that is late arrives before it is over
 
@@ -339,7 +340,7 @@ class Channel:
 
     def _call(self, step: Step, request: Any) -> Any:
         if self.answers is None:
-            found = self._service.ask_now(self._process, step, request)
+            found = self._service.ask_now(self._process, step._replace(faults=_AT_ONCE), request)
             return [Response(found)] if isinstance(request, types().ReadRows) else found
         if self._answered == len(self.answers):
             raise CallPending(step, request)

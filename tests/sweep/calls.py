@@ -76,7 +76,7 @@ def cases(seed: int) -> list[Case]:
 
 
 def run(case: Case) -> str:
-    """What goes wrong under a fault; "" if nothing does. The fault must occur."""
+    """The problem that a fault causes; "" for none. The fault must occur."""
     plan = Plan(case.seed, {**_whole(), case.call: case.fault})
     problem = fails(plan, _OPTIONS)
     if not problem and not any(name == case.call and choice for _, name, choice in plan.done):
@@ -90,7 +90,7 @@ def _some(seed: int, every: int) -> list[Case]:
 
 
 def swept(seeds: Sequence[int], every: int, processes: int | None = None) -> Iterator[tuple[Case, str]]:
-    """Every n-th case of these seeds, and what goes wrong in it."""
+    """Every n-th case of these seeds, and the problem that it causes."""
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for seed in seeds:
             found = _some(seed, every)

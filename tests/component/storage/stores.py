@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -92,17 +92,11 @@ async def open_store(
         finally:
             await owned.aclose()
         return
-    if kind == "bigtable":
-        kept = await BigtableStore.open(bigtable.fresh(), replace(bigtable.QUICK, call_s=5.0))
-        try:
-            await kept.adapt(_HAS_TABLE)  # type: ignore[arg-type]
-            yield kept.store  # type: ignore[misc]
-        finally:
-            await kept.aclose()
-        return
-    if kind == "bigtable model":
-        with modelled():
-            kept = await BigtableStore.open("bigtable://test/test", replace(bigtable.QUICK, call_s=0.5))
+    if kind in ("bigtable", "bigtable model"):
+        simulated = kind == "bigtable model"
+        with modelled() if simulated else nullcontext():
+            url = "bigtable://test/test" if simulated else bigtable.fresh()
+            kept = await BigtableStore.open(url, replace(bigtable.QUICK, call_s=0.5 if simulated else 5.0))
             try:
                 await kept.adapt(_HAS_TABLE)  # type: ignore[arg-type]
                 yield kept.store  # type: ignore[misc]
