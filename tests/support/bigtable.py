@@ -1,5 +1,6 @@
 """A Bigtable emulator for the tests of a process, started when the first of them needs it, or a live instance
-(`live.py`); each test has a table of its own. Time may be virtual: it stands still while a call is in flight."""
+(`live.py`), or the table of the simulation, in memory; each test has a table of its own. Time may be virtual: it stands
+still while a call is in flight."""
 
 from __future__ import annotations
 
@@ -12,16 +13,18 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any, Final
+from unittest import mock
 
 import pytest
 import trio
 import trio.testing
 
-from perco.bigtable import admin, client, rows
+from perco.bigtable import admin, client, lease, repeating, rows
 from perco.bigtable.address import Place
-from perco.bigtable.calls import SERVICE, Calls, channel
-from perco.bigtable.chunks import Chunks
+from perco.bigtable.calls import SERVICE, Answer, CallFailed, Calls, channel
+from perco.bigtable.chunks import Chunks, ReadRow
 from perco.bigtable.keys import MICROS, column_of, place_of, row_of, table_end
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.owner_row import Holder, change
@@ -33,6 +36,7 @@ from perco.database.inside import inside
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import DATA, PROTOCOL_GROUPS, Mutation
 from perco.testing.bare import BareStore
+from perco.testing.bigtable import PromptCalls, PromptChannel, Table
 from tests.support import live
 from tests.support.divided import Divided, Stored
 from tests.support.realtime import held, waited_for
@@ -43,6 +47,7 @@ _REAL_S: Final = 60.0  # for a call
 
 _numbers = itertools.count()
 _of_folders: dict[str, str] = {}
+_model: dict[str, Table] | None = None  # the tables in memory, by name, in a block that uses them
 
 
 @functools.cache
@@ -64,8 +69,45 @@ def permits() -> BigtableOptions:
     return replace(QUICK, call_s=0.02 if virtual else 2.0)
 
 
+class ModelledCalls(PromptCalls):
+    """Calls to a table in memory, whose requests and answers a test can lose, as those to the emulator."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self._metadata: tuple[tuple[str, str], ...] = ()
+
+    async def _answer(self, request: Any) -> Answer:
+        lost = dict(self._metadata).get("perco-fault")
+        if lost != "before":
+            answer = await super()._answer(request)
+        return CallFailed("UNAVAILABLE", f"lost {lost} the call") if lost else answer
+
+
+@contextmanager
+def modelled() -> Iterator[None]:
+    """Stores on Bigtable that are opened in the block are in tables of the simulation, in memory."""
+    global _model
+    assert _model is None
+
+    def table_of(place: Place) -> Table:
+        assert _model is not None
+        return _model.setdefault(place.table, Table(Random(0)))
+
+    with (
+        mock.patch.object(repeating, "Calls", lambda place, options: ModelledCalls(table_of(place))),
+        mock.patch.object(lease, "channel", lambda place: PromptChannel(table_of(place))),
+    ):
+        _model = {}
+        try:
+            yield
+        finally:
+            _model = None
+
+
 def fresh() -> str:
     """The address of a new store, whose table is there."""
+    if _model is not None:
+        return f"bigtable://model/model?prefix=t{next(_numbers)}"
     running()
     instance, prefix = live.instance() or "test/test", live.PREFIX if live.instance() else "t"
     url = f"bigtable://{instance}?prefix={prefix}{os.getpid()}_{next(_numbers)}"
@@ -112,19 +154,26 @@ def _link() -> Any:
 
 def cells_of(rows: BigtableRows, table: str) -> Iterator[tuple[bytes, str, bytes, int, bytes]]:
     """All cells of a perco table: (row, family, qualifier, timestamp, value)."""
+    for row in _rows_of(rows.place.table, table):
+        for family, name, stamp, value in row.cells:
+            yield row_of(table, row.key), family, name, stamp // MICROS, value
+
+
+def _rows_of(stored: str, table: str) -> Iterator[ReadRow]:
     t = types()
+    request = t.ReadRows(table_name=stored)
+    request.rows.row_ranges.add(start_key_closed=table.encode() + b"\x00", end_key_open=table_end(table))
+    if _model is not None:
+        yield from _model[stored].read_now(request)
+        return
     call = _link().unary_stream(
         SERVICE + "ReadRows",
         request_serializer=t.ReadRows.SerializeToString,
         response_deserializer=t.ReadRowsResponse.FromString,
     )
-    request = t.ReadRows(table_name=rows.place.table)
-    request.rows.row_ranges.add(start_key_closed=table.encode() + b"\x00", end_key_open=table_end(table))
     chunks = Chunks()
     for response in call(request):
-        for row in chunks.take(response):
-            for family, name, stamp, value in row.cells:
-                yield row_of(table, row.key), family, name, stamp // MICROS, value
+        yield from chunks.take(response)
 
 
 class DividedRows(Divided, BigtableRows):

@@ -7,13 +7,16 @@ replaces the seed. `--all` looks for all seeds again.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,6 +35,7 @@ from tests.testing.mutants_signals import SIGNALS
 
 FILE: Final = Path(__file__).with_name("seeds.json")
 SEEDS_MAX: Final = 200  # a mutant must die within this many
+RUN_S: Final = 200  # real seconds for one run, which takes some 5: below the limit for a whole test
 ALL: Final[dict[str, Mutant]] = {**MUTANTS, **ONE_STEP, **SIGNALS, **FAILING, **GROWING, **AHEAD, **SERVED, **DIRECT}
 
 _CANDIDATES: Final = 4  # seeds that find a mutant; the one with the shortest run is kept
@@ -79,32 +83,47 @@ def search(name: str, seeds: Iterable[int]) -> Found | None:
     """The first of these seeds that finds a mutant.
 
     It searches in a child process: a run that a mutant breaks off may leave tasks and files behind, which could disturb
-    the next run in the same process.
+    the next run in the same process. A server forks the child, which has one thread only: a lock that another thread
+    held at that moment would stay locked in the child.
+
+    Raises: RuntimeError: the child has died, or one run took longer than `RUN_S`; it shows the child's stack.
     """
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     here, there = context.Pipe(duplex=False)
-
-    def run() -> None:
-        sys.unraisablehook = lambda _: None  # leftovers complain when they are collected
-        with pytest.MonkeyPatch.context() as patch:
-            ALL[name](patch)
-            for seed in seeds:
-                began = time.process_time()
-                how = died(seed, name)
-                if how:
-                    there.send(Found(seed, how[:2000], time.process_time() - began))
-                    return
-            there.send(None)
-
-    child = context.Process(target=run)
-    child.start()
-    there.close()
-    try:
-        found: Found | None = here.recv()
-    finally:
+    with tempfile.NamedTemporaryFile("r") as stack:
+        child = context.Process(target=_search, args=(name, tuple(seeds), there, stack.name))
+        child.start()
+        there.close()
+        try:
+            found: Found | None = here.recv()
+        except EOFError:
+            child.join()
+            raise RuntimeError(f"{name}: the search ended with {child.exitcode}\n{stack.read()}") from None
+        finally:
+            here.close()
         child.join()
-        here.close()
     return found
+
+
+def _search(name: str, seeds: Sequence[int], answer: Connection, stack: str) -> None:
+    """`search` in the child. `stack`: a file for what it was doing when a run took too long."""
+    sys.unraisablehook = lambda _: None  # leftovers complain when they are collected
+    with open(stack, "w") as file, pytest.MonkeyPatch.context() as patch:
+        ALL[name](patch)
+        found = None
+        for seed in seeds:
+            print(f"seed {seed}", file=file, flush=True)
+            faulthandler.dump_traceback_later(RUN_S, exit=True, file=file)
+            began = time.process_time()
+            how = died(seed, name)
+            if how:
+                found = Found(seed, how[:2000], time.process_time() - began)
+                break
+        faulthandler.cancel_dump_traceback_later()
+    answer.send(found)
+    answer.close()
+    os._exit(0)  # whatever the runs have left behind is not waited for
 
 
 def _to_keep(name: str, known: int | None) -> int | None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+import perco
 from perco.serve.messages import Method, Order
 from perco.storage import lmdb_tablet, splitting
 from perco.testing import simulate as command
@@ -40,6 +46,18 @@ def test_a_message_that_comes_late_does_not_make_wait_what_was_given_up(seed: in
 def test_the_same_seed_is_the_same_run(processes: int) -> None:
     options = SimulationOptions(processes=processes)
     assert simulate(processes, options) == simulate(processes, options)
+
+
+@pytest.mark.parametrize("seed", [30, 294])  # observers fail in both: of a served store, of an embedded one
+def test_the_same_seed_is_the_same_run_wherever_perco_lies(seed: int, tmp_path: Path) -> None:
+    elsewhere = tmp_path / ("elsewhere " * 10)
+    shutil.copytree(Path(perco.__file__).parent, elsewhere / "perco", ignore=shutil.ignore_patterns("__pycache__"))
+    code = "import sys, perco.testing.simulation as one; print(one.__file__, one.simulate(int(sys.argv[1])).digest)"
+    environment = os.environ | {"PYTHONPATH": str(elsewhere), "PYTHONHASHSEED": "7", "PYTHONDONTWRITEBYTECODE": "1"}
+    said = subprocess.check_output([sys.executable, "-c", code, str(seed)], env=environment, cwd=tmp_path, text=True)
+    place, digest = said.rsplit(maxsplit=1)
+    assert place.startswith(str(elsewhere))
+    assert digest == simulate(seed).digest
 
 
 def test_another_seed_is_another_run() -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from types import SimpleNamespace
-from unittest import mock
 
-from perco.bigtable import lease, repeating
-from perco.bigtable.address import Place
-from perco.bigtable.options import BigtableOptions
 from perco.bigtable.store import BigtableStore
 from perco.postgresql.options import PostgresqlOptions
 from perco.postgresql.store import PostgresqlStore
@@ -30,7 +25,6 @@ from perco.storage import (
 )
 from perco.storage.bare import Bare
 from perco.testing.bare import SingleRows
-from perco.testing.bigtable import PromptCalls, PromptChannel, Table
 from tests.support import bigtable, postgresql
 
 TABLE = "t"
@@ -64,21 +58,6 @@ def lmdb_engine(
     return engine(path, groups, options, readonly=readonly, lock=lock)
 
 
-@contextmanager
-def modelled() -> Iterator[None]:
-    """Stores on Bigtable that are opened in the block are in the table of the simulation."""
-    table = Table(Random(0))
-
-    def calls(place: Place, options: BigtableOptions) -> PromptCalls:
-        return PromptCalls(table)
-
-    with (
-        mock.patch.object(repeating, "Calls", calls),
-        mock.patch.object(lease, "channel", return_value=PromptChannel(table)),
-    ):
-        yield
-
-
 @asynccontextmanager
 async def open_store(
     kind: str, path: Path, splits: Sequence[bytes] = (), options: LmdbOptions = UNSYNCED
@@ -94,9 +73,8 @@ async def open_store(
         return
     if kind in ("bigtable", "bigtable model"):
         simulated = kind == "bigtable model"
-        with modelled() if simulated else nullcontext():
-            url = "bigtable://test/test" if simulated else bigtable.fresh()
-            kept = await BigtableStore.open(url, replace(bigtable.QUICK, call_s=0.5 if simulated else 5.0))
+        with bigtable.modelled() if simulated else nullcontext():
+            kept = await BigtableStore.open(bigtable.fresh(), replace(bigtable.QUICK, call_s=0.5 if simulated else 5.0))
             try:
                 await kept.adapt(_HAS_TABLE)  # type: ignore[arg-type]
                 yield kept.store  # type: ignore[misc]

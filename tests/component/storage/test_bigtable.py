@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -53,6 +53,17 @@ QUICK = BigtableOptions(call_s=5.0, late_s=0.0, lease_s=60.0, channels=1)
 CLAIMED = replace(QUICK, lease_s=3.0)  # where a test waits for a lease to be renewed, or to end
 _TABLES = SimpleNamespace(tables=(TABLE,), groups=lambda table: [GROUPS[-1]])  # stands in for a catalogue
 WAITING = ScanRequest(TABLE, b"", None, (ScanQuery(NOTIFY, None, 0, TS_MAX, 9),))
+
+
+@pytest.fixture(autouse=True, params=["emulator", "model"])
+def kept_in(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where the rows are."""
+    with bigtable.modelled() if request.param == "model" else nullcontext():
+        yield request.param
+
+
+# Of a test about the calls themselves, which the model does without.
+on_emulator = pytest.mark.parametrize("kept_in", ["emulator"], indirect=True)
 
 
 @asynccontextmanager
@@ -148,6 +159,7 @@ async def test_a_read_that_is_lost_for_ever_is_unavailable() -> None:
             await found(store)
 
 
+@on_emulator
 async def test_without_its_table_every_call_says_what_to_do() -> None:
     bigtable.running()
     with pytest.raises(Unavailable, match="perco bigtable init"):
@@ -167,6 +179,7 @@ async def test_of_calls_at_once_that_exclude_each_other_one_is_made(store: Bigta
     assert verdicts.count(Refused(0, 0)) == 19
 
 
+@on_emulator
 async def test_a_call_that_has_to_wait_too_long_was_not_made() -> None:  # T4
     """For one of the calls in flight to end: the mutation was certainly not sent."""
     async with opened(bigtable.fresh(), replace(QUICK, in_flight=1, call_s=0.2)) as store:
@@ -455,6 +468,7 @@ async def test_a_former_oracles_range_that_arrives_late_is_not_handed_out() -> N
             assert [await oracle.draw() for _ in range(11)] == list(range(21, 32))
 
 
+@on_emulator
 async def test_nothing_is_sent_after_its_deadline(store: BigtableStore) -> None:  # T13
     """As by a process that was stopped between the decision to send a mutation and the call."""
     [answer] = await store.rows.calls.ask([store.rows._call(of_one())], trio.current_time() - 1)
@@ -578,6 +592,7 @@ async def test_after_the_store_was_closed_a_call_fails_at_once(store: BigtableSt
     assert "has been closed" in str(verdict.error)
 
 
+@on_emulator
 async def test_ctrl_c_does_not_come_between_the_beginning_of_calls_and_the_wait(store: BigtableStore) -> None:
     """The calls would go on in the thread, and wake a task that waits for something else by then."""
     loop = store.rows.calls._loop
@@ -595,6 +610,7 @@ async def test_ctrl_c_does_not_come_between_the_beginning_of_calls_and_the_wait(
     assert protected == [True]
 
 
+@on_emulator
 async def test_a_scan_that_takes_too_long_gets_on_by_what_it_has_passed(store: BigtableStore) -> None:
     """A long range in which there is little: the server tells how far it is."""
     told = types().ReadRowsResponse(last_scanned_row_key=row_key(TABLE, b"m"))
@@ -621,6 +637,7 @@ async def test_a_scan_that_takes_too_long_gets_on_by_what_it_has_passed(store: B
     assert [row for row, _ in (await store.rows.scan(request._replace(start=page.next or b""))).rows] == [b"z"]
 
 
+@on_emulator
 async def test_without_credentials_a_program_is_told_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -712,6 +729,7 @@ async def test_a_pin_that_a_former_owner_has_put_late_is_kept_and_told() -> None
             assert holds[1].pins["nightly"].ts == 3
 
 
+@on_emulator
 async def test_the_server_says_where_a_table_may_be_cut(store: BigtableStore) -> None:
     rows = [b"r%04d" % number for number in range(1000)]
     assert set(await store.rows.apply([put(row, b"x" * 100) for row in rows])) == {APPLIED}

@@ -60,11 +60,12 @@ def clock(autojump_clock: Any) -> Any:
     return autojump_clock
 
 
-@pytest.fixture(autouse=True)
-def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(autouse=True, params=["emulator", "model"])
+def virtual(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Virtual time, for rows in the emulator or in the table of the simulation."""
     set_clock(monkeypatch, trio.current_time)
-    with bigtable.real_time():
-        yield
+    with bigtable.modelled() if request.param == "model" else bigtable.real_time():
+        yield request.param
 
 
 def set_clock(patch: pytest.MonkeyPatch, now: Callable[[], float]) -> None:
@@ -85,7 +86,7 @@ async def client(store: BigtableStore, name: str = "one") -> AsyncIterator[tuple
 
 
 @pytest.fixture
-async def store(virtual: None) -> AsyncIterator[BigtableStore]:
+async def store(virtual: str) -> AsyncIterator[BigtableStore]:
     async with opened(bigtable.fresh(), QUICK) as made:
         made.store._sent.clear()  # there was no former owner
         yield made
@@ -166,11 +167,12 @@ async def test_a_permit_serves_many_calls(store: BigtableStore, clock: Any) -> N
         assert rows.calls.made == made + 7
 
 
-async def test_a_client_finds_out_what_the_store_is(store: BigtableStore, clock: Any) -> None:
-    """The emulator reads forward, whatever it is asked for. A store of another version is not touched."""
+async def test_a_client_finds_out_what_the_store_is(store: BigtableStore, clock: Any, virtual: str) -> None:
+    """The emulator reads forward, whatever it is asked for; Bigtable, and its model, do not. A store of another version
+    is not touched."""
     await store.rows.apply([put(b"a"), put(b"b")])
     async with client(store) as (rows, _):
-        assert not rows.backwards
+        assert rows.backwards == (virtual == "model")
         request = ScanRequest(TABLE, b"", None, (ScanQuery(DATA, (1,)),), reverse=True)
         assert [row for row, _ in (await rows.scan(request)).rows] == [b"b", b"a"]
     await store.rows.apply([Mutation(SYSTEM_TABLE, [(FORMAT_ROW, [], [(DATA, 0, FORMAT + 1, b"")])])])

@@ -21,7 +21,7 @@ from perco.rpc.channel import WireOptions
 from perco.schema.schema import Schema
 from perco.serve.databases import remote_store
 from perco.serve.opening import open as opening
-from tests.component.storage.stores import modelled
+from tests.support.bigtable import modelled
 
 
 @asynccontextmanager
