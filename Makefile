@@ -108,7 +108,7 @@ test-all: test test-faults test-mutants test-everywhere test-postgresql test-spa
 
 check: test
 
-format: .venv/.dev ## let ruff rewrite the layout
+format: .venv/.dev ## reformat the code with ruff
 	$(BIN)/ruff check --fix perco tests bench examples tools
 	$(BIN)/ruff format perco tests bench examples tools
 

@@ -43,7 +43,7 @@ class Alarm:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
     async def sleep_until(self, due: float) -> None:
-        """As `trio.sleep_until`, but exact to some tens of microseconds."""
+        """Like `trio.sleep_until`, but exact to some tens of microseconds."""
         left_ns = int((due - trio.current_time()) * 1e9)
         if left_ns <= 0:
             await trio.lowlevel.checkpoint()

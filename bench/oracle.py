@@ -5,7 +5,7 @@
     delivered      tasks of one client process, each of which waits for a timestamp of its own: perco's client sends
                    one call at a time, for as many timestamps as tasks wait (the paper's section 2.3)
 
-Every timestamp must be larger than those that its connection had before, and none may come twice, also across a
+Every timestamp must be larger than those that its connection had before, and none may come twice, even across a
 `kill -9` of the server.
 """
 

@@ -1,7 +1,7 @@
 """perco's rows on PostgreSQL, against the same work in SQL and in a task queue on the same server.
 
     one call        a durable read-modify-write of one row: perco's transactions, whose reads and commits leave in
-                    batches, by the store's owner and by a client that writes by itself, against asyncpg in four round
+                    batches, by the store's owner and by a client that writes directly, against asyncpg in four round
                     trips (BEGIN, SELECT FOR UPDATE, UPDATE, COMMIT), and in one statement
     the leader      is killed, or stopped, while a direct client commits: how long no commit succeeds
     three steps     each reads what the step before has written: observers, against procrastinate

@@ -13,7 +13,7 @@ from the other five. The plot from 1 to 1 000 servers assumes cores to spare, a 
 enough clients, rows that are chosen uniformly, a network like this machine's sockets, and one owner, which spends on
 each transaction the time that was measured here. The line bends where that owner has no time left.
 
-The same for clients that reach Bigtable by themselves is in `scaling_direct.py`.
+The same for direct clients of Bigtable is in `scaling_direct.py`.
 
     python -m bench.scaling serve FOLDER SERVERS        an owner with SERVERS tablet servers
 """

@@ -1,5 +1,5 @@
-"""Clients that reach Bigtable by themselves, and one server that gives them timestamps: the cost of a transaction in
-each, and a projection to a thousand clients.
+"""Direct clients of Bigtable, and one server that gives them timestamps: the cost of a transaction in each, and a
+projection to a thousand clients.
 
 A read-modify-write of a row, by a closed loop of callers in each of one to three client processes, over the emulator. A
 transaction takes two timestamps. A client asks for those of all its callers at once, and asks again when the answer is

@@ -8,8 +8,8 @@ What to look at:
 
 - `transfer` reads and writes three rows in two tables. `db.run` runs it again when another transfer got to one of its
   accounts first; no transaction holds a lock meanwhile.
-- Every transfer has a number, chosen by the one who asks for it. The ledger's row is written together with the
-  balances, so one who does not know whether a transfer went through asks for it again.
+- Every transfer has a number, chosen by the client that asks for it. The ledger's row is written together with the
+  balances, so a client that does not know whether a transfer went through asks for it again.
 - The auditor adds up all balances while the money moves. A snapshot is of one moment: the sum is always the same.
 """
 

@@ -11,7 +11,8 @@ What to look at:
 - The vector and the note that the observer has run are committed together: no document is left out, none keeps the
   vector of an older text. The *service* may be asked twice for what was on its way when the program died.
 - `concurrency=` bounds how many requests are in flight. If the service fails, the observer raises, the document waits,
-  and it is tried again, later each time; `attempts=0`: for ever, for a service that is away is no fault of a document.
+  and it is tried again, later each time; `attempts=0`: for ever, because it is not the document's fault if the service
+  is away.
 - What an observer needs besides the store it takes from where it is declared: `schema_with(at)`.
 """
 

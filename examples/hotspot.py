@@ -13,7 +13,7 @@ Each document is of a cluster, most of one; the number of documents of each clus
   never conflicts. `gather` runs for the signal: it takes what is new, as much as there is by then, and writes the hot
   cell. A thousand signals may be one run.
 - A signal is run for at least once, some time after it was raised: `gather` finds nothing new, now and then, and that
-  must do no harm. Which documents are new it does not learn from the signal, but from the rows.
+  must do no harm. It learns from the rows, and not from the signal, which documents are new.
 """
 
 import argparse

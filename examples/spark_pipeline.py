@@ -57,7 +57,7 @@ async def load_order(txn: perco.Transaction, row: Any) -> None:
 
 
 def key_of(row: Any) -> tuple[int, int]:
-    """By what an order is known: the row that it is loaded into."""
+    """The key of an order: that of the row that it is loaded into."""
     return row.day, row.number
 
 

@@ -7,9 +7,9 @@ people.
 
 What to look at:
 
-- An address has one owner: that is a decision, so it is made in the transaction that writes the person. Two who want
-  the same address both write `holder[address]`, so one of them is run again, and is told that the address is taken. An
-  observer would be too late: it runs when the person has been written.
+- An address has one owner: that is a decision, so it is made in the transaction that writes the person. If two
+  transactions want the same address, both write `holder[address]`, so one of them is run again, and is told that the
+  address is taken. An observer would be too late: it runs when the person has been written.
 - Who lives where is derived, so an observer keeps it. People are written without waiting for it; `db.wait_idle()`, or
   `db.wait_for(ts)` for one commit, waits until it has caught up. `filed` is what the observer remembers of its last
   run: a change does not tell the old value.

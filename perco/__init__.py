@@ -10,7 +10,7 @@ async with perco.open("folder/", schema) as db:
     async with db.transaction() as txn:
         txn.set(body, "a", b"...")
 
-Numbers such as (T5) or (N1) are those of docs/protocol.md.
+Numbers such as (T5) or (N1) refer to the invariants in docs/protocol.md.
 """
 
 from importlib import import_module as _import_module

@@ -79,7 +79,7 @@ class AsyncBlock(AsyncOnly, Generic[T]):
 
 
 def async_block(write: str) -> Callable[[Callable[P, AsyncIterator[T]]], Callable[P, AsyncBlock[T]]]:
-    """As `asynccontextmanager`, for users: other uses of the block raise an error that says what to `write`."""
+    """Like `asynccontextmanager`, but for users: other uses of the block raise an error that says what to `write`."""
 
     def decorate(function: Callable[P, AsyncIterator[T]]) -> Callable[P, AsyncBlock[T]]:
         block = asynccontextmanager(function)

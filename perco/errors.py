@@ -9,9 +9,9 @@
     │   ├── CatalogueChanged      an observer was registered meanwhile (N10)
     │   └── SessionEnded          the server presumed this client gone, or has restarted, and ended its session
     ├── CommitUnknown             it may have committed: ask `db.outcome(token)` before you run it again
-    ├── SnapshotTooOld            the versions of that time were garbage-collected, or the clock was not noted yet
+    ├── SnapshotTooOld            the versions at that time were garbage-collected, or no note of the clock is that old
     │   └── OwnerChanged          another process has become the store's owner; take a new snapshot
-    ├── StoreError                the store cannot do it now; data are safe, and nothing was done (but see WriteUnknown)
+    ├── StoreError                the store cannot do this now; data are safe, and nothing was done (see WriteUnknown)
     │   ├── StoreFull             no space left
     │   ├── StoreLocked           another process owns the folder
     │   ├── FormatUnknown         not a perco folder, or one of another version
@@ -19,7 +19,7 @@
     │   ├── NeedsCheck            the machine restarted while writes were only in memory
     │   ├── WrongToken            the server does not know this client
     │   ├── VersionMismatch       the server speaks another version of the wire protocol
-    │   ├── WriteUnknown          one of the store's own writes lost its reply: it may have been done
+    │   ├── WriteUnknown          the reply to one of the store's own writes was lost: the write may have been done
     │   └── Unavailable           no answer within the time that the caller allowed
     │       └── NotIdle           ... observers still have work; says which, and why
     ├── UsageError                the caller's mistake
@@ -46,7 +46,8 @@ T = TypeVar("T")
 
 
 class PercoError(Exception):
-    """Base of everything that perco raises on purpose. A copy, or one sent to another process, says the same."""
+    """Base of everything that perco raises on purpose. A copy of an error, or an error sent to another process, keeps
+    its message."""
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exception.__reduce__ would call the class with the whole message as its argument.
@@ -63,8 +64,8 @@ class PercoWarning(UserWarning):
 class TransientError(PercoError):
     """Nothing became visible; the transaction may be run again from its beginning (T11).
 
-    Attributes: `attempts`, the number of attempts after which `db.run` or `db.attempts` gave up; 0: neither of them ran
-    it. `met_on`: the cells of the conflict, if any, in stored form: (table, row, column number).
+    Attributes: `attempts`, the number of attempts after which `db.run` or `db.attempts` gave up; 0 if neither of them
+    ran the transaction. `met_on`: the cells of the conflict, if any, in stored form: (table, row, column number).
     """
 
     attempts = 0
@@ -98,15 +99,16 @@ class WriteConflict(TransientError):
         done = "read under a lock" if read else "written"
         super().__init__(
             f"{where}: {done} by another transaction at {other_ts}, after this one began at {start_ts}; "
-            "nothing was written"
+            "this one wrote nothing"
         )
 
 
 class ReadConflict(TransientError):
     """Another transaction has written, or is writing, a cell or range that this serializable one has read (T14).
 
-    Attributes: `cells`, a tuple of (table, key, column name); `ranges`, a tuple of (table, first key, stop key), None
-    where the scan was not bounded: the first few that were found; `start_ts`, `commit_ts`: this transaction's.
+    Attributes: `cells`, a tuple of (table, key, column name); `ranges`, a tuple of (table, first key, stop key), with
+    None for an open end. Both name only the first conflicts that were found. `start_ts`, `commit_ts`: this
+    transaction's.
     """
 
     cells: tuple[tuple[str, object, str], ...]
@@ -125,9 +127,9 @@ class ReadConflict(TransientError):
         where = [f"{table}[{key!r}].{column}" for table, key, column in self.cells[:3]]
         where += [f"the rows of {table} from {low!r} to {high!r}" for table, low, high in self.ranges[:3]]
         super().__init__(
-            f"{', '.join(where)}: written by another transaction between {start_ts}, when this one read it, and "
-            f"{commit_ts}, when it would have committed, or locked by one that is not yet decided; "
-            "nothing was written"
+            f"{', '.join(where)}: written by another transaction between {start_ts}, when this one read, and "
+            f"{commit_ts}, when this one would have committed; or locked by an undecided transaction. "
+            "This one wrote nothing"
         )
 
 
@@ -142,7 +144,7 @@ class RolledBack(TransientError):
 
 
 class TabletSplit(TransientError):
-    """The rows of one mutation now lie in two tablets, because theirs was split; nothing was written."""
+    """The rows of one mutation now lie in two tablets, because their tablet was split; nothing was written."""
 
     def __init__(self, table: str) -> None:
         self.table = table
@@ -187,7 +189,8 @@ class CommitUnknown(PercoError):
     def __init__(self, token: str, reason: str, *, for_good: bool = False) -> None:
         self.token, self.reason, self.for_good = token, reason, for_good
         remedy = (
-            "Look at the cells that it would have written; ask earlier, or keep versions for longer (perco.Keep)."
+            "Look at the cells that it would have written. Next time, ask earlier, or keep versions for longer "
+            "(perco.Keep)."
             if for_good
             else "Ask `await db.outcome(token)` before you run it again."
         )
@@ -195,13 +198,13 @@ class CommitUnknown(PercoError):
 
 
 class SnapshotTooOld(PercoError):
-    """A read of versions that have been garbage-collected (G5), or of a time before the oldest note of the clock (T15).
+    """A read of versions that have been garbage-collected (G5), or at a time before the oldest note of the clock (T15).
 
     Attributes: `asked`, `oldest`: a timestamp (int), or, if a time was asked for, a wall time (float, seconds since
-    1970). `table`: the one whose versions were removed, else "".
+    1970). `table`: the table whose versions were removed, else "".
 
     Args:
-        why: the sentence that replaces the remedy, if the versions were not removed by the retention.
+        why: the sentence that replaces the remedy, if it was not the retention limit that removed the versions.
         newer: the store did not exist at that time.
     """
 
@@ -215,8 +218,8 @@ class SnapshotTooOld(PercoError):
         self.asked, self.oldest, self.table = asked, oldest, table
         where = f" of table {table!r}" if table else ""
         remedy = why or (
-            "Ask for a newer one. To read the past for longer declare keep=perco.Keep(seconds=...), or hold it "
-            "with a pin (db.pin)."
+            "Ask for a newer one. To keep the past readable for longer, declare keep=perco.Keep(seconds=...), or hold "
+            "it with a pin (db.pin)."
         )
         said = f"the oldest that can be read is {_moment(oldest)}. {remedy}"
         if newer:
@@ -226,7 +229,7 @@ class SnapshotTooOld(PercoError):
 
 
 class OwnerChanged(SnapshotTooOld):
-    """A read beside the owner, through a snapshot taken under a former owner (T9).
+    """A process that reads the owner's files itself used a snapshot taken under a former owner (T9).
 
     Attributes: `asked`, the snapshot's timestamp; `oldest`, the same.
     """
@@ -239,8 +242,9 @@ class OwnerChanged(SnapshotTooOld):
         self.asked, self.oldest, self.table = asked, asked, ""
         Exception.__init__(
             self,
-            f"the snapshot at timestamp {asked} has ended: another process has begun to write to the store since it "
-            "was taken, and may have finished what its predecessor left. Take a new one with db.snapshot().",
+            f"the snapshot at timestamp {asked} has ended: since the snapshot was taken, another process has begun to "
+            "write to the store, and may have completed what its predecessor left unfinished. Take a new one with "
+            "db.snapshot().",
         )
 
 
@@ -279,8 +283,8 @@ class StoreFull(StoreError):
 class StoreLocked(StoreError):
     """Another process has the store open for writing.
 
-    Attributes: `path` of the folder, or the address of a database; `pid`, None if the process may be on another host;
-    `command` of the process; `remedy`: what to do.
+    Attributes: `path`: of the folder, or the address of a database; `pid`: None if the process may be on another host;
+    `command`: of the process; `remedy`: what to do.
     """
 
     path: str
@@ -298,7 +302,8 @@ class StoreLocked(StoreError):
 
 
 class FormatUnknown(StoreError):
-    """This version of perco cannot read the folder; `wanted`: the format that it reads, or "" if that is no store."""
+    """This version of perco cannot read the folder. `wanted`: the format that it reads, or "" if the folder is not a
+    store."""
 
     path: str
     found: str
@@ -306,7 +311,7 @@ class FormatUnknown(StoreError):
 
     def __init__(self, path: str, found: str, wanted: str) -> None:
         self.path, self.found, self.wanted = path, found, wanted
-        told = f"found {found}, this version of perco reads {wanted}" if wanted else f"no perco store: {found}"
+        told = f"found {found}, this version of perco reads {wanted}" if wanted else f"not a perco store: {found}"
         super().__init__(f"{path}: {told}{'' if told.endswith('?') else '.'} Nothing was changed.")
 
 
@@ -345,7 +350,7 @@ class WriteUnknown(StoreError):
     """One of the store's own writes was sent, and its reply was lost: it may have been done, or may yet be (T4). For
     the commit of a transaction, CommitUnknown is raised instead.
 
-    Attributes: `what` was written, `reason` why there is no reply, `remedy`: what to do.
+    Attributes: `what`: what was written; `reason`: why there is no reply; `remedy`: what to do.
     """
 
     what: str
@@ -389,8 +394,8 @@ def reason_of(error: Exception) -> str:
 class NotIdle(Unavailable):
     """Changes still waited for observers when the time was up. Nothing is lost: they go on waiting.
 
-    Attributes: `waiting`, how many by observer id, empty if the server did not say; `failures`, of those that failed
-    since the worker was started: how often, and the last cell and error.
+    Attributes: `waiting`: the number of changes, by observer id; empty if the server did not say. `failures`: for each
+    observer that has failed since the worker was started: how often, and the last cell and error.
     """
 
     what: str
@@ -412,7 +417,7 @@ class NotIdle(Unavailable):
             parts.append(part)
         self.what, self.commit_ts, self.remedy = what, 0, ""
         if waiting is None:
-            StoreError.__init__(self, f"{what}, and the server does not answer: which changes wait is unknown")
+            StoreError.__init__(self, f"{what}, and the server does not answer, so it is not known which changes wait")
         else:
             StoreError.__init__(self, f"{what}; waiting: {'; '.join(parts) or 'a transaction under way'}")
 
@@ -436,7 +441,7 @@ class TransactionClosed(UsageError):
 
 
 class ReadOnly(UsageError):
-    """A write into a store that was opened with readonly=True."""
+    """A write to a store that was opened with readonly=True."""
 
 
 class TooLarge(UsageError):
@@ -465,7 +470,7 @@ class ChainTooLong(UsageError):
     """Observers set each other off more often than `WorkerOptions.chain_max` allows (N9).
 
     Attributes: `where`, the row that the chain has reached; `observers`, the ids of its last observers, in order;
-    `cycle`, those that repeat, or () if none do; `depth`; `limit`; `cause`, commit timestamp of what began it.
+    `cycle`, those that repeat, or () if none do; `depth`; `limit`; `cause`, the commit timestamp that began the chain.
     """
 
     where: str
@@ -481,7 +486,7 @@ class ChainTooLong(UsageError):
         if self.cycle:
             said = f"observers set each other off in a circle: {' > '.join((*self.cycle, self.cycle[0]))}"
         else:
-            said = f"the last observers of it: {' > '.join(self.observers)}"
+            said = f"its last observers: {' > '.join(self.observers)}"
         super().__init__(
             f"{where}: a chain that began at {cause} would have {depth} observers, over the limit of {limit}; {said}. "
             "Write only what has changed, so that the chain ends; or allow more (WorkerOptions(chain_max=...)), "
@@ -490,7 +495,7 @@ class ChainTooLong(UsageError):
 
 
 def _cycle(path: tuple[str, ...]) -> tuple[str, ...]:
-    """The shortest sequence that a path ends with at least twice."""
+    """The shortest sequence that is repeated at the end of a path; () if there is none."""
     for length in range(1, len(path) // 2 + 1):
         if path[-length:] == path[-2 * length : -length]:
             return path[-length:]
@@ -530,7 +535,7 @@ class Corruption(PercoError):
         super().__init__(f"{self.where}: {what}. {remedy}")
 
     def at(self, cell: tuple[str, object, str]) -> Corruption:
-        """The error with a cell, if it has none."""
+        """This error, with the cell added if it has none."""
         return self if self.cell is not None else Corruption(self.where, self.what, cell)
 
     def again(self) -> Corruption:

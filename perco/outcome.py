@@ -28,7 +28,7 @@ class Pending:
 
 
 class Awaited(Pending):
-    """A result that a task waits for; `task` None: none does."""
+    """A result that a task waits for; `task` is None if no task does."""
 
     task: trio.lowlevel.Task | None
 

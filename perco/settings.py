@@ -14,7 +14,7 @@ from perco.errors import UsageError, must_be_number
 
 def check_options(options: Any, *, zero: Collection[str] = (), free: Collection[str] = ()) -> None:
     """Check each field of a dataclass of options by its annotation: an int is at least 1, or 0 if named in `zero`; a
-    float is not negative; one that ends in "share" is above 0 and at most 1. Those in `free` may be anything.
+    float is not negative, and above 0 and at most 1 if its name ends in "share". Those in `free` may be anything.
 
     Raises: UsageError.
     """

@@ -169,7 +169,7 @@ return Block(self._port, block, lambda of: PinnedSnapshot(self._port, of), "with
             """block = self._of.worker(concurrency=concurrency, scanners=scanners, options=options)
 return Block(self._port, block, lambda of: WorkerHandle(self._port, of), "with db.worker():")""",
             """Run the schema's observers while the block lasts, on the store's loop: see `perco.Database.worker`. Plain
-functions are observers by `@perco.sync.observer`.
+functions become observers with `@perco.sync.observer`.
 """,
         ),
         "scan": ("return Scan(self._scan_from({call}), self._settle, lambda scan: self._fetch(scan))", ""),

@@ -172,7 +172,7 @@ async def _worker(app: Any, concurrency: int) -> AsyncIterator[None]:
 
 
 def procrastinate_latencies(server: Server, seconds: float, per_second: float) -> list[float]:
-    """As `perco_latencies`."""
+    """Like `perco_latencies`."""
     return run_asyncio(_procrastinate_latencies(server, seconds, per_second)).times
 
 
@@ -205,7 +205,7 @@ async def _procrastinate_latencies(server: Server, seconds: float, per_second: f
 
 
 def procrastinate_drain(server: Server, chains: int, concurrency: int, *, empty: bool = False) -> Load:
-    """As `perco_drain`; `empty`: the same number of jobs that do nothing."""
+    """Like `perco_drain`. `empty`: the same number of jobs that do nothing."""
     return run_asyncio(_procrastinate_drain(server, chains, concurrency, empty))
 
 

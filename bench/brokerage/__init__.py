@@ -8,7 +8,7 @@ is one of a client's, or one settlement.
 
     embedded            the store is in the client's process
     served              one `perco serve` over a folder, and client processes
-    PostgreSQL          client processes that read and write by themselves, timestamps from `perco serve --direct`
+    PostgreSQL          client processes that read and write directly, timestamps from `perco serve --direct`
     Bigtable            the same over an emulator in memory
     Bigtable, its owner one process that owns a store on the emulator
     SQL                 the same by hand over asyncpg, on the same PostgreSQL server, written to win (`sql.py`)
@@ -208,7 +208,7 @@ def _direct(run: Run, folder: Path, started: Server) -> Iterator[Place]:
 
 @contextmanager
 def _leading(url: str, socket: Path) -> Iterator[Callable[[], float]]:
-    """A server that gives timestamps to clients that read and write by themselves."""
+    """A server that gives timestamps to direct clients."""
     leader = Coordinator(url, socket)
     try:
         leader.says("serving")

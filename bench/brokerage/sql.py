@@ -205,7 +205,7 @@ class Client:
 
 
 async def check(dsn: dict[str, str], orders: int) -> int:
-    """As `market.check`."""
+    """See `market.check`."""
     import asyncpg
 
     connection = await asyncpg.connect(**dsn)

@@ -29,7 +29,7 @@ async def _begin(port: Guests, tries: Tries) -> Transaction:
 
 
 async def _finish(txn: Transaction, error: BaseException | None) -> bool:
-    """End an attempt. Returns whether another one follows, because it raised, or its commit did."""
+    """End an attempt. Returns whether another attempt follows, because this one or its commit raised an error."""
     tries = txn._tries
     assert tries is not None
 
@@ -43,7 +43,7 @@ async def _finish(txn: Transaction, error: BaseException | None) -> bool:
         return again
     except BaseException as raised:
         if error is None:
-            if tries.began:  # the call was cancelled before it was made
+            if tries.began:  # cancelled before the loop took the call
                 await _finish(txn, raised)
             if isinstance(raised, asyncio.CancelledError):
                 tell(raised, txn._of)
@@ -115,7 +115,7 @@ class Retrying:
     async def run(
         self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As `Database.run`."""
+        """Like `Database.run`."""
         must_give(function, "an `async def` function")
         tries = Tries(self._engine, self._retry, self._serializable, function)
         try:
@@ -143,5 +143,5 @@ class Retrying:
                     raise
 
     def attempts(self) -> Attempts:
-        """As `Database.attempts`."""
+        """Like `Database.attempts`."""
         return Attempts(self._port, Tries(self._engine, self._retry, self._serializable))

@@ -97,8 +97,8 @@ class Database(Calling):
         Args:
             token: from `CommitUnknown.token` or `txn.token`, of any process on this store.
 
-        Raises: UsageError if this is no token, or another store's token; CommitUnknown, for good, if the traces of the
-        transaction may have been garbage-collected; ReadOnly, because the query itself settles the transaction.
+        Raises: UsageError if this is not a token, or another store's token; CommitUnknown, for good, if the traces of
+        the transaction may have been garbage-collected; ReadOnly, because the query itself settles the transaction.
         """
         return self._ask("outcome", (token,), {})
 
@@ -330,7 +330,7 @@ class Database(Calling):
         return self._ask("waiting", (), {})
 
     def wait_idle(self, *, timeout: float | None = None) -> Coroutine[Any, Any, int]:
-        """Wait until no change waits for an observer anywhere (N7). An observer that fails keeps it waiting until its
+        """Wait until no change waits for an observer anywhere (N7). An observer that fails prolongs the wait until its
         change is on the failed list: in tests give a `timeout`, in seconds, or allow few attempts
         (`WorkerOptions.attempts`).
 

@@ -4,7 +4,7 @@ One guest run serves all stores of a loop; it ends with the last of them. Everyt
 a call costs no thread switch while others are under way, or have just been; otherwise it costs two, because an idle
 guest waits for its I/O in a thread.
 
-T10 A task that is cancelled in a call cancels the call, and goes on when that has ended.
+T10 A task that is cancelled in a call cancels the call, and goes on when the call has ended.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def must_be_on(loop: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventL
         ) from None
     if trio.lowlevel.in_trio_task():
         raise UsageError(
-            "this task runs on the store's own trio loop: await only what it is given, or decorate an observer that "
-            "awaits asyncio with `@perco.aio.observer`"
+            "this task runs on the store's own trio loop: in an observer, await only calls of the transaction that it "
+            "is given; if it must await asyncio, decorate it with `@perco.aio.observer`"
         )
     if loop is not None and running is not loop:
         raise UsageError(_WRONG_THREAD)
@@ -176,7 +176,7 @@ def must_be_on(loop: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventL
 
 
 def closed() -> BaseException:
-    return TransactionClosed("this store has been closed; use it inside `async with perco.aio.open(...)` only")
+    return TransactionClosed("this store has been closed; use it only inside `async with perco.aio.open(...)`")
 
 
 # ------------------------------------------------------------------ the guest run

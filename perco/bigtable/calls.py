@@ -156,7 +156,7 @@ class Calls:
 
     def _begin(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            types()  # an error of the import is the caller's
+            types()  # here, so that the caller gets an error of the import
             trusted = None if self._place.emulator else credentials()
             self._loop = _loop()
             self._loop.call_soon_threadsafe(self._open, trusted)
@@ -211,7 +211,7 @@ class Calls:
         loop.call_soon_threadsafe(lambda: closing.append(loop.create_task(close())))
 
     async def aclose(self) -> None:
-        """As `close`, and wait for the end."""
+        """Like `close`, but wait for the end."""
         token, closed = trio.lowlevel.current_trio_token(), trio.Event()
 
         def end() -> None:

@@ -26,7 +26,8 @@ class ReadRow(NamedTuple):
 class Chunks:
     """Puts the chunks of one answer together.
 
-    Attributes: `passed`, the last key that the server has read, of a row that it sent or left out; b"": none.
+    Attributes: `passed`, the key of the last row that the server has read, whether it sent the row or left it out; b"":
+    none.
     """
 
     passed: bytes

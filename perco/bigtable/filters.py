@@ -166,9 +166,9 @@ def hints() -> Any:
 
 
 def scanning_hinted(queries: Sequence[ScanQuery]) -> Any:
-    """As `scanning`. If a row has a lock, or a cell that hints lead to, the filter also lets one cell of each of these
-    two kinds through, without its value. A lock may become a cell that hints lead to, even long after the mutation was
-    sent (N1)."""
+    """Like `scanning`, but if a row has a lock, or a cell that hints lead to, the filter also lets one cell of each of
+    these two kinds through, without its value. A lock may become a cell that hints lead to, even long after the
+    mutation was sent (N1)."""
     row_filter = types().RowFilter
     first, last = all_hinted()
     names = {"family_name": PROTOCOL_FAMILY, "start_qualifier_closed": first, "end_qualifier_closed": last}
@@ -189,7 +189,7 @@ def scanning(queries: Iterable[ScanQuery]) -> Any:
     row_filter = types().RowFilter
     parts: list[Any] = []
     flat: list[tuple[str, int, int, int]] = []
-    whole: list[Any] = []  # of whole groups
+    whole: list[Any] = []  # filters for whole groups
     for query in queries:
         if not query.n or query.from_ts > query.to_ts:
             continue

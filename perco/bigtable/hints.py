@@ -34,7 +34,7 @@ from perco.bigtable.options import BigtableOptions
 from perco.bigtable.wire import types
 from perco.storage import LOCK, PRESENT, Mutation, ScanRequest
 
-_TOKEN_BYTES: Final = 8  # of a process; the qualifiers of its hints end in it
+_TOKEN_BYTES: Final = 8  # of a token that names a process; the qualifiers of the process's hints end in it
 _MANY: Final = 32  # hints about a row that has such a cell or a lock
 _AT_ONCE: Final = 10_000  # removed with one call, at most
 _SEEN_MAX: Final = 1 << 17  # hints of others that are remembered

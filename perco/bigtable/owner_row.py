@@ -100,7 +100,7 @@ def notice(rows: Iterable[ReadRow], ticket: str = "") -> Notice:
 
 
 def notice_in(responses: Iterable[Any]) -> Notice:
-    """As `notice`, from the stream of a call that blocks. Raises: Corruption."""
+    """Like `notice`, but from the stream of a call that blocks. Raises: Corruption."""
     chunks = Chunks()
     return notice(row for response in responses for row in chunks.take(response))
 
@@ -150,8 +150,7 @@ def _key(ticket: str) -> bytes:
 
 
 def admit(place: Place, ticket: str, token: str) -> Any:
-    """The request that makes a ticket good, as long as `token` is the owner's. It does not make a ticket good again
-    that has ended."""
+    """The request that makes a ticket good, as long as `token` is the owner's. A ticket that has ended stays ended."""
     name = {"family_name": PROTOCOL_FAMILY, "column_qualifier": qualifier(WRITE, _HOLDER)}
     cell = types().Mutation(set_cell={**name, "timestamp_micros": micros(_GIVEN), "value": token.encode()})
     return _mutate(place, _key(ticket), [cell])

@@ -15,7 +15,7 @@ from perco.storage import Query, RowCells, ScanCell, ScanQuery
 
 _SPARE: Final = 3  # further versions that are read if requests for different timestamps share a call
 
-Shape: TypeAlias = tuple[tuple[str, int, int, int, int], ...]  # of each query the group, the column and n
+Shape: TypeAlias = tuple[tuple[str, int, int, int, int], ...]  # for each query: the group, the column, and n
 Places: TypeAlias = dict[tuple[str, bytes], dict[int, bytes]]  # (family, qualifier) -> timestamp -> value
 
 

@@ -16,7 +16,7 @@ from perco.errors import PercoError, Unavailable
 
 _PAUSE_S: Final = 0.02  # before the first repetition of a call
 _PAUSE_MAX_S: Final = 1.0
-_FIRST: Final = 4  # a first attempt lasts for one part of `call_s` in so many, each later one for twice as long
+_FIRST: Final = 4  # the first attempt may take `call_s` divided by this, each later one twice as long as the one before
 
 # Errors after which a call may succeed if it is repeated.
 AGAIN: Final = frozenset(

@@ -67,7 +67,7 @@ _REVERSED_MAX: Final = 1 << 16  # rows that are read forward at most, if the ser
 
 
 FORMAT: Final = 1
-FORMAT_ROW: Final = b"format"  # of the system table
+FORMAT_ROW: Final = b"format"  # in the system table
 _PROBES: Final = [row_key("a probe", row) for row in (b"1", b"2")]  # no perco table has such a name
 
 

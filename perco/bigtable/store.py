@@ -51,13 +51,14 @@ class Searched(Bare):
         if self.tickets is None:
             await super().look(tables, groups, again=again)
             return
-        async with self._looking:  # a look that began earlier does not end later
+        async with self._looking:  # one look at a time: an earlier one cannot overwrite the counts of a later one
             wanted = [(table, group) for table in tables for group in groups]
             before = {where: -1 if self._may_change(where) else self._sends[where] for where in wanted}
-            for where in wanted:  # counts of an earlier look do not go with those of this one
+            for where in wanted:  # counts of an earlier look must not be mixed with those of this one
                 self._found[where] = -1, self.count(*where)
             counts: dict[Where, int] = {}
-            # A server asks again every second: a pass that takes longer would never end.
+            # A server ends a look after a second, and its client asks again: without the shield, a longer pass would
+            # never end.
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _PASS_S) as scope:
                 for table in sorted(tables):
                     found = await self._cells_of(table, groups)
@@ -91,7 +92,7 @@ class BigtableStore(LeasedStore):
         try:
             store.rows.add(SYSTEM_TABLE, ())
             await store._claim(direct=direct)
-            # From now on: mutations of a former owner, and of its clients, may still arrive (T13).
+            # Counted from now, because mutations of a former owner, and of its clients, may still arrive (T13).
             lasts_s = store._ours.lasts_s
             store.rows.hints.keep_to(store._ours.late_s, lasts_s)
             store.store = Searched(store.rows, store.rows.tables, store._ours.late_s, former_s=lasts_s)
@@ -125,7 +126,7 @@ class BigtableStore(LeasedStore):
                 if error.code not in AGAIN or trio.current_time() + pause > until:
                     raise
             await trio.sleep(pause)
-        raise AssertionError("it ends by then")
+        raise AssertionError("the deadline ends the loop first")
 
     async def _claim(self, *, direct: bool) -> None:
         """Become the owner, once the last owner has not renewed its lease for the whole length of the lease (O1).
@@ -162,7 +163,8 @@ class BigtableStore(LeasedStore):
             raise self.rows.told(error) from error
 
     async def _take(self, ours: Holder) -> bool:
-        """Make a claim. Returns whether this process is the owner now; if the answer is lost, the row shows that."""
+        """Make a claim. Returns whether this process is the owner now; if the answer is lost, it reads that from the
+        row."""
         try:
             answer = await self._asked(change(self.rows.place, ours))
             return not answer.predicate_matched
@@ -178,7 +180,7 @@ class BigtableStore(LeasedStore):
         [verdict] = await self.rows.apply([Mutation(SYSTEM_TABLE, (row,))])
         if verdict is not APPLIED:
             if not isinstance(verdict, Refused) and not await self.rows.format():
-                raise Unavailable(f"{self.rows.place.shown} cannot be written: {verdict}")
+                raise Unavailable(f"{self.rows.place.shown} cannot be written to: {verdict}")
             await self.rows.must_have_format()
         await self.rows.put(probes(self.rows.place))
         await self.rows.look_backwards()

@@ -49,7 +49,7 @@ class Tickets:
 
     def __init__(self, rows: BigtableRows, owner: Holder) -> None:
         self._rows, self._token = rows, owner.token
-        self._lasts_s = owner.lasts_s  # how long what a client does with a permit may take effect
+        self._lasts_s = owner.lasts_s  # how long after a permit was given, what is done under it may take effect
         self._all: dict[str, _Ticket] = {}  # the tickets that may have a row
         self._settling = trio.Lock()
         self._floor = 0

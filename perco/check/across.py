@@ -28,7 +28,7 @@ class Sample(dict[int, tuple[int, Cellref]]):
         self.every, self._limit = 1, limit
 
     def note(self, number: int, other: int, cell: Cellref) -> int:
-        """Remember `other` for a number, unless it has something already; returns what it has then."""
+        """Remember `other` for a number, unless the number has an entry already; returns the entry that it then has."""
         if number % self.every:
             return other
         found = self.setdefault(number, (other, cell))
@@ -102,7 +102,7 @@ class Across:
             return _error(book, "N1", cell, what, start_ts)
         fate = await self.judge(start_ts, primary)
         if isinstance(fate, Locked) and fate.lock.primary != primary:
-            what = f"{who} {book.where(*primary)} as primary, which names another"
+            what = f"{who} {book.where(*primary)} as primary, but the lock there names another"
             return _error(book, "T12", cell, what, start_ts)
         return []
 

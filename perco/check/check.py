@@ -26,8 +26,8 @@ N9  Notify cells name their cause. N10: columns, observers and locality groups a
 O1  Nothing is above the oracle's durable bound. O3: the clock's notes rise together.
 G1  The watermark decodes, and no table is cut above it. G3, G4: cells below it that no reader needs count as waste.
 
-A lock that a dead client left is no error: the next transaction that finds it settles it. It is a note: "unsettled" if
-its transaction is decided (T3: phase two is on its way, or its client died), "orphan" if not and its client is gone
+A lock that a dead client left is not an error: the next transaction that finds it settles it. It is a note: "unsettled"
+if its transaction is decided (T3: phase two is on its way, or its client died), "orphan" if not and its client is gone
 (L1).
 """
 
@@ -73,7 +73,7 @@ from perco.storage import (
 
 _LOCKS: Final = (LOCK, SHARED, PENDING)
 _TOLD: Final = (bytes([PUT_DATA]), bytes([ACK]))  # kinds of records whose body is looked at
-_POOL_MAX: Final = 256  # changes kept for each observer that may be older than it
+_POOL_MAX: Final = 256  # for each observer, changes kept that may be older than the observer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +132,7 @@ class CheckResult(Counts):
         ts: the check covers all commits at or before this timestamp.
         findings: errors and warnings first; then notes.
         dropped: findings beyond `CheckOptions.findings_max`, not looked at again.
-        sampled: n, if every n'th transaction was compared over all its cells (T1, T3); 1: all of them.
+        sampled: n, if one transaction in n was compared over all its cells (T1, T3); 1: all of them.
         seconds: how long it took.
     """
 
@@ -336,7 +336,7 @@ class _Check:
         seen.tables += 1
 
     async def _whole(self, table: str, row: bytes, columns: Iterable[int]) -> dict[str, list[ScanCell]]:
-        """All cells of a row: the newest of every column from one state of it, older ones after that."""
+        """All cells of a row: first the newest of every column, as of one state of the row; then older ones."""
         options = self._options
         known = sorted({*columns, *self._book.columns(table)})
         wanted = [(group, column, options.row_cells) for group in GROUPS for column in known]
@@ -359,7 +359,7 @@ class _Check:
         return self._ask_groups is None or group not in self._groups[table]
 
     async def _cells(self, table: str, row: bytes, queries: Sequence[Query]) -> list[list[Cell]]:
-        """Cells of a row, from one state of it; from several only if they do not fit into a message."""
+        """Cells of a row, as of one state of the row; of several states only if they do not fit into a message."""
         if self._ask_groups is None:
             [found] = await self._store.read([(table, row, queries)])
             return found

@@ -261,7 +261,7 @@ def _of_pending(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint]
         if start_ts > book.bound:
             yield _Complaint("O1", f"{who} is above the oracle's bound", start_ts)
         elif not book.is_signal(cell.table, column):
-            yield _Complaint("N5", f"{who} is in a column that is no signal", start_ts)
+            yield _Complaint("N5", f"{who} is in a column that is not a signal", start_ts)
         elif lock is None:
             repair = None
             if not is_bare(column):
@@ -361,7 +361,7 @@ def _of_data(image: Image, cell: Cellref) -> Iterator[_Complaint]:
     column = cell.column
     locks = image.locks.get(column, ())
     if column in image.broken or any(lock is None for _, lock in locks):
-        return  # they may point at it
+        return  # what cannot be read may point at the data
     records = image.records.get(column, ())
     wanted = {(record.group, record.start_ts) for record in records if record.kind == PUT_DATA}
     wanted |= {(lock.body.decode(), ts) for ts, lock in locks if lock is not None and lock.kind == PUT_DATA}
@@ -426,7 +426,7 @@ def _pointer(image: Image, ack: int, entry: ObserverEntry | None) -> int:
 
 
 def _of_failed(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint]:
-    """Failed changes: one at most for a row and observer, neither waiting nor acknowledged, of a change that exists."""
+    """Failed changes: at most one per row and observer, neither waiting nor acknowledged, of a change that exists."""
     ack = cell.column
     found = image.failed.get(ack, [])
     if found and not observer_of(ack):
@@ -479,7 +479,7 @@ def _list(numbers: Iterable[int]) -> str:
 
 
 class Unnotified(NamedTuple):
-    """A change that observer `number` seems to have missed; `sure`: it did, whenever it was registered."""
+    """A change that observer `number` seems to have missed; `sure`: it did, whenever the observer was registered."""
 
     number: int
     ts: int

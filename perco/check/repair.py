@@ -1,5 +1,5 @@
-"""Repairs what `check` finds, where that is safe: in the process that owns the store, or in a client of it, also while
-the store is in use.
+"""Repairs what `check` finds, if that is safe. Runs in the process that owns the store, or in a client, even while the
+store is in use.
 
 Each repair is a mutation of one row under checks that the finding still holds (`repairs.py`). Locks that were left
 behind are settled as any transaction would settle them (T5, T8); a client leaves that to the owner. A transaction or a
@@ -29,7 +29,7 @@ _ROUNDS_MAX = 16
 class RepairResult:
     """The result of a repair, and of the check after it.
 
-    Attributes: `repaired`, in the order of repair; `settled`: how many left locks were settled; `after`.
+    Attributes: `repaired`, in the order of repair; `settled`: how many locks left behind were settled; `after`.
     """
 
     repaired: tuple[Finding, ...]
@@ -47,7 +47,7 @@ async def repair(
 ) -> RepairResult:
     """Repair all that can be repaired safely, in the process that owns the store. Arguments as for `check`.
 
-    Raises: StoreFull and other errors of the store; repairs made until then stay.
+    Raises: StoreFull and other errors of the store; repairs made up to then are kept.
     """
     repaired: list[Finding] = []
     settled = 0
@@ -72,7 +72,7 @@ async def repair_elsewhere(
     options: CheckOptions | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> RepairResult:
-    """As `repair`, in a client. Its owner settles locks.
+    """Like `repair`, but in a client. The owner settles the locks.
 
     Raises: as `repair`; Unavailable, SessionEnded; WriteUnknown if the answer to a repair was lost.
     """
@@ -90,13 +90,13 @@ async def _repaired(driver: Driver, finding: Finding) -> bool:
     """Repair a finding. Returns False if it has no repair, or no longer holds."""
     if finding.repair is None:
         return False
-    with driver.observing():  # N7: it may put or remove notify cells
+    with driver.observing():  # N7: the repair may put or remove notify cells
         [verdict] = await driver.store.apply([finding.repair.mutation])
     if isinstance(verdict, Failed):
         raise verdict.error
     if isinstance(verdict, NoReply):
         what = f"a repair of {finding.where}"
-        raise WriteUnknown(what, verdict.reason, "Run the repair again: it does nothing twice.")
+        raise WriteUnknown(what, verdict.reason, "Run the repair again: nothing is repaired twice.")
     return verdict is APPLIED
 
 

@@ -68,7 +68,7 @@ async def _versions(store: RowStore, row: bytes, cells_max: int) -> AsyncIterato
 class Notes:
     """O1, O3: each note is a wall time, none above the bound; wall times rise with the timestamps.
 
-    If two contradict each other, it is unknown which is wrong, so the repair deletes both.
+    If two contradict each other, it is not known which one is wrong, so the repair deletes both.
     """
 
     def __init__(self, bound: int) -> None:

@@ -39,9 +39,9 @@ _EXTRA = "pip install '.[web]' in perco's checkout"
 _HELP = """Inspect, change, check and serve perco stores; build a search index over web pages.
 
 A store is a folder, or the address of a served one: tcp://HOST:PORT, tls://HOST:PORT, unix:PATH. If another process
-has the folder open, commands that read look at its files, up to a second behind, and commands that write go through
-it. check reads the files of a folder, but only the cells of an address. check --accept, and check --repair on a
-folder, need a folder that no other process has open.
+has the folder open, commands that only read use the folder's files, up to a second behind; commands that write go
+through that process. check reads the files of a folder; for an address, it checks only the cells. check --accept, and
+check --repair on a folder, need a folder that no other process has open.
 
 \b
 Write keys and values as the column's codec expects them:
@@ -116,7 +116,7 @@ def status(
         bool, typer.Option("--groups", help="Also show how many cells of each group a tablet holds.")
     ] = False,
     tasks: Annotated[
-        bool, typer.Option("--tasks", help="Show instead what each task of its processes waits for.")
+        bool, typer.Option("--tasks", help="Show instead what each task of the store's processes waits for.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -275,21 +275,21 @@ def serve(
         typer.Option("--listen", metavar="ADDRESS", help="unix:PATH, tcp://HOST:PORT or tls://HOST:PORT; repeatable."),
     ] = None,
     durability: Annotated[
-        str, typer.Option(help='"power": acknowledged writes are on disk; "process": they survive only its death.')
+        str, typer.Option(help='"power": acknowledged writes are on disk; "process": they survive only process death.')
     ] = "power",
     processes: Annotated[int, typer.Option(min=1, max=64, help="Tablet servers; 1: everything in one process.")] = 1,
-    connections: Annotated[int, typer.Option(min=1, help="The largest number of clients at a time.")] = 1024,
+    connections: Annotated[int, typer.Option(min=1, help="The maximum number of clients at a time.")] = 1024,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="A certificate, for tls://.")] = None,
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its key, if that is another file.")] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="The private key, if in a separate file.")] = None,
     direct: Annotated[
-        bool, typer.Option("--direct", help="Store in a database: let clients read and write the rows directly.")
+        bool, typer.Option("--direct", help="For a database store: let clients read and write the rows directly.")
     ] = False,
     standby: Annotated[
-        bool, typer.Option("--standby", help="Store in a database: while another process owns it, wait to take over.")
+        bool, typer.Option("--standby", help="For a database store: while another process owns it, wait to take over.")
     ] = False,
     advertise: Annotated[
         str,
-        typer.Option(metavar="ADDRESS", help="With --direct: where clients reach this process; by default HOST:PORT."),
+        typer.Option(metavar="ADDRESS", help="With --direct: the address for clients; by default that of --listen."),
     ] = "",
 ) -> None:
     """Keep a store open for other processes, until SIGTERM or Ctrl-C.
@@ -298,9 +298,9 @@ def serve(
     store open when they end, and for clients on other hosts. This command runs no observers; start workers, which
     connect as clients. If the folder does not exist, the command creates a store.
 
-    On TCP a client must present the store's token, which lies in the folder, readable by its owner only. Programs of
-    the same user on the same machine find it automatically; others use perco.open(..., token=...), or PERCO_TOKEN in
-    the environment. An address that other hosts can reach needs TLS.
+    On TCP a client must present the store's token, a file in the folder that only its owner can read. Programs of the
+    same user on the same machine find it automatically; others use perco.open(..., token=...), or PERCO_TOKEN in the
+    environment. An address that other hosts can reach needs TLS.
 
     STORE may be a database, postgresql://... or bigtable://...: this process then owns the store. --listen sets the
     address for clients; over TCP, the token is the value of PERCO_TOKEN. With --standby, a second server waits, and
@@ -400,7 +400,7 @@ def check(
     ] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Repair what can be repaired safely; no other process may have a folder open."),
+        typer.Option("--repair", help="Make safe repairs; if STORE is a folder, no other process may have it open."),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -411,24 +411,25 @@ def check(
     that a dead client left are notes, not errors: the next transaction that encounters them settles them.
 
     It reads the pages of every file first, in a process of its own. A file that cannot be read, or on which LMDB
-    aborts, is an error of that tablet; the check continues with the others. It repairs nothing while there is such an
-    error.
+    aborts, is reported as an error of its tablet; the check continues with the others. --repair does nothing while
+    there is such an error.
 
-    For an address, it asks the server for the cells, also while others write, and does not read the files: the last
-    line names the command that checks them too, on the server's host. --json then has "files_checked": false.
+    For an address, it asks the server for the cells, even while other clients write. It does not read the files; the
+    last line of output names the command to run on the server's host, which checks them too. --json then has
+    "files_checked": false.
 
-    --repair settles such locks, deletes orphaned data and notifications, puts lost notifications back, and so on, each
-    only if the finding still holds. It leaves alone what cannot be known, such as which of two values was meant.
-    Without --repair nothing is changed: the check says what it would do. For an address, it repairs through the
-    server, which keeps running and settles such locks by itself.
+    --repair settles the locks of dead clients, deletes orphaned data and notifications, puts lost notifications back,
+    and so on, each only if the finding still holds. It does not guess what cannot be known, such as which of two values
+    was meant. Without --repair nothing is changed: the check says what a repair would do. For an address, it repairs
+    through the server, which keeps running and settles the locks of dead clients itself.
 
-    A store written with durability="process" refuses to open after the machine restarted. Check it; --accept then
+    A store written with durability="process" refuses to open after the machine has restarted. Check it; --accept then
     makes it usable again.
 
     \b
     Exit codes:
       0  clean, or clean after the repair
-      1  errors or warnings (with --repair: that are left)
+      1  errors or warnings (with --repair: those that are left)
       2  wrong usage, or the store cannot be used
 
     \b

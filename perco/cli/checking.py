@@ -39,12 +39,12 @@ from perco.storage.folder import accept, unsynced
 from perco.tablets.local import RESTORE
 
 _NOTES_SHOWN = 10
-_RESTORE = f"{RESTORE}; the other tablets can be read in the copy, as of its time"
+_RESTORE = f"{RESTORE}; the other tablets can be read in the copy, as of the time when it was made"
 
 
 def check_contained(store: str, *, json: bool, accepting: bool, repairing: bool) -> NoReturn:
-    """Run `check_store` in a child process, and again without each tablet that killed one; then exit. A served store is
-    checked in this process."""
+    """Run `check_store` in a child process; if reading a tablet kills it, run another one without that tablet. Then
+    exit. A served store is checked in this process."""
     if is_elsewhere(store):
         perform(check_served, store, json=json, accepting=accepting, repairing=repairing)
 
@@ -203,7 +203,7 @@ async def _verify(store: str, watch: Watch) -> None:
 
 
 async def _set_missing_aside(store: str, watch: Watch) -> None:
-    """Set tablets that are missing aside, so that they do not hide the others."""
+    """Set missing tablets aside, so that they do not hide the others."""
     while True:
         opening = perco.open(store, readonly=True)
         opening.damaged = watch.damaged
@@ -294,12 +294,12 @@ def _render(result: CheckResult) -> None:
         f"{counted(result.notifications, 'notification')}) as of timestamp {result.ts}, in {result.seconds:.1f} s"
     )
     if result.failed:
-        print(f"{counted(result.failed, 'change')} on the failed list: perco failed list")
+        print(f"{counted(result.failed, 'change')} on the failed list; to see them: perco failed list")
     if result.waste:
         wait = "waits" if result.waste == 1 else "wait"
         print(f"{counted(result.waste, 'cell')} that no reader needs any more {wait} for the next vacuum")
     if result.sampled > 1:
-        print(f"every {result.sampled}th transaction was compared over all its cells")
+        print(f"one transaction in {result.sampled} was compared over all its cells")
 
 
 def verdict(result: CheckResult) -> str:
@@ -313,9 +313,9 @@ def _render_mark(path: Path, result: CheckResult, marked: str, *, accepted: bool
     elif accepting and not marked:
         print("there was nothing to accept: no write is in doubt")
     elif accepting:
-        print("not accepted, because of the errors: restore a copy, or open it with accept_loss=True")
+        print("not accepted, because of the errors: restore a copy, or open this store with accept_loss=True")
     elif marked == "before a restart":
-        print(f"its newest writes may be lost (S2); if that is all right: perco check --accept {path}")
+        print(f"the store's newest writes may be lost (S2); to accept that: perco check --accept {path}")
 
 
 def _total(db: perco.Database) -> int:

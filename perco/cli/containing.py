@@ -27,7 +27,7 @@ from perco.cli.screen import FAILED, FINE, complain
 from perco.errors import Corruption
 from perco.serve.children import die_with
 
-SILENCE_S: Final = 60.0  # without a step: a page of a scan takes milliseconds
+SILENCE_S: Final = 60.0  # how long a child may make no step; a page of a scan takes milliseconds
 _OF_LMDB: Final = {signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}
 _HEAD: Final = struct.Struct("=QH")  # steps, and the length of the path that follows
 _SHARED_BYTES: Final = 8192

@@ -90,33 +90,36 @@ def _copy(
     ] = False,
     through: Annotated[
         str | None,
-        typer.Option("--through", metavar="ADDRESS", help="Read SOURCE, while it is in use, where it is served."),
+        typer.Option(
+            "--through", metavar="ADDRESS", help="While SOURCE is in use, read it through the server at this address."
+        ),
     ] = None,
     every: Annotated[
         float, typer.Option("--every", min=0.0, metavar="SECONDS", help="Between two passes of --wait.")
     ] = 5.0,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Give up what is in TARGET: an unfinished copy, or a store that moved."),
+        typer.Option("--replace", help="Discard what is in TARGET: an unfinished copy, or a store that moved."),
     ] = False,
     moved: Annotated[
-        bool, typer.Option("--moved", help="SOURCE may be a store that has moved: copy what it had then.")
+        bool, typer.Option("--moved", help="SOURCE may be a store that has moved: copy what it held when it moved.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Copy a store to another place: a folder, PostgreSQL or Bigtable.
 
-    The copy has all cells of the store: the timestamps, the history, the changes that wait for observers. It is checked
-    by digests of all tables. While a program has SOURCE open, the command makes a pass over it, and exits with 1; run
-    it again for what has changed since, or use --wait. The last pass runs once no other process has SOURCE open, and
-    reads both stores twice. Until it has ended, no program can open TARGET. If the command is interrupted, run it
-    again: it continues.
+    The copy has all cells of the store: the timestamps, the history, the changes that wait for observers. It is
+    verified by comparing digests of all tables. While a program has SOURCE open, the command makes a pass over it, and
+    exits with 1; run it again for what has changed since, or use --wait. The last pass runs once no other process has
+    SOURCE open, and reads both stores twice. Until it has ended, no program can open TARGET. If the command is
+    interrupted, run it again: it continues.
 
-    A SOURCE in use is read from its files, if it is a folder, or through perco serve --direct; otherwise name the
-    address where it is served with --through. A table on Bigtable is made by perco bigtable init first.
+    A SOURCE in use is read from its files if it is a folder, or with the help of its perco serve --direct if it is in a
+    database; otherwise, use --through to give the address where it is served. For Bigtable, first make the table with
+    perco bigtable init.
 
     With --switch no program can open SOURCE afterwards. Serve TARGET at the address where SOURCE was served, and
-    clients of that address go on there. To move back, copy TARGET to SOURCE.
+    clients of that address continue on TARGET. To move back, copy TARGET to SOURCE.
 
     \b
     Examples:

@@ -21,13 +21,13 @@ from perco.serve.client import is_client, remote_owner
 from perco.serve.opening import visiting
 from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, TRACE, TS_MAX, WRITE, ScanCell, ScanQuery, ScanRequest
 
-_CELLS = 1 << 12  # of a row, in a page
+_CELLS = 1 << 12  # read from a row, in a page
 _ASKED_S: Final = 3.0  # how long to wait for an answer from the owner, whose loop may be held
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The changes that wait for each observer, by id, and locks that will notify one.
+    """The changes that wait for each observer, by id, and locks that will notify an observer.
 
     `marks`: the numbers of write records, traces and failed changes of each tablet. A notification begins only with a
     write record, the trace of a transaction that only signals (N5), or a replayed failed change (N6), in some tablet.

@@ -42,7 +42,7 @@ def _list(
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
     json: Json = False,
 ) -> None:
-    """List failed changes and their errors, also while another process has the store open.
+    """List failed changes and their errors, even while another process has the store open.
 
     \b
     Examples:
@@ -161,10 +161,10 @@ def trace(
 ) -> None:
     """Show what a row's values came from, and what followed.
 
-    Prints a tree. Its root is the transaction from outside that began it. Below each transaction are the cells that it
-    wrote, unless they have been written since, and the observer runs that followed. If a transaction has many cells or
-    runs, only some are shown, those of the row first; --json has all. Reads all write records of the store once. Exits
-    with 1 if the row was never written.
+    Prints a tree. Its root is the transaction from outside that began the chain. Below each transaction are the cells
+    that it wrote, unless they have been written since, and the observer runs that followed. If a transaction has many
+    cells or runs, only some are shown, those of the row first; --json has all. Reads all write records of the store
+    once. Exits with 1 if the row was never written.
 
     \b
     Example:

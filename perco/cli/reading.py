@@ -43,7 +43,7 @@ async def snapshot(store: str, when: When) -> AsyncIterator[tuple[perco.Database
 def table_named(db: perco.Database, name: str) -> perco.Table[Any]:
     """A table of the store's own catalogue.
 
-    Raises: UsageError with the names that there are.
+    Raises: UsageError, which names the existing tables.
     """
     found = db.schema.tables.get(name)
     if found is None:
@@ -52,7 +52,7 @@ def table_named(db: perco.Database, name: str) -> perco.Table[Any]:
 
 
 def column_named(table: perco.Table[Any], name: str) -> perco.Column[Any, Any]:
-    """A column of the table. Raises: UsageError with the names that there are."""
+    """A column of the table. Raises: UsageError, which names the existing columns."""
     found = table.columns.get(name)
     if name in table.signals:
         raise UsageError(f"{table.name}.{name} is a signal: it has no value; raise it with: perco signal")

@@ -48,12 +48,12 @@ def perform(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwar
 
 
 def perform_alone(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
-    """As `perform`, for a command that handles SIGTERM and Ctrl-C itself."""
+    """Like `perform`, but for a command that handles SIGTERM and Ctrl-C itself."""
     _perform(None, action, *args, **kwargs)
 
 
 def perform_or(interrupted: str, action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
-    """As `perform`; `interrupted`: what to say after Ctrl-C."""
+    """Like `perform`. `interrupted`: what to say after Ctrl-C."""
     _perform(interrupted, action, *args, **kwargs)
 
 
@@ -152,7 +152,7 @@ def complain(message: str) -> None:
 
 
 def is_elsewhere(store: str) -> bool:
-    """Whether it is no folder of this host, but the address of a server, or of a database."""
+    """Whether it is not a folder on this host, but the address of a server, or of a database."""
     return addresses.is_address(store) or is_database(store)
 
 

@@ -247,7 +247,11 @@ def _owner_line(found: dict[str, Any]) -> str:
         return f"no process; last: {who}" if found["pid"] else "no process"
     beat, held = found["heartbeat_age_s"], found["held"]
     line = who if beat is None else f"{who}, heartbeat {ago(beat)}"
-    return line if held is None else f"{line}; its loop was held then, for {held['seconds']:.1f} s at {held['where']}"
+    return (
+        line
+        if held is None
+        else f"{line}; its event loop was blocked then, for {held['seconds']:.1f} s at {held['where']}"
+    )
 
 
 def _render_tables(tables: list[dict[str, Any]]) -> None:

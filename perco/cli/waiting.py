@@ -66,7 +66,7 @@ async def _until_idle(db: perco.Database, until_ts: int | None) -> tuple[str, Lo
         owned = inside(db).place.owner_alive  # read before the look, which then sees everything that a dead owner left
         now = await look(db, until_ts)
         if now.empty and until_ts is None and is_client(db):
-            if await db.is_idle():  # the owner knows it (N7); a client sees no marks
+            if await db.is_idle():  # the owner knows whether the store is idle (N7); a client sees no marks
                 return "", now
         elif now.empty and before is not None and before.empty and _agree(before, now, until_ts):
             return "", now

@@ -63,7 +63,7 @@ async def work(
                     nursery.cancel_scope.cancel()
         _show(handle.statistics(), json=json)
     if failed:
-        complain(f"{failed} changes are on the failed list: perco failed list {store}")
+        complain(f"{failed} changes are on the failed list; to see them: perco failed list {store}")
     return FOUND if failed else FINE
 
 

@@ -43,8 +43,8 @@ class HeartbeatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The loop did not turn for `seconds`. `where` it was seen most often: "file:line function" of the running task,
-    and ", in file:line function" of the innermost call."""
+    """The loop did not turn for `seconds`. `where`: the place where it was seen most often: "file:line function" of the
+    running task, and ", in file:line function" of the innermost call."""
 
     seconds: float
     where: str

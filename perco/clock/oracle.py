@@ -127,16 +127,17 @@ class Oracle:
                 for _ in range(_TRIES):
                     if await self._make_durable(self._timestamps.next_bound(self.options.range_size)):
                         return
-                raise Unavailable("there are no timestamps: the store does not answer to a new range of them")
+                raise Unavailable("there are no timestamps: the store does not answer the request for a new range")
 
     async def _make_durable(self, bound: int) -> bool:
         """Make a bound durable (O1). If a reply was lost, the attempt may have arrived, or may still arrive (T4): the
         next attempt uses the same bound.
 
-        In a store that may take effect late, it may be a former oracle's attempt that has arrived. Then that range is
-        not handed out; False: there is another bound to go on from.
+        In a store whose writes may take effect late, the attempt that has arrived may be a former oracle's. Then that
+        range is not handed out. Returns False if there is another bound to go on from.
 
-        It may use the reserve: otherwise even reads would stop on a disk that has been full for a long time (S4).
+        The write may use the reserve: otherwise even reads would stop on a disk that has been full for a long time
+        (S4).
         """
         old = self._timestamps.bound
         checks = [(ABSENT, DATA, 0, old + 1, TS_MAX)]

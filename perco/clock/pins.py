@@ -75,7 +75,7 @@ class Pins:
         return pin if pin is not None and pin.expires_ms > self._now_ms() else None
 
     async def find(self, name: str) -> Pin | None:
-        """As `standing`."""
+        """Like `standing`."""
         return self.standing(name)
 
     async def put(self, name: str, owner: str, ts: int, lease_s: float, id: str, over: str | None = None) -> Pin:
@@ -225,7 +225,7 @@ async def pins_in(store: RowStore) -> list[Pin]:
 
 
 async def _rows(store: RowStore) -> AsyncIterator[tuple[str, list[int], Pin | int]]:
-    """Of each pin's row: the name, the versions in it, and the pin; or, of a tombstone, its timestamp."""
+    """For each pin's row: the name, the versions in it, and the pin; or, for a tombstone, its timestamp."""
     start: bytes | None = _PREFIX
     query = ScanQuery(DATA, (0,), 0, TS_MAX, _VERSIONS_MAX)
     while start is not None:

@@ -65,7 +65,7 @@ class CopyOptions:
         every_s: seconds between two passes.
         switch: once the copy is complete, keep programs out of the source, and tell them where it has moved.
         replace: the target may be an unfinished copy of another store, or a store that has moved.
-        moved: the source may be a store that has moved: copy what it had then.
+        moved: the source may be a store that has moved: copy what it held when it moved.
     """
 
     through: str | None = None
@@ -85,7 +85,7 @@ class Copied:
 
     Attributes:
         source, target: the two stores, as messages show them.
-        used_by: the process that has the source open: the copy is not complete; "": it is.
+        used_by: the process that has the source open, so the copy is not complete; "" if it is complete.
         passes: how many were made; `sums`: of the last one.
         digests: of each table in both stores, if the copy is complete; `_perco` is perco's own.
         moved: programs cannot open the source any more.
@@ -239,7 +239,7 @@ class _Copying:
             raise UsageError(f"there is a store at {self._shown} already: copy to a new place")
         if marker is not None and marker.other != self._source and not self._options.replace:
             raise UsageError(
-                f"{refused(self._shown, marker)}. Copy to a new place, or add --replace to give up what is in it"
+                f"{refused(self._shown, marker)}. Copy to a new place, or add --replace to discard what is in it"
             )
         placed, every = _placed(catalogue, former)
         await put_marker(target, Marker(COPYING, self._source, every))  # first: no other tablets are made now

@@ -86,7 +86,7 @@ async def _write(store: RowStore, writes: list[Write]) -> None:
             return
         if isinstance(verdict, Failed):
             raise verdict.error
-    raise Unavailable(f"the catalogue cannot be written: {verdict}")
+    raise Unavailable(f"the catalogue cannot be written to: {verdict}")
 
 
 def refused(shown: str, marker: Marker) -> str:

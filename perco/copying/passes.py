@@ -18,14 +18,14 @@ from perco.copying.difference import BYTES_MAX, Cells, Digest, cells_of, halves,
 from perco.errors import Unavailable
 from perco.storage import APPLIED, TS_MAX, Failed, Mutation, NoReply, RowStore, ScanQuery, ScanRequest
 
-_CELLS: Final = 1024  # of a group of a row that are read at once
+_CELLS: Final = 1024  # read at once from one group of a row
 _ALL: Final = 1 << 30
-_ROWS: Final = 1024  # of a page
+_ROWS: Final = 1024  # in a page
 _AHEAD: Final = 2  # pages that have been read and not used yet
 _TOLD: Final = 10_000  # cells between two reports
-_TOGETHER: Final = 128  # mutations of one call
+_TOGETHER: Final = 128  # mutations in one call
 _TRIES: Final = 24
-_AGAIN_S: Final = 0.1  # after a mutation that may not have been made; doubled each time
+_AGAIN_S: Final = 0.1  # after a mutation that may not have been applied; doubled each time
 _AGAIN_MAX_S: Final = 5.0
 FLOOR: Final = 2  # once the target has raised its floor to this, no mutation of a pass can still take effect (T13)
 
@@ -48,7 +48,7 @@ async def tasks() -> AsyncIterator[trio.Nursery]:
 @dataclass(slots=True)
 class Sums:
     """How many rows and cells were compared, how many cells were written or deleted; `unsure`: mutations that may not
-    have been made, and were sent again."""
+    have been applied, and were sent again."""
 
     rows: int = 0
     cells: int = 0
@@ -63,7 +63,7 @@ class Sums:
 
 class Rows:
     """The rows of a table in order, read ahead by a task of the nursery. `groups`: empty if the store lacks the
-    table; there are then no rows."""
+    table; then there are no rows."""
 
     def __init__(self, nursery: trio.Nursery, store: RowStore, table: str, groups: Sequence[str]) -> None:
         self._store, self._table, self._groups = store, table, groups
@@ -113,7 +113,8 @@ async def in_ranges(
     row: bytes,
     use: Callable[[list[Cells]], Awaitable[None]],
 ) -> None:
-    """Call `use` for each part of a row with many cells: for each store, the row's cells in one range of timestamps."""
+    """Call `use` for each part of a row with many cells. A part is, for each store, the row's cells in one range of
+    timestamps."""
     ranges = [(0, TS_MAX)]
     while ranges:
         low, high = ranges.pop()

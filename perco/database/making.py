@@ -48,7 +48,7 @@ def make(backend: Backend, schema: Schema, options: Options) -> Database:
 
 
 def gathered(batch: BatchOptions) -> BatchOptions:
-    """For a store whose calls take a round trip: without a window of their own, they gather while one is in flight."""
+    """For a store whose calls take a round trip: calls without a window of their own gather while one is in flight."""
     return batch if batch.window_s else replace(batch, window_s=_WINDOW_S, adaptive=True)
 
 

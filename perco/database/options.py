@@ -39,8 +39,8 @@ class Options:
         wall: the machine's clock, seconds since 1970.
         seed: of every random choice; None: from the system.
         on_event: called on the loop with the name of each step of the store ("prewrite", "commit", "secondaries",
-            "recovery", "ack"; of a vacuum "watermark", "floor", "locks", "vacuum"): for tests that interrupt it
-            anywhere, and for tracing.
+            "recovery", "ack"; in a vacuum: "watermark", "floor", "locks", "vacuum"). It is for tests that interrupt
+            the store anywhere, and for tracing.
     """
 
     durability: str = "power"
@@ -73,8 +73,8 @@ class Options:
 class Statistics:
     """A store's statistics since it was opened.
 
-    Attributes: `prefetch`: by observer and function that has run; "transaction" and "snapshot" are those opened as
-    blocks. `damaged`: stored cells that background tasks could not read and went on without, the first 1000;
+    Attributes: `prefetch`: counters by observer and by function that has run; "transaction" and "snapshot" count those
+    opened as `with` blocks. `damaged`: the first 1000 stored cells that background tasks could not read, and skipped;
     `perco check` finds them all.
     """
 

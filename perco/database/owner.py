@@ -23,7 +23,7 @@ class Now(NamedTuple):
 
 
 class Owner(Protocol):
-    """Loop thread only. The methods are as those of the same name in `Database`.
+    """Loop thread only. The methods are like those of the same name in `Database`.
 
     Attributes: `is_here`, whether the owner is this process, or this process reads the owner's files beside it.
     """

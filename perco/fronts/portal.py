@@ -55,7 +55,7 @@ class Call(Pending):
         self.server: Server | None = None
 
     def answer(self) -> None:
-        """Answer it (F1). Loop thread only, except for refused calls."""
+        """Answer the call (F1). Loop thread only, except for refused calls."""
         assert not self.done, "F1: answered once"
         self.server = None
         self.done = True
@@ -84,8 +84,8 @@ class Server:
 class Portal:
     """The queue and its servers. Loop thread only, except `refuse`.
 
-    Attributes: `closed`: makes the error of refused calls, once it is closed; `forked`: it is a child's copy; `made`:
-    how many calls were made.
+    Attributes: `closed`: makes the error of refused calls, once the portal is closed; `forked`: this is a child's copy;
+    `made`: how many calls were made.
     """
 
     made: int
@@ -248,7 +248,7 @@ class Portal:
 
 @types.coroutine
 def _noticed(running: Awaitable[Any], waits: Callable[[Server], None], server: Server) -> Generator[Any, Any, Any]:
-    """As `await running`, but call `waits` when it first must wait."""
+    """Like `await running`, but call `waits` when it first must wait."""
     assert isinstance(running, Coroutine)
     try:
         trap = running.send(None)

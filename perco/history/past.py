@@ -38,7 +38,7 @@ class PastSnapshot(Snapshot):
         self._engine.oracle.holds.release(self._held)
 
     async def get(self, column: Column[K, V], key: K, *, lock: bool = False) -> V | None:
-        """As `Snapshot.get`.
+        """Like `Snapshot.get`.
 
         Raises: also SnapshotTooOld; OwnerChanged for a store that is read beside its owner.
         """

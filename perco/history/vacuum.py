@@ -68,7 +68,7 @@ _REMOVED_AT_ONCE = 2048  # cells, in one write transaction
 _SLICE_MIN_S, _SLICE_MAX_S = 0.002, 0.02  # of the loop's time, for a page
 _CREDIT_MAX_S = 0.1  # at most this much waiting shortens a later pause
 _LOOKS_APART = 4000  # cells between two searches for half-empty pages, where there were none
-_CRAMPED_CELLS = 4  # of a row at a time on a full disk: what the reserve has room for
+_CRAMPED_CELLS = 4  # removed from a row at a time on a full disk: what the reserve has room for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

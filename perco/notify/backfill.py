@@ -187,7 +187,7 @@ class Backfill:
             share: the part of the loop's time that the backfill may take.
             tell: called after every page.
 
-        Raises: StoreError if the store cannot be written, Unavailable if no answer came.
+        Raises: StoreError if the store cannot be written to, Unavailable if no answer came.
         """
         done: dict[str, BackfillProgress] = {}
         async with self._alone:

@@ -6,7 +6,7 @@ N7  *Idle*: at one moment no notify cell, pending signal or lock of an observed 
     the store is idle. A lock of an observed cell that cannot be read may be a notification: the store is not idle, and
     waiting ends with an error. Nor is the store idle while a run is in flight here: another run may have removed that
     run's notify cells (N5).
-    A store that does not count its cells is searched for them (`Idle.look`).
+    If a store does not count its cells, `Idle.look` searches the store to count them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Idle:
         busy_elsewhere: whether another process has a run in flight.
         works_elsewhere: returns the observers that other processes run; None: workers may be about to connect. This
             attribute and `busy_elsewhere` are None if the store is not served.
-        claimed_elsewhere: how many rows other processes have ever claimed, if they write by themselves.
+        claimed_elsewhere: how many rows other processes have ever claimed, if they write directly.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Idle:
         return sum(self._store.count(table, group) for table in set(self._waiting.observed_tables()))
 
     async def look(self) -> bool:
-        """Whether the store is idle. A store that does not count its cells is searched for them first."""
+        """Whether the store is idle. If the store does not count its cells, first search it to count them."""
         if self._store.prompt is None:
             tables = set(self._waiting.observed_tables())
             settled = self._settled()
@@ -106,8 +106,8 @@ class Idle:
         return self.now()
 
     def _claimed(self) -> tuple[int, bool]:
-        """How many rows other processes that write by themselves have ever claimed, and whether one of them has a run
-        in flight."""
+        """How many rows other processes that write directly have ever claimed, and whether one of them has a run in
+        flight."""
         if self.claimed_elsewhere is None:
             return 0, False
         return self.claimed_elsewhere(), self.busy_elsewhere is not None and self.busy_elsewhere()

@@ -1,7 +1,7 @@
 """Observers, as users see them: `db.observers`, `db.pause`, `db.resume`.
 
-N10 Pausing makes a binding version of the catalogue: a run that began before it and has not drawn its commit timestamp
-    by then does not commit, in whatever process it runs.
+N10 Pausing creates a binding version of the catalogue: a run that began before that version, and has not yet drawn its
+    commit timestamp, does not commit, whichever process it runs in.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 N8  A scanner starts at a random key of a random tablet and walks on from there, around the whole store. When it finds a
     row on which another scanner runs observers, it teleports: it jumps to a new random place, so that scanners never
-    clump behind a slow row. It sleeps after a whole tour: clear the wake flag, look, sleep; the wake comes after the
-    notify cells are visible. A wake wakes one scanner; one that finds more than it may run wakes the next. A scanner
-    passes by changes that are not due yet, and wakes when the first of them is due.
+    clump behind a slow row. It sleeps after a whole tour: it clears the wake flag, looks, then sleeps. A wake-up is
+    sent only after the notify cells are visible. A wake-up wakes one scanner; a scanner that finds more than it may run
+    wakes the next. A scanner skips changes that are not due yet, and wakes when the first of them is due.
 
 If observers have different priorities, a scanner first tours for the highest priority, then for each lower one as far
 as that one's share goes. It repeats this until it has gone all the way around for each priority. Lower priorities give
@@ -63,9 +63,9 @@ class _Walk:
     """A page of dirty rows.
 
     Attributes:
-        claims, before: the scanner's number of claims after its last jump, and when it read this page.
+        claims, before: the scanner's number of claims after its last jump, and its number when it read this page.
         taken: rows for which the scanner has a slot and this process's lock, but no claim yet.
-        stale_from: where to read on, if the rest of the page is stale.
+        stale_from: where to continue reading, if the rest of the page is stale.
     """
 
     __slots__ = ("before", "claims", "rows", "stale_from", "table", "taken")
@@ -76,8 +76,8 @@ class _Walk:
         self.stale_from: bytes | None = None
 
     def is_stale(self, claims: int, most: int) -> bool:
-        """Whether so many rows were claimed since the page was read that other scanners may have run its rows
-        meanwhile."""
+        """Whether other scanners may have run the page's rows meanwhile, because many rows were claimed since it was
+        read."""
         return claims - self.before >= most
 
 
@@ -113,8 +113,8 @@ class Scanner:
         self._runners = slots  # runners that may still be started: tasks that run observers, row after row
         self._idle = trio.lowlevel.ParkingLot()
         self._tables = tables
-        self._due = math.inf  # when the first change that this tour passed by is due
-        self._passed = 0  # rows passed by, with nothing to run now
+        self._due = math.inf  # when the first change that this tour skipped is due
+        self._passed = 0  # rows skipped, with nothing to run now
         self._level: frozenset[int] | None = None  # the observers of the priority that it tours for
         self._share = math.inf  # rows that it may still claim
         self._given = 0  # how often it gave way in succession
@@ -130,9 +130,9 @@ class Scanner:
                     self._due, self._passed = math.inf, 0
                     try:
                         await self._tour(nursery)
-                    except Corruption as error:  # an unreadable key: what follows it is unknown
+                    except Corruption as error:  # an unreadable key: it is not known what follows it
                         self.worker.engine.driver.note_damage(error)
-                    except (Unavailable, SessionEnded) as error:  # R6: a served store's connection, which comes back
+                    except (Unavailable, SessionEnded) as error:  # R6: the connection to the server was lost
                         log.warning("%s; looking again", error)
                         await trio.sleep(_AWAY_S)
                         continue
@@ -168,8 +168,8 @@ class Scanner:
         """Tour for the highest level completely, and for each lower level as far as its share goes; repeat until no
         level was cut short.
 
-        The share is in proportion to the rows that the scanner passed by on its tour for the highest level. Below a
-        level that was cut short, it goes on only one time in four, at random.
+        The share is in proportion to the rows that the scanner skipped on its tour for the highest level. Below a level
+        that was cut short, it goes on only one time in four, at random.
         """
         cut = True
         while cut:
@@ -303,7 +303,7 @@ class Scanner:
         return await self._claim(nursery, walk, len(walk.rows))
 
     async def _claim(self, nursery: trio.Nursery, walk: _Walk, at: int) -> bool:
-        """Claim the taken rows, among all processes, and hand them to runners. Returns whether the scanner teleports,
+        """Claim the taken rows, across all processes, and hand them to runners. Returns whether the scanner teleports,
         because another process has a row. `at`: the index of the page's next row."""
         elsewhere = self.worker.elsewhere
         if elsewhere is not None:
@@ -314,7 +314,7 @@ class Scanner:
         return False
 
     async def _claim_elsewhere(self, elsewhere: Elsewhere, nursery: trio.Nursery, walk: _Walk, at: int) -> bool:
-        """As `_claim`, at the owner. It also asks for later rows of the page, so that a claim rarely fails
+        """Like `_claim`, but asks the owner. It also asks for later rows of the page, so that a claim rarely fails
         altogether."""
         worker, table = self.worker, walk.table
         while walk.taken:

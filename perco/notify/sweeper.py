@@ -94,7 +94,7 @@ async def sweep(store: OwnerStore, driver: Driver, spared: Callable[[Cellref, in
                 query = ScanQuery(group, None, 0, TS_MAX, 1 << 20)
                 try:
                     page = await store.scan(ScanRequest(table, start, None, (query,)))
-                except Corruption as error:  # an unreadable key: what follows it is unknown
+                except Corruption as error:  # an unreadable key: it is not known what follows it
                     driver.note_damage(error)
                     swept.stuck[Cellref(table, start, ANY_COLUMN), 0] = error.again()
                     break

@@ -30,7 +30,7 @@ from perco.protocol.records import (
 from perco.storage import TS_MAX, WRITE, ScanCell, ScanPage, ScanQuery, ScanRequest
 from perco.txn.engine import Engine
 
-_CELLS: Final = 1 << 16  # of a row
+_CELLS: Final = 1 << 16  # read from one row
 RUNS_MAX: Final = 10_000
 _WRITES_MAX: Final = 100_000
 _KEPT_CELLS: Final = 1 << 17  # records in the pages that are kept whole

@@ -59,7 +59,7 @@ from perco.txn.engine import Engine
 from perco.txn.transaction import Transaction
 from perco.txn.turns import Turn
 
-CELLS_PER_ROW = 4096  # notify cells that a scanner reads of a row
+CELLS_PER_ROW = 4096  # notify cells that a scanner reads from a row
 
 log: logging.Logger = logging.getLogger("perco.observer")
 

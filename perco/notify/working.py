@@ -95,7 +95,7 @@ class Claims:
     async def claim_signal(
         self, txn: Transaction, observer: Observer, table: str, row: bytes, ack: int
     ) -> tuple[Run, Value | Missing] | bool:
-        """As `claim`, for a signal: a run can see only that the signal was raised, and when (N5)."""
+        """Like `claim`, but for a signal: a run can see only that the signal was raised, and when (N5)."""
         driver, start_ts = self._engine.driver, txn.start_ts
         cell = Cellref(table, row, ack)
         cells, _ = await self._read(txn._driver, txn._ahead, table, row, ack, signal_queries(ack, start_ts), start_ts)

@@ -30,7 +30,7 @@ _BINARY: Final = 1
 _OF_THE_SESSION: Final = frozenset({"25006", "26000", "0A000"})
 
 
-Rows: TypeAlias = list[tuple[Any, ...]]  # of a result; the values are bytes, or None
+Rows: TypeAlias = list[tuple[Any, ...]]  # the rows of a result; the values are bytes, or None
 
 
 class Statement(NamedTuple):
@@ -80,7 +80,7 @@ class Connection:
     async def open(cls, place: Place, settings: Sequence[str] = ()) -> Connection:
         """Connect. `settings`: commands that are run first. Raises: Lost, Refusal."""
         pq = libpq()
-        # libpq may look names up and try several hosts, so that it blocks.
+        # This may block: libpq looks up names, and tries several hosts.
         link = await trio.to_thread.run_sync(
             partial(pq.PGconn.connect, place.conninfo.encode()), abandon_on_cancel=True
         )

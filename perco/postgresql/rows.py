@@ -51,8 +51,8 @@ from perco.storage import (
 _END: Final = b"\xff" * (ROW_BYTES_MAX + 1)  # no row is at or above it
 _PAUSES_MAX: Final = 10  # the longest pause, in units of `_PAUSE_S`
 _PAUSE_S: Final = 0.05  # before a statement that failed temporarily is sent again
-_ROWS_MAX: Final = 1000  # of all mutations that share a transaction
-_PART_BYTES: Final = 8 << 20  # of their values
+_ROWS_MAX: Final = 1000  # of all mutations that share a transaction, together
+_PART_BYTES: Final = 8 << 20  # of the values of these mutations
 
 # Errors after which a transaction may succeed if it is sent again: conflicts with others, and timeouts.
 _AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57014", "53300"})
@@ -135,7 +135,7 @@ class PostgresqlRows:
         limit = f"SET statement_timeout = {round(1000 * options.call_s)}"
         settings = [SETTINGS, limit, DURABLE if durable else NOT_DURABLE]
         self.pool = Pool(place, options, settings)
-        self._writers = Pool(place, options, settings)  # of their own: reads do not wait for writes (S3)
+        self._writers = Pool(place, options, settings)  # a pool of their own: reads do not wait for writes (S3)
         self._durable = durable
         self.statements = Statements(place.prefix, client)
         self.fence = fence

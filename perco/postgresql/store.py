@@ -58,7 +58,7 @@ class Counted(Bare):
             await super().look(tables, groups, again=again)
             return
         wanted = list(product(tables, groups))
-        async with self._looking:  # a look that began earlier does not end later
+        async with self._looking:  # one look at a time: an earlier one cannot overwrite the counts of a later one
             before = {where: -1 if self._may_change(where) else self._sends[where] for where in wanted}
             await self._store.settle()
             for where, count in (await self._store.counts(wanted)).items():

@@ -51,7 +51,7 @@ class State(Enum):
 
 
 _HELD: Final = 1
-_MAYBE: Final = 2  # sent; whether it was applied is unknown
+_MAYBE: Final = 2  # sent; it is not known whether it was applied
 _NONE: Final[frozenset[int]] = frozenset()
 _NOWHERE: Final[list[tuple[str, bytes, int]]] = []
 _LOST_MAX: Final = 16  # rounds with a lost reply, before the commit is given up
@@ -102,7 +102,7 @@ class Commit:
         *,
         one_step: bool = False,
     ) -> None:
-        assert reads is None or not one_step, "T14: what is read again must be locked against meanwhile"
+        assert reads is None or not one_step, "T14: the locks must be held while the reads are repeated"
         assert parts, "a transaction without writes has nothing to commit"
         first = parts[0][0]
         assert first[:3] == header.primary, "T12: the primary leads"

@@ -8,7 +8,7 @@ T7  A prewrite is refused by a write record at or above start_ts, by a marker at
 T8  Commit, roll-forward and rollback check that the lock with that start_ts is still there; the one exception is
     T5 (b).
 T13 Mutations that must not arrive late carry start_ts, for the tablet's floor.
-T14 A shared lock is refused as an exclusive one is, but not by shared locks and traces. Commit replaces it by a trace.
+T14 A shared lock is refused like an exclusive one, but not by shared locks and traces. Commit replaces it by a trace.
 C5  A one-step commit is refused by everything that refuses a prewrite (T7, T13).
 N1  The mutation that replaces the lock of an observed cell by its record, or writes the record without a lock (C1),
     also puts a notify cell for each observer.
@@ -121,7 +121,7 @@ def _by_row(cells: Sequence[_Cell]) -> Sequence[_Cell]:
 
 
 def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation:
-    """Lock every cell of a part. `again`: it may have been applied before, so our own lock is no conflict (T6)."""
+    """Lock every cell of a part. `again`: it may have been applied before, so our own lock is not a conflict (T6)."""
     start_ts, primary, root, depth, token, path = header
     cells: list[_Cell] = []
     for _, row, column, kind, body, observers, covers, data in part:

@@ -139,7 +139,7 @@ def version_at(
     """The newest version of a cell at `ts`: its commit_ts, 0 for none, or UNDECIDED.
 
     Args:
-        own: start_ts of the transaction that reads: its own lock is no conflict.
+        own: start_ts of the transaction that reads: its own lock is not a conflict.
         known: the fate of a transaction, if it is known: commit_ts, 0 for aborted.
     """
     if locks and locks[0][0] != own:

@@ -127,7 +127,7 @@ def unreached(address: Address, error: OSError) -> tuple[str, str]:
 
 
 def dial(address: Address, trust: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
-    """As `connect`, for a thread: a blocking socket. Raises: OSError."""
+    """Like `connect`, but for a thread: returns a blocking socket. Raises: OSError."""
     if address.path is None:
         made = socket.create_connection((address.host, address.port), timeout_s)
     else:

@@ -149,7 +149,7 @@ class Channel:
         self._socket = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else _NO_SOCKET
         self.leaving: Callable[[], None] | None = None  # called before a frame leaves: may send first
         self._waiting: deque[bytes] = deque()
-        self._rest: bytes | memoryview = b""  # of a frame, that the socket has not taken
+        self._rest: bytes | memoryview = b""  # the part of a frame that the socket has not taken
         self._bytes = 0  # waiting, or being sent
         self._wake = trio.Event()
         self._running = self._receiving = self._flushing = False

@@ -1,7 +1,7 @@
 """How errors cross the wire: one table that covers all of `perco.errors`.
 
 An error is sent as (name of its class, its parts), and rebuilt on the other side: the same class, fields and message.
-An unknown error, of a newer server, arrives as a StoreError that says so. One error changes its class on the way: a
+An unknown error, from a newer server, arrives as a StoreError that says so. One error changes its class on the way: a
 TransactionClosed, raised because this process has closed its store, arrives as a SessionEnded in the processes that it
 serves.
 """

@@ -106,7 +106,7 @@ def _messages(body: bytes, maps: bool) -> list[Message]:
         raise WireError(f"a frame that holds no messages: {str(found)[:40]!r}")
     for message in found:
         if type(message) is not tuple or not message:
-            raise WireError(f"a message that is no array: {str(message)[:40]!r}")
+            raise WireError(f"a message that is not an array: {str(message)[:40]!r}")
     return list(found)
 
 

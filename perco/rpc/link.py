@@ -132,7 +132,7 @@ class Link:
         self.connections = 0
         self._began = -math.inf  # when the current connection began
         self._answered = False  # whether the current connection has answered any call
-        self._ending = False  # whether its session has ended: it ends when the calls are answered that no other answers
+        self._ending = False  # its session has ended: it ends once all calls that may not be repeated are answered
         self.back_since = -math.inf  # when the server was last reached again
         self.remedy = ""  # for the errors that say that it is away
         self._losses = 0  # how often the server had ended the session
@@ -193,7 +193,7 @@ class Link:
             self._told.append((0, method, arguments))
 
     def tell_merged(self, method: int, item: Any) -> None:
-        """As `tell`, for one of many items: all that are told before a frame leaves go in one message."""
+        """Like `tell`, but for one of many items: all that are told before a frame leaves go in one message."""
         if threading.get_ident() != self._thread:
             self._from_elsewhere(self.tell_merged, method, item)
         elif self._channel is None:

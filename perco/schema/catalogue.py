@@ -89,7 +89,7 @@ class ObserverEntry:
     Attributes:
         since: the version of the catalogue that registered this version of the observer.
         ready: its backfill is complete (N10), or none is needed.
-        whole: it covers all data: when it was registered there was none, or its backfill covers what there was.
+        whole: it covers all data, because there was none when it was registered, or because its backfill covers it.
         version: the highest version that was declared. Runs of a lower version no longer count (N3).
         at: a timestamp drawn after the registration was announced: transactions that began later know of it. The
             backfill puts its notify cells at this timestamp; 0: not drawn yet, or not needed.

@@ -56,7 +56,7 @@ class PulseThread(LoopWatch):
             if pulse.over(held):
                 self._close()
         except (OSError, WireError, PercoError) as error:
-            log.info("no pulse, while the loop is held: %s", error)
+            log.info("no pulse, while the event loop is blocked: %s", error)
             self._close()
             pulse.failed(now)
 

@@ -282,8 +282,8 @@ class RemoteOwner:
             return
         log.warning(
             "the server at %s has ended this client's session: open transactions fail, and observers run again. "
-            "The loop was held for %.1f s (%s): run code that keeps the interpreter's lock for so long in a process "
-            "of its own",
+            "The event loop was blocked for %.1f s (%s): run code that keeps the GIL for so long in a process of its "
+            "own",
             *(self.link.name, held.seconds, held.where),
         )
 
@@ -346,7 +346,9 @@ class RemoteOwner:
         try:
             return Split(*await self.link.call(Method.SPLIT, (table, row), again=False))
         except LostError as error:
-            raise WriteUnknown("splitting a tablet", str(error), "`perco tablets` shows which there are.") from error
+            raise WriteUnknown(
+                "splitting a tablet", str(error), "`perco tablets` shows which tablets there are."
+            ) from error
 
     async def compact(self, table: str | None) -> list[Compacted]:
         """Raises: also WriteUnknown, if the answer is lost."""
@@ -484,7 +486,7 @@ async def open_served(
         connect: connects to the tablet server with the given number and port; 0 and 0: to the owner.
         pulsing: makes the object that watches the loop and sends pulses while it is held (R10); None: no pulses.
         remedy: the advice in the error when the server is away for too long; "": try again.
-        reach: makes the rows, if this client reads and writes them by itself; its argument asks for the ticket.
+        reach: makes the rows, if this client reads and writes them directly; its argument asks for the ticket.
     """
     db = make_client(schema or Schema(), options, wire, name, connect, token, pulsing, reach)
     owner = remote_owner(db)

@@ -68,7 +68,7 @@ class Elsewhere:
                 self.claims.pop(where, None)
             for dirty in wanted:
                 if (table, dirty.row) not in self.claims:
-                    self.release((table, dirty.row))  # it may have arrived
+                    self.release((table, dirty.row))  # the claim may have arrived
             raise
         finally:
             self._asking -= 1

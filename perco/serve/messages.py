@@ -84,7 +84,7 @@ class Method(IntEnum):
     FOLDER = 34  # -> the folder, its owner's process, and what is in each of its files; how many use it
     COMPACT = 33  # (a table; None: all) -> what it did, for each tablet (P6)
     TICKET = 35  # -> the client's ticket, once the store takes its mutations (F3)
-    NEWS = 36  # NOTIFIED or QUIET: a client that writes by itself has put or removed notify cells (N7, N8) -> no answer
+    NEWS = 36  # NOTIFIED or QUIET: a direct client has put or removed notify cells (N7, N8) -> no answer
     BYE = 23  # the session ends
 
 
@@ -203,9 +203,9 @@ def read_claim(asked: Any) -> tuple[str, Sequence[tuple[bytes, int, int]], int, 
     """The arguments of `Method.CLAIM`. Raises: TypeError, ValueError."""
     table, wanted, most, halts = asked
     if (type(table), type(most), type(halts)) != (str, int, bool) or len(wanted) > CLAIMS_MAX:
-        raise TypeError("a table, rows, and how many of them")
+        raise TypeError("not a table, rows, and how many of them")
     if any((type(row), type(newest), type(root)) != (bytes, int, int) for row, newest, root in wanted):
-        raise TypeError("rows and timestamps")
+        raise TypeError("not rows and timestamps")
     return table, wanted, most, halts
 
 
@@ -367,15 +367,15 @@ def read_mutations(packed: Any) -> list[Mutation]:
     mutations = [Mutation(*each) for each in packed]
     for table, rows, floor_ts, _ in mutations:
         if type(table) is not str or type(rows) is not tuple or not rows:
-            raise TypeError("a table, and rows of it")
+            raise TypeError("not a table, and rows of it")
         if floor_ts is not None and type(floor_ts) is not int:
-            raise TypeError("a timestamp for the floor")
+            raise TypeError("not a timestamp for the floor")
         for row, _, writes in rows:
             if type(row) is not bytes or type(writes) is not tuple:
-                raise TypeError("a row, and what is written there")
+                raise TypeError("not a row, and what is written there")
             for group, _, _, value in writes:
                 if type(group) is not str or (value is not None and type(value) is not bytes):
-                    raise TypeError("a group, and a value")
+                    raise TypeError("not a group, and a value")
     return mutations
 
 
@@ -425,14 +425,14 @@ def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
     header = Header(start_ts, Cellref(*read_typed(primary, *_CELL)), *more)
     part = [Intent(*intent) for intent in packed_part]
     if type(start_ts) is not int or type(version) is not int or not 0 < start_ts <= last:
-        raise ValueError("a start timestamp that was issued, and a version")
+        raise ValueError("not a start timestamp that was issued, and a version")
     for intent in part:
         read_typed(intent[:4], *_CELL, (int,))
     if part[0][:3] != header.primary or READ <= part[0].kind != BARE:
-        raise ValueError("the primary leads (T12), and gets a record, or a trace")
+        raise ValueError("the primary must lead (T12), and get a record, or a trace")
     commit = Commit(header, [part], one_step=True)
     if len(set(commit.cells)) != len(commit.cells):
-        raise ValueError("a cell twice")  # it would be entered once, and leave twice (C3)
+        raise ValueError("the same cell twice")  # it would be entered once, and leave twice (C3)
     return commit, version
 
 

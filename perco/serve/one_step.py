@@ -41,7 +41,7 @@ class OneStep:
         is None (D8)."""
         commits = [read_commit(each, self._parts.oracle.last) for each in asked]
         if len({commit.header.start_ts for commit, _ in commits}) != len(commits):
-            raise ValueError("a transaction twice")
+            raise ValueError("the same transaction twice")
         if (ended := self._ends_commits(session, [commit for commit, _ in commits])) is not None:
             peer.fail(id, ended)
             return

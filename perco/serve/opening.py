@@ -350,7 +350,7 @@ class open(AsyncOnly):
             return
         socket = Address(_absolute(path) / SOCKET)
         try:
-            await self._serving.enter_async_context(self.server.listening(socket, ours=True))  # as the folder is
+            await self._serving.enter_async_context(self.server.listening(socket, ours=True))  # like the folder
         except StoreError as error:  # a file system without sockets, or without space: the store itself works
             warnings.warn(
                 f"{error}: other processes cannot use the store while this one has it open. If that is "
@@ -384,7 +384,7 @@ class open(AsyncOnly):
 
 
 class joining(open):
-    """As `open`, but as a client of a store that another process serves, with the catalogue that the store has: for
+    """Like `open`, but as a client of a store that another process serves, with the catalogue that the store has: for
     programs that write to tables that another program has declared.
 
     Raises: Unavailable, if no process serves it; as `open`.

@@ -114,7 +114,7 @@ class RemotePins:
         return next((pin for pin in await pins_in(self._oracle.store) if pin.name == name), None)
 
     async def put(self, name: str, owner: str, ts: int, lease_s: float, id: str, over: str | None = None) -> Pin:
-        """As `Pins.put`. A call that is cancelled, or fails, leaves no new pin: it drops the pin."""
+        """See `Pins.put`. A call that is cancelled, or fails, leaves no new pin: it drops the pin."""
         pin = name, owner, ts, lease_s, id, over
         try:
             return Pin(*await self._link.call(Method.PIN, pin, again=True, writes=True))
@@ -133,11 +133,11 @@ class RemotePins:
                 await trio.sleep(_UNDO_AGAIN_S)
 
     async def drop(self, name: str, id: str) -> bool:
-        """As `Pins.drop`."""
+        """See `Pins.drop`."""
         return bool(await self._link.call(Method.DROP_PIN, (name, id), again=True, writes=True))
 
     async def drop_named(self, name: str) -> bool:
-        """As `Pins.drop_named`."""
+        """See `Pins.drop_named`."""
         pin = await self._named(name)
         return pin is not None and await self.drop(name, pin.id)
 
@@ -183,7 +183,7 @@ class RemoteOracle(Oracle):
     async def draw_commit(self) -> int:
         return await self._draw(starts=False)
 
-    @trio.lowlevel.enable_ki_protection  # as `Link.call`
+    @trio.lowlevel.enable_ki_protection  # see `Link.call`
     async def _draw(self, *, starts: bool) -> int:
         waiter = _Waiter(starts)
         self._waiting.append(waiter)

@@ -80,7 +80,7 @@ class RemoteRowStore:
         self._stale = False  # the map of tablets is known to be out of date
         self.groups = self.once = True  # as the owner says in its greeting
         self.spread = False  # tablet servers have the rows: the owner says so in its greeting
-        self.alone = True  # nobody reads the rows without asking the owner: it says so, too (C4)
+        self.alone = True  # no process reads the rows without asking the owner: it says so, too (C4)
         self.losses = 0  # how often the owner has ended the session (R5)
 
     def greeted(self, info: dict[str, Any]) -> None:
@@ -309,7 +309,7 @@ def _checked(answer: list[RowCells], asked: Sequence[object]) -> list[RowCells]:
 
 
 def _for_each(verdicts: Any, asked: Sequence[object]) -> Sequence[Any]:
-    """T4: if a server does not answer for each mutation, it is unknown which of them it has made."""
+    """T4: if a server does not answer for each mutation, it is not known which of them it has made."""
     if type(verdicts) in (list, tuple) and len(verdicts) == len(asked):
         return verdicts  # type: ignore[no-any-return]
     return [f"no answer for each of {len(asked)} mutations"] * len(asked)

@@ -142,7 +142,7 @@ class Rows:
     ) -> None:
         """Queue mutations; `answer` gets the verdicts, on the loop."""
         if not self._store.groups and any(len(mutation.rows) != 1 for mutation in mutations):
-            raise ValueError("a mutation of several rows, which this store does not have")
+            raise ValueError("a mutation of several rows, which this store does not support")
         notifies = _notifies(mutations)
 
         def told(verdicts: Sequence[Verdict]) -> None:

@@ -216,7 +216,7 @@ class ServedTablet:
         return Unavailable(f"no tablet server has tablet {self.number} of {self.table}{because}")
 
     def submit_from_thread(self, mutations: Sequence[Mutation], done: Callable[[Sequence[Verdict]], None]) -> None:
-        """As `LmdbTablet.submit_from_thread`; but through the loop."""
+        """Like `LmdbTablet.submit_from_thread`, but through the loop."""
         self._token.run_sync_soon(self._submit_all, mutations, done)
 
     def _submit_all(self, mutations: Sequence[Mutation], done: Callable[[Sequence[Verdict]], None]) -> None:
@@ -375,5 +375,5 @@ class TabletProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; 0: the server is no process of its own."""
+        """The process id; 0: the server is not a process of its own."""
         return self.process.pid if self.process is not None else 0

@@ -1,4 +1,4 @@
-"""The owner's side: answers the calls of clients, over its own store, oracle and memory.
+"""The owner's side: answers the calls of clients from its own store, oracle and memory.
 
 Reads are answered at once, from the loop. Mutations of all connections, and of the owner's own tasks, go to the same
 queues of the tablets, so one LMDB commit serves them all.
@@ -6,7 +6,7 @@ queues of the tablets, so one LMDB commit serves them all.
 C1  One-step commits are made here: the timestamp is drawn, and the cells are entered, in one step of the loop (C2).
 C4  A client cannot look into this memory, so the server looks there before it reads for the client.
 R7  The server does nothing that an ended session asks for.
-R10 A client's pulse speaks for it while its loop is held; the server hears the pulse, and does not answer it.
+R10 A client's pulse speaks for the client while its loop is held; the server hears the pulse, and does not answer it.
 N8  Clients that run observers are woken when notify cells have become visible, whichever process put them.
 N10 Every drawn timestamp comes with the catalogue's version; a newer one is also announced at once.
 """
@@ -65,7 +65,7 @@ from perco.tablets.backend import Tickets, sure
 
 log: logging.Logger = logging.getLogger("perco.serve")
 
-_OUTLIVE_S: Final = 5.0  # how long a call waits for another client's transaction, before its client repeats it
+_OUTLIVE_S: Final = 5.0  # how long a call waits for another client's transaction, before the caller repeats the call
 _IDLE_S: Final = 1.0
 _HELD_S: Final = 1.0  # if an owner's loop was held for longer while others waited, it logs a warning
 _SURE_S: Final = 30.0  # how long a call waits for this process to be sure that it owns the store
@@ -102,7 +102,8 @@ class Server(Door[Session]):
         self._news: Callable[[int], None] = lambda what: None
         if tickets is not None:
             self.sessions.on_end = tickets.end
-            tickets.on_gone += [driver.leave_orphans, driver.notified]  # it may not have told us of notify cells
+            # A client that is gone may not have told us of its notify cells.
+            tickets.on_gone += [driver.leave_orphans, driver.notified]
             self._news = on_news(driver.notified, driver.quiet)
         if self._owner.backend.local is not None:
             self._owner.splitting.on_split.append(self._moved)
@@ -114,9 +115,9 @@ class Server(Door[Session]):
         rows = self.rows = Rows(parts, self._owner.store, self.sessions, options)
         refusal = ""
         if servers is not None:  # their readers do not ask this memory (C4)
-            refusal = "the store's rows are with tablet servers now"
+            refusal = "tablet servers now have the store's rows"
         elif tickets is not None:
-            refusal = "clients reach the store's rows by themselves now"
+            refusal = "clients now access the store's rows directly"
         elif not self._owner.store.once:
             refusal = "the store may apply a mutation twice (C6)"
         self.one_step = OneStep(parts, rows, refusal)
@@ -180,7 +181,7 @@ class Server(Door[Session]):
         *,
         ours: bool = False,
     ) -> AsyncIterator[Address]:
-        """As `Door.listening`; tablet servers listen beside it."""
+        """Like `Door.listening`; tablet servers listen too."""
         async with super().listening(address, token, tls, ours=ours) as bound:
             if self._servers is not None:
                 await self._servers.listen(bound, token, *(tls or ("", "")))
@@ -266,7 +267,8 @@ class Server(Door[Session]):
         self.sessions.beat(session, now, Stuck(pid, seconds, where, now) if seconds else None)
         if seconds > silence_s and (before is None or before.seconds <= silence_s):
             log.warning(
-                "the loop of client %s (process %d) has been held for %.1f s, at %s; the client keeps its session",
+                "the event loop of client %s (process %d) has been blocked for %.1f s, at %s; the client keeps its "
+                "session",
                 *(session.name, pid, seconds, where),
             )
 
@@ -305,7 +307,7 @@ class Server(Door[Session]):
     # ------------------------------------------------------------ calls
 
     def _fail(self, peer: Peer, id: int, error: Exception) -> None:
-        """Answer with an error; but clients that write by themselves ask the next owner, once this one has ended."""
+        """Answer with an error; but direct clients get no StoreLocked: they ask the next owner, once this one ends."""
         if self._tickets is None or not isinstance(error, StoreLocked):
             peer.fail(id, error)
 
@@ -353,12 +355,12 @@ class Server(Door[Session]):
     def _draw(self, session: Session, peer: Peer, id: int, wanted: Any) -> None:
         starts, others = wanted
         if type(starts) is not int or type(others) is not int or min(starts, others) < 0:
-            raise TypeError("two numbers of timestamps")
+            raise TypeError("not two numbers of timestamps")
         if not 0 < starts + others <= DRAWS_MAX:
-            raise ValueError("a number of timestamps")
+            raise ValueError("the number of timestamps is out of range")
         draw, drawn = self._parts.oracle.draw_nowait, [0]
         try:
-            self._owner.backend.check()  # O1; if it does not know whether it owns the store, it waits
+            self._owner.backend.check()  # O1; if this process does not know whether it owns the store, the call waits
             drawn = [draw() for _ in range(starts + others)]
         except Unavailable:
             pass
@@ -446,14 +448,15 @@ class Server(Door[Session]):
     # ------------------------------------------------------------ observers
 
     def _notified(self) -> None:
-        """N8: notify cells have become visible, perhaps by a commit of `rows.by`."""
+        """N8: notify cells have become visible, perhaps through a commit of the session `rows.by`."""
         self.sessions.wake(self.sessions.wakes.notified(trio.current_time(), self.rows.by))
 
     def _woken(self) -> None:
         """Watch processes that were woken: they may not answer."""
         if not self._watching and self.sessions.wakes.deadline < math.inf:
             self._watching = True
-            self._parts.background.start(self._watch, "watch")  # not short: no answer may come while the store closes
+            # Not `spawn`, because the store waits for spawned tasks when it closes: an answer may never come.
+            self._parts.background.start(self._watch, "watch")
 
     async def _watch(self) -> None:
         """While woken processes have not answered: wake others instead of those that take too long."""
@@ -523,7 +526,7 @@ class Server(Door[Session]):
         idle, done = self._owner.idle, False
         with self._waiting(_IDLE_S):
             if not (done := await idle.none_up_to(ts)):
-                idle.sweep_pending()  # not in the loop: the end of a sweep is a change
+                idle.sweep_pending()  # not inside `while`: the end of a sweep is itself a change
             while not done:
                 with trio.move_on_after(idle.looks_apart_s):
                     await idle.changed()
@@ -548,8 +551,8 @@ class Server(Door[Session]):
         """The loop was held, so no client was answered. Called in the thread that watches it."""
         if held.seconds >= _HELD_S and self.sessions.all:
             log.warning(
-                "this process owns the store, and its loop was held for %.1f s (%s): all other processes that have the "
-                "store open waited. In production, run `perco serve`: an owner that does nothing else",
+                "this process owns the store, and its event loop was blocked for %.1f s (%s): all other processes that "
+                "have the store open waited. In production, run `perco serve`: an owner that does nothing else",
                 *(held.seconds, held.where),
             )
 
@@ -559,11 +562,11 @@ class Server(Door[Session]):
             return False
         return bool(self.sessions.claims or self._parts.driver.entered.cells) or self._owner.idle.locked_observed()
 
-    # ------------------------------------------------------------ clients that reach the rows by themselves
+    # ------------------------------------------------------------ direct clients
 
     async def _ticket(self, session: Session, _: Any) -> str:
         if self._tickets is None:
-            raise UsageError("this server does not let clients read and write by themselves: open its address instead")
+            raise UsageError("this server does not let clients access the rows directly: open its address instead")
         must_go_on(session)
         ticket = session.ticket
         await self._tickets.admit(ticket)

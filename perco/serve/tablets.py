@@ -480,7 +480,7 @@ class _Opener:
 
 
 def run(descriptor: int, how: str) -> None:
-    """As `main`; in a copy of the owner's process."""
+    """Like `main`, but in a copy of the owner's process."""
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is for the owner, which says what to do
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -81,7 +81,7 @@ def read(packed: Any) -> ProcessTasks:
         ]
         numbers = [pid, more, *(task.depth for task in told), *(task.alike for task in told)]
         if len(found) > _GROUPS_MAX or not all(type(each) is int and 0 <= each < _NUMBER_MAX for each in numbers):
-            raise ValueError("a number, or too many tasks")
+            raise ValueError("not a number, or too many tasks")
         return ProcessTasks(text(role), pid, found, more)
     except (TypeError, ValueError) as error:
         raise WireError(f"tasks that cannot be decoded: {error}") from error

@@ -104,7 +104,7 @@ class Together:
 
     def _dropped(self, asked: Any, answer: Any) -> None:
         table, wanted, _, _ = asked
-        states = [CLAIMED] * len(wanted) if answer is None else answer[0]  # None: it is unknown what the server did
+        states = [CLAIMED] * len(wanted) if answer is None else answer[0]  # None: it is not known what the server did
         for (row, _, _), state in zip(wanted, states, strict=True):
             if state == CLAIMED:
                 self.dropped((table, row))

@@ -37,7 +37,7 @@ class ToldTasks:
 
     Args:
         serving: its connections.
-        silence_s: what a pulse has said counts for so long.
+        silence_s: for how many seconds the last message of a pulse counts.
         waiting: a block that ends after so many seconds, or when the server does.
     """
 

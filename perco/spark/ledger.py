@@ -1,15 +1,15 @@
 """The inputs of a job that have taken effect: a row for each, written in the input's own transaction.
 
-Spark runs a task again if its Python worker has died, and may run it twice at a time if it is slow. The store decides
+Spark runs a task again if its Python worker has died, and may run it twice at once if it is slow. The store decides
 which run counts: an input's transaction reads the input's row in the ledger, and writes it. If two do so at once, one
 conflicts (T1, snapshot isolation's first committer), runs again, and finds that the input has been taken.
 
     row JOB                name, run    the job, while it is open
     row JOB + input key    run          an input that has taken effect, in that run of the job
 
-Two tablets in one transaction cost two rounds of syncs, and most loaders write to one tablet. If an input's key is that
-of a row which the loader writes, its mark can lie *beside* its cells: in a hidden column of that row, next to the marks
-of other jobs. Then the mark costs one more cell, in the same step.
+Two tablets in one transaction cost two rounds of syncs, and most loaders write to one tablet. If the loader writes a
+row under the input's own key, the mark can lie *beside* the loader's cells: in a hidden column of that row, next to the
+marks of other jobs. Then the mark costs one more cell, in the same step.
 
     row KEY                _taken       the runs of jobs that have taken the input of this key
 
@@ -219,7 +219,7 @@ async def take(
 
 
 async def surely(retrying: perco.Retrying, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """As `retrying.run`. After a commit of unknown outcome it runs again, and finds its marks, or conflicts with it.
+    """Like `retrying.run`. After a commit of unknown outcome it runs again, and finds its marks, or conflicts with it.
 
     Raises: CommitUnknown, after too many of them.
     """

@@ -35,11 +35,12 @@ _COLUMNS: Final = (
 
 
 class Loaded:
-    """The result of a job; `str` gives it in a line.
+    """The result of a job; `str` gives a one-line summary.
 
     Attributes:
         job: its name; a job without a name of its own has been acknowledged already.
-        committed, skipped, failed: inputs; `skipped` had taken effect before, in another attempt or an earlier run.
+        committed, skipped, failed: numbers of inputs; the skipped ones had taken effect before, in another attempt or
+            an earlier run.
         seconds: of all tasks together.
         partitions: the result of each task.
     """
@@ -72,7 +73,10 @@ class Loaded:
         return self._spark.createDataFrame(rows, _COLUMNS)
 
     def __str__(self) -> str:
-        return f"job {self.job!r}: {self.committed} committed, {self.skipped} taken before, {self.failed} failed"
+        return (
+            f"job {self.job!r}: {self.committed} committed, {self.skipped} skipped (loaded before), "
+            f"{self.failed} failed"
+        )
 
 
 class LoadFailed(PercoError):
@@ -85,8 +89,8 @@ class LoadFailed(PercoError):
         self.loaded = loaded
         first = loaded.failures[0]
         super().__init__(
-            f"{loaded}; the first: {first.reason}, of {first.row}. Fix them and load again with job={loaded.job!r}: "
-            "no row is loaded twice. Or allow more: LoadOptions(failures_max=...)."
+            f"{loaded}; the first: {first.reason}, in row {first.row}. Fix them and load again with "
+            f"job={loaded.job!r}: no row is loaded twice. Or allow more: LoadOptions(failures_max=...)."
         )
 
 
@@ -109,9 +113,9 @@ def load(
 
         perco.spark.load(spark.read.parquet("pages/"), "store/", loader, schema=app.schema, key="url", beside=app.pages)
 
-    Each input takes effect exactly once, even if tasks run again, run twice at a time, or die after a commit. A ledger
-    in the store says which inputs have; it is kept until the job is acknowledged, so another call with the same `job`
-    loads only the missing ones.
+    Each input takes effect exactly once, even if tasks run again, run twice at once, or die after a commit. A ledger in
+    the store says which inputs have taken effect; it is kept until the job is acknowledged, so another call with the
+    same `job` loads only the missing ones.
 
     Args:
         rows: its partitions are loaded in parallel, one on each core of the executors.
@@ -123,13 +127,13 @@ def load(
         key: identifies an input: a column's name, or a function of the row that returns a str, bytes, number or a
             tuple of these. Each row needs a key of its own. By default it is the whole row, and each of several equal
             rows is loaded; for that, Spark shuffles the rows, so that equal ones are in the same partition.
-        beside: a table in which the input's key is that of a row that `loader` writes. Then the ledger's mark lies in
-            that row, which costs one cell; else it costs another tablet in each transaction.
+        beside: a table in which `loader` writes a row under the input's own key. The ledger's mark then goes into that
+            row, at the cost of one cell; otherwise each transaction involves one more tablet.
         job: a name under which the load can be run again. Without one, the load is acknowledged when it has ended.
         concurrency: transactions in flight in each partition, in place of `options.concurrency`.
 
-    Raises: LoadFailed with more than `options.failures_max` failures; KeyNotUnique; UsageError; Spark's error if a task
-    fails for good; and the errors of `perco.open`.
+    Raises: LoadFailed if there are more than `options.failures_max` failures; KeyNotUnique; UsageError; Spark's error
+    if a task fails for good; and the errors of `perco.open`.
     """
     options = LoadOptions() if options is None else options
     if not isinstance(options, LoadOptions):
@@ -145,12 +149,12 @@ def load(
     if beside is not None and (key is None or not isinstance(beside, perco.Table)):
         raise UsageError("beside= is a perco.Table, and needs key=, which gives keys of that table")
     if beside is not None and not isinstance(beside.key, TupleCodec) and codec_named(beside.key.name) is not beside.key:
-        raise UsageError(f"beside= needs a table with keys of perco's own codecs, which {beside.key.name!r} is not")
+        raise UsageError(f"beside= needs a table whose key codec is one of perco's own; {beside.key.name!r} is not")
     unnamed = job is None
     if unnamed and spark.sparkContext.getLocalProperty(QUERY) is not None:
         raise UsageError(
             "these rows are a micro-batch of a stream, which Spark repeats after a failure: give "
-            "job=f'NAME {batch_id}', and acknowledge the one before it"
+            "job=f'NAME {batch_id}', and acknowledge the job of the batch before it"
         )
     job = job if job is not None else f"unnamed {secrets.token_hex(8)}"
     with serve(store, spark) as reached:
@@ -199,7 +203,7 @@ def jobs(store: str | os.PathLike[str] | Store, spark: SparkSession) -> dict[str
 async def _begin(store: Store, schema: perco.Schema | None, job: str, beside: perco.Table[Any] | None) -> Ledger:
     async with store.open(_with_ledger(schema, beside)):
         pass
-    async with store.joining() as db:  # with all tables that there are
+    async with store.joining() as db:  # with all tables of the store
         return await ledgers.begin(db, job, beside.name if beside is not None else "")
 
 
@@ -229,7 +233,7 @@ def _not_unique(loaded: Loaded, keys: dict[str, int]) -> KeyNotUnique:
     key, rows = next(iter(keys.items()))
     return KeyNotUnique(
         f"key= is not unique: {rows} rows have the key {key}, and only one of them has been loaded. If they are "
-        "one input, keep one of each (rows.dropDuplicates([...])) and load again with "
+        "the same input, keep one row for each key (rows.dropDuplicates([...])) and load again with "
         f"job={loaded.job!r}. If they are different inputs, remove what this job has loaded, and load under "
         "another job with a key that tells them apart, such as key=lambda row: (row.url, row.day).",
         keys,
@@ -246,7 +250,7 @@ def _rdd(rows: Any) -> tuple[RDD[Any], SparkSession]:
     try:
         return rows.rdd, rows.sparkSession
     except (NotImplementedError, AttributeError) as error:
-        raise UsageError("a DataFrame of Spark Connect has no partitions to load; use a classic session") from error
+        raise UsageError("a Spark Connect DataFrame has no partitions to load; use a classic session") from error
 
 
 def _loader(loader: Loader | str) -> Loader | str:

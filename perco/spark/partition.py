@@ -61,7 +61,7 @@ class PartitionResult:
 
     Attributes:
         partition, attempt: Spark's numbers; the attempt whose result Spark used.
-        committed: inputs whose transaction has committed; skipped: taken before; failed: the others.
+        committed: inputs whose transaction has committed; skipped: loaded before; failed: the others.
         stopped: there were too many failures, so it did not continue.
         seconds: how long the task took.
         failures: the first of them.

@@ -3,7 +3,7 @@
 `append` sets the cells that the frame has values for; `overwrite` also deletes those for which it has null. Both keep
 rows and cells that the frame does not have: nothing is truncated.
 
-A row takes effect once, even if Spark runs a task again or twice at a time, because its transaction also writes a mark
+A row takes effect once, even if Spark runs a task again or twice at once, because its transaction also writes a mark
 of the ledger. Otherwise a repeated task could put back a value that has been changed since. For the same reason a
 micro-batch of a stream takes effect once, even if Spark writes it again: the ledger has the number of the last one that
 was written.
@@ -194,7 +194,7 @@ async def _must_be_unique(db: perco.Database, key: str, written: list[Written]) 
     shared = _shared(written, every=left_out == skipped)
     remedy = (
         f"Write one row of each key, as after dropDuplicates([{key!r}]) (of a stream, in foreachBatch). The rows that "
-        f"were written stay{'' if ledger.beside else ', also when this batch is written again'}"
+        f"were written stay{'' if ledger.beside else ', even if this batch is written again'}"
     )
     if not shared:
         raise KeyNotUnique(

@@ -42,7 +42,7 @@ class Store:
     Attributes:
         url: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT"; or a folder that a process of this machine has open; or
             "postgresql://USER@HOST/DATABASE?prefix=NAME" or "bigtable://PROJECT/INSTANCE?prefix=NAME", which executors
-            read and write by themselves, as clients of `perco serve --direct`.
+            read and write directly, as clients of `perco serve --direct`.
         token: the token that a server on TCP requires. Not shown by `repr`.
         ca: PEM certificates that a tls:// server's certificate is checked against, or a file of them; "": the system's.
     """

@@ -3,12 +3,12 @@
     Bare(store, late_s)    floors and counts over any `RowStore`; all of the owner's calls go through it
 
 T13 A store without floors: the owner sends no more mutations below the floor, and waits until no mutation that it has
-    sent, nor a copy of one, can still take effect. To wait only for unanswered mutations is not enough: a second copy
-    of a prewrite that was answered long ago could still arrive. A process cannot know which mutations a former owner of
+    sent, nor a copy of one, can still take effect. It is not enough to wait for unanswered mutations: a second copy of
+    a prewrite that was answered long ago could still arrive. A process cannot know which mutations a former owner of
     the store has sent, so it begins as if they had been sent just now.
-N7  A store that does not count its cells is searched for them. The count found in a group holds until the next mutation
-    that writes to the group is sent. A search does not count if such a mutation may take effect meanwhile: one in
-    flight, or one that was not answered, for as long as it may still arrive.
+N7  If a store does not count its cells, this class searches the store to count them. The count found in a group holds
+    until the next mutation that writes to the group is sent. A search is not valid if such a mutation may take effect
+    meanwhile: one in flight, or one that was not answered, for as long as it may still arrive.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from perco.storage.cells import (
 from perco.storage.rowstore import RowStore
 from perco.storage.tablet import Tablet
 
-_CELLS = 1 << 16  # of a row, in one query of a look
+_CELLS = 1 << 16  # that one query of a look returns for a row
 
-Sent = tuple[float, int]  # the time until which it may take effect, and the smallest timestamp that it names
-Where = tuple[str, str]  # a table, and a group of it
+Sent = tuple[float, int]  # until when a call may take effect, and the smallest timestamp that it names
+Where = tuple[str, str]  # a table, and one of its groups
 
 
 class Bare:
@@ -47,9 +47,9 @@ class Bare:
     Args:
         store: a store to which only this process sends mutations.
         tables: returns the names of its tables now.
-        late_s: seconds after the end of a call during which its mutations, or copies of them, may still take effect.
+        late_s: for how many seconds after the end of a call its mutations, or copies of them, may still take effect.
             Create this object only when a former owner can no longer send anything.
-        former_s: the same for the mutations of a former owner, from now on, if they may still be in flight.
+        former_s: the same, counted from now, for mutations of a former owner that may still be in flight.
     """
 
     chaining = None
@@ -70,7 +70,7 @@ class Bare:
         self._ended = trio.Event()
         self._unanswered: deque[tuple[float, set[Where]]] = deque()  # (deadline to take effect, what it writes)
         self._sends: Counter[Where] = Counter()  # how many calls that write there have ever been made
-        self._found: dict[Where, tuple[int, int]] = {}  # sends before the look (-1: it does not count), and cells
+        self._found: dict[Where, tuple[int, int]] = {}  # `_sends` before the look (-1: it is not valid), and cells
         self._looking = trio.Lock()
 
     @property
@@ -193,7 +193,7 @@ class Bare:
         return (await self._cells_of(table, (group,)))[0]
 
     async def _cells_of(self, table: str, groups: Sequence[str]) -> list[int]:
-        """How many cells there are in each of these groups; those of a row all as of one moment."""
+        """How many cells there are in each of these groups. All cells of a row are counted as of one moment."""
         found, start = [0] * len(groups), b""
         queries = tuple(ScanQuery(group, None, 0, TS_MAX, _CELLS, values=False) for group in groups)
         while True:

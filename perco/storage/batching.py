@@ -236,7 +236,7 @@ class Gathering:
             error = failure
         self.answered(key)
         if self._again and len(parts) > 1 and isinstance(error, Exception) and not isinstance(error, _FOR_ALL):
-            answers, error = [None] * len(parts), None  # D8: it may be about one of them only
+            answers, error = [None] * len(parts), None  # D8: the error may be about one of them only
         for i, (caller, index, item) in enumerate(parts):
             if error is not None:
                 caller.error = _own(error)

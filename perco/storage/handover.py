@@ -1,4 +1,4 @@
-"""Lets the loop's thread and the writers' threads share the interpreter, which only one of them can use at a time.
+"""Lets the loop's thread and the writers' threads share the GIL, which only one of them can hold at a time.
 
 py-lmdb releases the GIL at every call, and takes it again as soon as the call is done. Two things follow.
 

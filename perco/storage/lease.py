@@ -68,7 +68,7 @@ class Lease(threading.Thread):
         while not self._ending.wait(_AGAIN_S if self.said else self._lease_s / _RENEWALS) and self.deposed is None:
             try:
                 self._renew()
-            except Exception as error:  # not to be lost with the thread: the store's `check` tells it
+            except Exception as error:  # not to be lost with the thread: the store's `check` reports it
                 self.said = f"{type(error).__name__}: {error}"
         with contextlib.suppress(Exception):  # else the next owner waits for the lease to end
             if self.deposed is None:
@@ -173,7 +173,7 @@ class LeasedStore:
                 self.check()
 
     def write_from_thread(self, mutation: Mutation) -> None:
-        raise AssertionError("writers of this store are no threads")
+        raise AssertionError("writers of this store are not threads")
 
     def clear_dead_readers(self) -> None:
         """Do nothing: a reader that dies holds nothing."""

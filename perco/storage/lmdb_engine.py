@@ -414,7 +414,7 @@ class LmdbEngine:
             with self._env.begin():  # raises if LMDB could not restore the meta page
                 return int(self._env.info()["last_txnid"]) < txn_id
         except lmdb.Error:
-            return False  # the environment is broken: what is on disk is unknown
+            return False  # the environment is broken: it is not known what is on disk
 
     def _disk_failed(self, error: lmdb.Error) -> StoreFull | Unavailable:
         """The error for a failed write: LMDB reports a short write as an I/O error, and mostly the disk is full."""

@@ -76,7 +76,7 @@ _REMOVED = 2000  # another tablet's cells removed in one write transaction
 
 
 def _room(mutation: Mutation) -> int:
-    """Bytes of file that a mutation may take: its values, and one copied page for every write."""
+    """Bytes of the file that a mutation may take: its values, and one copied page for every write."""
     size = 0
     for _, _, writes in mutation.rows:
         size += 4096 * len(writes)
@@ -330,8 +330,8 @@ class LmdbTablet:
     def expire(self, after_s: float) -> None:
         """Answer the callers of a batch that the disk has kept for `after_s` (T10). Loop thread.
 
-        Whether the batch was written is unknown (T4); mutations queued behind it were not sent. Upkeep is done when the
-        disk answers, even if no caller waits for it any more.
+        It is not known whether the batch was written (T4); mutations queued behind it were not sent. Upkeep is done
+        when the disk answers, even if no caller waits for it any more.
         """
         reason = f"the disk has not answered for {after_s:g} s"
         for chore in self._chores:
@@ -341,7 +341,7 @@ class LmdbTablet:
             self._expire_held(reason)
         if not self._writing or trio.current_time() - self._closed_at < after_s:
             return
-        self.engine.end_shared()  # S3: when this batch ends is unknown
+        self.engine.end_shared()  # S3: it is not known when this batch ends
         batch, self._batch = self._batch, _EXPIRED
         queue, self._queue = [entry for entry in self._queue if not entry[1].dropped], []
         self._answer(batch, [NoReply(reason)] * len(batch))

@@ -88,8 +88,8 @@ class RowStore(Protocol):
 
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]: ...
     async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
-        """As `read`, for the first requests, at least one: it stops once the values found have `bytes_max` bytes. A
-        remote store stops when a message is full instead."""
+        """Like `read`, but only for the first requests, at least one: it stops once the values found have `bytes_max`
+        bytes. A remote store stops when a message is full instead."""
         ...
 
     async def scan(self, request: ScanRequest) -> ScanPage: ...
@@ -306,7 +306,7 @@ class LocalRowStore:
         return self.find_first(requests, bytes_max)
 
     def find_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
-        """As `read_first`, without an await."""
+        """Like `read_first`, but without an await."""
         found = read_first_of(requests, bytes_max, self.tablet)
         assert found is not None, "here are all tablets"
         return found
@@ -317,7 +317,7 @@ class LocalRowStore:
         return self.find_page(request)
 
     def find_page(self, request: ScanRequest) -> ScanPage:
-        """As `scan`, without an await."""
+        """Like `scan`, but without an await."""
         starts, tablets = self._of(request.table)
         if request.stop is not None and request.stop <= request.start:
             return ScanPage([], None)
@@ -338,7 +338,7 @@ class LocalRowStore:
     # A KeyboardInterrupt between `submit` and the wait would leave behind a call whose task is gone.
     @trio.lowlevel.enable_ki_protection
     async def apply_then(self, mutations: Sequence[Mutation], then: Then | None) -> list[Verdict]:
-        """As `apply`, and `then` may decide, on the loop, which mutations to send next, before the task is woken.
+        """Like `apply`, but `then` may decide, on the loop, which mutations to send next, before the task is woken.
 
         Returns the verdicts of the last mutations sent. Tablets that do not queue never call `then`.
         """

@@ -78,7 +78,7 @@ class Copying:
         size = 0
         for mutation, verdict in zip(mutations, verdicts, strict=True):
             if isinstance(verdict, NoReply):
-                self._failure = Unavailable(f"what was written meanwhile is unknown ({verdict.reason})")
+                self._failure = Unavailable(f"it is not known what was written meanwhile ({verdict.reason})")
             if verdict is not APPLIED:
                 continue
             for row, _, writes in mutation.rows:

@@ -8,8 +8,8 @@ A batch closes at the loop's next turn, so that it gets the mutations of all tas
 timer is needed. If the loop has more to do than the disk, a batch closes as soon as it holds half of what is in flight:
 the disk works on one half of the transactions while the loop works on the other.
 
-P1  From the cut on, a tablet that is being split holds mutations of the rows that it is about to give away, until the
-    new tablet can take them. Reads, and mutations of other rows, do not wait.
+P1  From the cut on, a tablet that is being split holds back mutations of the rows that it is about to give away, until
+    the new tablet can take them. Reads, and mutations of other rows, do not wait.
 P6  A tablet's open files are replaced by a copy while all its writes are held, the writer is idle, and no read is open.
 S1, S4, S5, S6: see `cells.py` and `lmdb_engine.py`. T10: see `call.py`.
 """
@@ -47,12 +47,12 @@ class BatchOptions:
 
     Attributes:
         mutations_max: mutations in one write transaction, and parts of one call; 1 switches batching off.
-        bytes_max: bytes of file that one write transaction may take, and bytes of one call (a larger mutation is still
-            sent, alone).
+        bytes_max: bytes of the file that one write transaction may take, and bytes of one call (a larger mutation is
+            still sent, alone).
         window_s: how long a call waits for others to the same tablet, in seconds. 0: there is no window.
-        adaptive: a call waits only while an earlier one of its kind to that tablet is in flight; it leaves when that is
-            answered, or when the window ends. False: every call waits for the whole window, as in the paper, and a
-            transaction takes at least two windows longer.
+        adaptive: a call waits only while an earlier one of its kind to that tablet is in flight; it is sent when the
+            earlier call is answered, or when the window ends. False: every call waits for the whole window, as in the
+            paper, and a transaction takes at least two windows longer.
     """
 
     mutations_max: int = 4096

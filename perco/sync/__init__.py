@@ -10,8 +10,8 @@
 
 The store runs on a trio loop in a thread of its own. Callers hand their calls over to it and sleep; commits of many
 threads that come together share a write and an fsync, as those of many tasks do. Any number of threads may use a
-database or a snapshot, but only one at a time a transaction. `set` notes a write in the caller's thread; the next call
-sends it along. In `db.run` a transaction begins with its first read, in `db.transaction()` at once.
+database or a snapshot, but only one thread at a time may use a transaction. `set` notes a write in the caller's thread;
+the next call sends it along. In `db.run` a transaction begins with its first read, in `db.transaction()` at once.
 
 T10 A KeyboardInterrupt first cancels the call that it interrupts: a commit that was not sent did not happen. Then the
     exception propagates; if the transaction has committed, or its outcome is unknown, a note on the exception

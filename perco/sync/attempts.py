@@ -40,7 +40,7 @@ class Attempt(BlockingOnly):
 
 
 def finish(txn: Transaction, error: BaseException | None) -> bool:
-    """End an attempt. Returns whether another one follows, because it raised, or its commit did."""
+    """End an attempt. Returns whether another attempt follows, because this one or its commit raised an error."""
     tries = txn._tries
     assert tries is not None
     if txn._ended and txn._begun is None:
@@ -63,7 +63,7 @@ def finish(txn: Transaction, error: BaseException | None) -> bool:
         return txn._port.ask(at_end if error is not None else in_time, (), {}, error is None)
     except BaseException as raised:
         if error is None:
-            if tries.began:  # the call was interrupted before it was made
+            if tries.began:  # interrupted before the loop took the call
                 finish(txn, raised)
             if isinstance(raised, KeyboardInterrupt):
                 tell(raised, txn._begun)
@@ -110,7 +110,7 @@ class Retrying:
         self._port, self._engine, self._retry, self._serializable = port, engine, retry, serializable
 
     def run(self, function: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `Database.run`."""
+        """Like `Database.run`."""
         must_give(function, "a function")
         tries = Tries(self._engine, self._retry, self._serializable, function)
         while True:
@@ -132,7 +132,7 @@ class Retrying:
                     raise
 
     def attempts(self) -> Attempts:
-        """As `Database.attempts`."""
+        """Like `Database.attempts`."""
         return Attempts(self._port, Tries(self._engine, self._retry, self._serializable))
 
 

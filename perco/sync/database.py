@@ -91,8 +91,8 @@ class Database(Calling):
         Args:
             token: from `CommitUnknown.token` or `txn.token`, of any process on this store.
 
-        Raises: UsageError if this is no token, or another store's token; CommitUnknown, for good, if the traces of the
-        transaction may have been garbage-collected; ReadOnly, because the query itself settles the transaction.
+        Raises: UsageError if this is not a token, or another store's token; CommitUnknown, for good, if the traces of
+        the transaction may have been garbage-collected; ReadOnly, because the query itself settles the transaction.
         """
         result: int = self._ask("outcome", (token,), {})
         return result
@@ -221,7 +221,7 @@ class Database(Calling):
         self, *, concurrency: int = 64, scanners: int | None = None, options: WorkerOptions | None = None
     ) -> Block[WorkerHandle]:
         """Run the schema's observers while the block lasts, on the store's loop: see `perco.Database.worker`. Plain
-        functions are observers by `@perco.sync.observer`.
+        functions become observers with `@perco.sync.observer`.
         """
         block = self._of.worker(concurrency=concurrency, scanners=scanners, options=options)
         return Block(self._port, block, lambda of: WorkerHandle(self._port, of), "with db.worker():")
@@ -337,7 +337,7 @@ class Database(Calling):
         return result
 
     def wait_idle(self, *, timeout: float | None = None) -> int:
-        """Wait until no change waits for an observer anywhere (N7). An observer that fails keeps it waiting until its
+        """Wait until no change waits for an observer anywhere (N7). An observer that fails prolongs the wait until its
         change is on the failed list: in tests give a `timeout`, in seconds, or allow few attempts
         (`WorkerOptions.attempts`).
 

@@ -105,7 +105,7 @@ class Transaction(Snapshot):
     async def _begin(self) -> _Transaction:
         assert self._tries is not None
         if self._ended:
-            raise TransactionClosed("this transaction has ended; use it inside its block or function only")
+            raise TransactionClosed("this transaction has ended; use it only inside its block or function")
         txn = self._of = await self._tries.begin()
         return txn
 
@@ -170,7 +170,7 @@ class Transaction(Snapshot):
     def _must_be_open(self) -> None:
         txn: Any = self._of
         if self._ended or (txn is not None and not txn._open):
-            raise TransactionClosed("this transaction has ended; use it inside its block or function only")
+            raise TransactionClosed("this transaction has ended; use it only inside its block or function")
 
     def _note(self, column: Column[Any, Any] | Signal[Any], key: Any, data: bytes | None) -> None:
         self._noted.append((column, key, data))

@@ -41,8 +41,8 @@ class _Call(Call):
 class _Waking(trio.abc.Instrument):
     """Wakes all answered callers at once, when the loop has nothing else to do.
 
-    Each time that the loop reads, it releases the interpreter's lock. A thread that is awake by then takes the lock,
-    and the loop must wait for it: with many callers that costs more than their calls.
+    Each time the loop reads, it releases the GIL. A thread that is awake by then takes the GIL, and the loop must wait
+    for it: with many callers that costs more than their calls.
     """
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ class _Waking(trio.abc.Instrument):
 class Threads(Portal):
     """The portal of a loop in a thread of its own.
 
-    Callers wake it through an eventfd that only its leader waits for. That costs half of trio's own way, and only once
-    for all callers that come before the leader looks.
+    Callers wake it through an eventfd on which only the leading server waits. That costs half as much as trio's own
+    mechanism, and is paid only once for all calls that arrive before the leader looks.
     """
 
     token: trio.lowlevel.TrioToken
@@ -107,8 +107,9 @@ class Threads(Portal):
         """Make a call, and wait for its answer. Any thread but the loop's."""
         if threading.get_ident() == self.thread:
             raise UsageError(
-                "a blocking call from the store's own thread would wait for itself. In an `async def` observer await "
-                "only what it is given, or decorate an observer that blocks with `@perco.sync.observer`"
+                "a blocking call from the store's own thread would wait for itself. In an `async def` observer, await "
+                "only calls of the transaction that it is given; if an observer must block, decorate it with "
+                "`@perco.sync.observer`"
             )
         call = _Call(self.waking, function, args, kwargs, waits)
         if self.closed is not None:
@@ -171,4 +172,4 @@ Port = Threads | FromThread
 
 
 def closed() -> BaseException:
-    return TransactionClosed("this store has been closed; use it inside `with perco.sync.open(...)` only")
+    return TransactionClosed("this store has been closed; use it only inside `with perco.sync.open(...)`")

@@ -28,7 +28,7 @@ async def sure(check: Callable[[], None], seconds: float) -> None:
 
 
 class Tickets(Protocol):
-    """Lets clients read and write a store by themselves, each with a ticket."""
+    """Lets clients read and write a store directly, each with a ticket."""
 
     on_gone: list[Callable[[], None]]
 

@@ -80,7 +80,7 @@ class Compactor:
         return done
 
     def progress(self) -> tuple[str, int, int] | None:
-        """The tablet under way: its table, how many cells are copied, and how many there are; None: there is none."""
+        """The tablet under way: its table, how many cells are copied, and how many there are; None: no tablet is."""
         tablet = self._under_way
         if not isinstance(tablet, LmdbTablet):
             return None

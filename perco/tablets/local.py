@@ -73,7 +73,8 @@ class Elsewhere(Protocol):
         ...
 
     def begin_after(self, tablet: Tablet, other: Tablet) -> None:
-        """As `begin` for `other`, once `tablet`, which had its rows, answers no more requests for them (P1)."""
+        """Like `begin`, but for `other`, and only once `tablet`, which had its rows, answers no more requests for them
+        (P1)."""
         ...
 
     def abandon(self, tablet: Tablet) -> None:

@@ -141,7 +141,7 @@ class Splitter:
         try:
             codec_named(entry.key).decode(row)
         except (ValueError, struct.error) as error:
-            raise UsageError(f"{row!r:.100} is no key of {table!r}, which are {entry.key}: {error}") from error
+            raise UsageError(f"{row!r:.100} is not a key of {table!r}, whose keys are {entry.key}: {error}") from error
 
     async def _split_at(self, table: str, row: bytes | None) -> Split:
         store = self._local.store
@@ -186,7 +186,7 @@ class Splitter:
         return Split(table, row, number, cells, trio.current_time() - began, paused_s)
 
     async def _recorded(self, table: str, row: bytes, number: int) -> Catalogue:
-        """P4: record a split; returns the catalogue with it. Raises: StoreError: it is surely not recorded."""
+        """P4: record a split; returns the catalogue with it. Raises: StoreError, if it is surely not recorded."""
         store = self._local.store
 
         def step(catalogue: Catalogue) -> Catalogue:

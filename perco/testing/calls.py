@@ -20,11 +20,11 @@ from perco.testing.processes import Process, Processes, current
 
 # Faults of a call that changes a row. If its process gets an error, it gets it soon, or at the deadline.
 LOSE: Final = "LOSE"  # it never arrives
-LOSE_ANSWER: Final = "LOSE_ANSWER"  # it is carried out, and an error is told
-LATER: Final = "LATER"  # an error is told, and it is carried out after that
+LOSE_ANSWER: Final = "LOSE_ANSWER"  # it is carried out, but its process gets an error
+LATER: Final = "LATER"  # its process gets an error, and it is carried out after that
 # To any call.
-FAIL: Final = "FAIL"  # of a read: an error is told
-PART: Final = "PART"  # of a scan: it fails after some rows
+FAIL: Final = "FAIL"  # a read gets an error
+PART: Final = "PART"  # a scan fails after some rows
 DELAY: Final = "DELAY"
 DIES_BEFORE: Final = "DIES_BEFORE"
 DIES_AFTER: Final = "DIES_AFTER"  # its process, once the call has been carried out
@@ -96,7 +96,8 @@ class Service:
     def send(
         self, process: Process, step: Step, request: Any, deadline: float, answer: Callable[[Answer], None]
     ) -> None:
-        """Send a call from a process, whatever happens to that. `answer` is called once, or never; by another task."""
+        """Send a call from a process, whatever happens to the process. `answer` is called once, or never; by another
+        task."""
         if process.dead:
             return
         fault, _, more = self.befalls.call(process, step.name, step.about, step.faults).partition(" ")

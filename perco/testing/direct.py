@@ -1,7 +1,7 @@
 """The simulation of a store on Bigtable: its owner, another process that stands by, and direct clients.
 
 As in `served.py`, the code that ships runs in processes that are stopped, killed and started again, over a network that
-breaks. Its rows are in `bigtable.Table`, which all processes reach by themselves. Two processes want to own the store:
+breaks. Its rows are in `bigtable.Table`, which all processes access directly. Two processes want to own the store:
 one leads, and the other waits for its lease to end. Clients follow.
 """
 
@@ -62,7 +62,7 @@ from perco.testing.served import SENT, Served, ServedActor
 from perco.testing.spread import ADDRESS
 from perco.testing.world import World
 
-LATE_S: Final = 0.5  # of the service; processes take it for at least as long
+LATE_S: Final = 0.5  # the service's own; what processes assume is at least as long
 _LATES_S: Final = (0.5, 0.5, 0.8)
 _CALLS_S: Final = (0.5, 1.0, 1.0, 1.5)
 LEASE_S: Final = 1.0
@@ -82,7 +82,7 @@ CALLED: Final = (
     *_MUTATED,
     *("read", "scan", "scan hints", "scan tickets", "look at the owner", "read the lease"),
 )
-_NOT_SENT: Final = ("READ", "SCAN", "APPLY", "COMMIT", "MOVED")  # clients do this by themselves, without tablet servers
+_NOT_SENT: Final = ("READ", "SCAN", "APPLY", "COMMIT", "MOVED")  # direct clients do this themselves; no tablet servers
 SENT_BY_DIRECT: Final = (
     *(name for name in SENT if not name.startswith(_NOT_SENT)),
     *("TICKET", "TICKET answer", "NEWS"),

@@ -44,7 +44,7 @@ FAULTS: Final = tuple(
 )
 _ONCE: Final = tuple(fault for fault in FAULTS if fault not in ("REPEAT", "ECHO"))
 CRASHES: Final = ("CRASH_BEFORE", "CRASH_AFTER")
-# The steps that are sent. (Removing notify cells by itself is rare: it has its own tests.)
+# The steps that are sent. (A step that only removes notify cells is rare: it has its own tests.)
 STEPS: Final = (
     *("one step", "prewrite", "commit", "roll forward", "marker", "rollback", "bound", "clock"),
     *("catalogue", "notify", "vacuum", "give up", "replay"),

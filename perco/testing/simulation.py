@@ -131,5 +131,5 @@ def run_plan(plan: Plan, options: SimulationOptions | None = None) -> Outcome:
 
 
 def simulate(seed: int, options: SimulationOptions | None = None) -> Outcome:
-    """Run one seed. Raises as `run_plan`."""
+    """Run one seed. Raises: as `run_plan`."""
     return run_plan(Plan(seed), options)

@@ -122,7 +122,7 @@ class Clients:
     def begun(self, answered: int, start_ts: int) -> None:
         """Check the start of a transaction. `answered`: its value when the transaction was requested."""
         if start_ts <= answered:
-            self._problem(f"O2: {start_ts} was given to one who came when the commit at {answered} had been answered")
+            self._problem(f"O2: {start_ts} was given to a caller that came after the answer to commit {answered}")
 
     def ended(self, txn: Transaction, status: str) -> None:
         """Note the outcome of a transaction, which may be asked for again."""

@@ -144,7 +144,7 @@ class Background:
 
     def check(self) -> None:
         if self._closed:
-            raise TransactionClosed("this store has been closed; use it inside `async with perco.open(...)` only")
+            raise TransactionClosed("this store has been closed; use it only inside `async with perco.open(...)`")
         if self._failure is not None:
             failure = self.failure()
             assert failure is not None

@@ -17,7 +17,7 @@ async def begin(engine: Engine, isolation: Isolation | None, function: str = BLO
 
 
 def begin_nowait(engine: Engine, isolation: Isolation | None, function: str = BLOCK) -> Transaction | None:
-    """As `begin`, or None if that would have to wait."""
+    """Like `begin`, but None if it would have to wait."""
     engine.usable(writing=True)
     serializable = engine.is_serializable(isolation)
     start_ts = engine.oracle.draw_nowait()

@@ -198,7 +198,7 @@ class Driver(Resolver):
         return True
 
     async def _in_one_step_late(self, store: Deferring, commit: Commit, version: int) -> bool:
-        """As `_in_one_step`, with a window: draws the timestamp, and enters the cells, when the window has ended.
+        """Like `_in_one_step`, but with a window: draws the timestamp, and enters the cells, when the window has ended.
         Returns False if another commit was in the way by then, or no timestamp was available: try again."""
         entered, stale, has_entered = self.entered, False, False
 

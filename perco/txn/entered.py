@@ -76,7 +76,7 @@ class Entered:
         return cells.get((table, row, column)) is entry or cells.get((table, row, -entry.start_ts)) is entry
 
     def leave_behind(self, commit: Commit) -> None:
-        """Keep the entries until `settled`: whether the write transaction has ended is unknown."""
+        """Keep the entries until `settled`: it is not known whether the write transaction has ended."""
         where = commit.cells
         self.left[commit.header.start_ts] = self.cells[where[0]], where
 

@@ -6,9 +6,9 @@ L1  In one process a transaction is alive if and only if its start_ts is in the 
 A transaction that encounters the lock of a live one waits here, without polling. Fates of recent transactions are
 remembered, so that a reader need not ask about a lock that is about to be cleared.
 
-L2  If several processes share a store, a process cannot know whether a transaction of another one is alive: `exact` is
-    False, and `lives_elsewhere` asks. Then a transaction that is presumed dead may still commit, unless it is rolled
-    back.
+L2  If several processes share a store, a process cannot know whether another process's transaction is alive: `exact` is
+    then False, and `lives_elsewhere` finds out. In that case, a transaction that is presumed dead may still commit,
+    unless it is rolled back.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Fates:
         self._known: dict[int, int] = {}
         self._older: dict[int, int] = {}
         self.doubtful: set[int] = set()  # ended as CommitUnknown: a commit that was sent may still arrive (T4)
-        # N7: transactions that are writing observed cells, or removing notify cells: while this is 0, no notify cell
-        # can appear.
+        # N7: how many transactions are writing observed cells, or removing notify cells. While this is 0, no notify
+        # cell can appear.
         self.observed = 0
 
     @property
@@ -58,8 +58,8 @@ class Fates:
         return len(self._live)
 
     async def lives_elsewhere(self, start_ts: int, lock: Lock) -> bool:
-        """If this is not `exact`: whether a transaction is alive in another process, judged by its lock: the primary's
-        lock, if there is one (L1)."""
+        """If this is not `exact`: whether a transaction is alive in another process, judged by its lock. `lock` is the
+        primary's, if there is one (L1)."""
         return False
 
     def settle(self, start_ts: int, fate: int | None) -> None:

@@ -75,7 +75,7 @@ class Reader:
                 self._ahead.drop()
 
     def _closed(self) -> TransactionClosed:
-        return TransactionClosed(f"this {self._kind} has ended; use it inside its block or function only")
+        return TransactionClosed(f"this {self._kind} has ended; use it only inside its block or function")
 
     def _usable(self, column: Column[Any, Any]) -> Bound:
         if not self._open:
@@ -123,7 +123,7 @@ class Reader:
         return out
 
     async def _get_ahead(self, ahead: Ahead, table: str, row: bytes, column: int) -> Value | Missing:
-        """Read one cell: from the cache if it is there, else as `_see_ahead`."""
+        """Read one cell: from the cache if it is there, otherwise like `_see_ahead`."""
         try:
             found = ahead.find(table, row, column)
         except Corruption as error:
@@ -142,8 +142,8 @@ class Reader:
     async def _see_ahead(
         self, ahead: Ahead, table: str, wanted: Sequence[tuple[bytes, tuple[int, ...]]]
     ) -> dict[tuple[bytes, int], Value | Missing]:
-        """As `_see`, from the cache. Cells that are not there are read, together with cells that are likely to be read
-        later."""
+        """Like `_see`, but from the cache. Cells that are not there are read, together with cells that are likely to be
+        read later."""
         driver, ts = self._driver, self.start_ts
         out: dict[tuple[bytes, int], Value | Missing] = {}
         seen: dict[tuple[bytes, int], Seen] = {}

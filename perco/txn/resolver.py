@@ -134,7 +134,7 @@ class Resolver:
             raise self.at(cell, error) from error
 
     def note_damage(self, error: Corruption) -> None:
-        """Log, once, a cell that a background task cannot read and goes on without."""
+        """Log, once, a cell that a background task cannot read, and skips."""
         if error.where not in self.damaged and len(self.damaged) < _DAMAGED_MAX:
             self.damaged[error.where] = error.again()
             log.warning("%s", error)

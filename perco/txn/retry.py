@@ -16,9 +16,9 @@ class RetryOptions:
         attempts: the largest number of attempts, including the first.
         timeout_s: for all attempts together; None: no limit.
         backoff_s, backoff_max_s: the wait before attempt n is random within backoff_s * 2^n, capped.
-        turn_s: how long a transaction that conflicted with others of this process on a cell waits for its turn there at
-            most (`turns.py`); then it tries out of turn. The first wait in a cell's line replaces the random wait: n
-            counts only attempts that failed in spite of it. 0: no turns, every attempt waits as above.
+        turn_s: the longest time for which a transaction that conflicted with others of this process on a cell waits for
+            its turn there (`turns.py`); then it tries out of turn. The first wait in a cell's line replaces the random
+            wait: n counts only attempts that failed in spite of it. 0: no turns, every attempt waits as above.
     """
 
     attempts: int = 64

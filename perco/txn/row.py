@@ -40,7 +40,7 @@ class Row(Generic[K]):
     @overload
     def get(self, column: Column[K, V], default: D) -> V | D: ...
     def get(self, column: Column[K, Any], default: Any = None) -> Any:
-        """As `row[column]`, but with `default` for an absent value.
+        """Like `row[column]`, but with `default` for an absent value.
 
         Raises: UsageError for a column that was not asked for.
         """

@@ -139,11 +139,11 @@ class Retrying:
     def run(
         self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, T]:
-        """As `Database.run`."""
+        """Like `Database.run`."""
         return run(self._engine, self._retry, self._serializable, function, args, kwargs)
 
     def attempts(self) -> Attempts:
-        """As `Database.attempts`."""
+        """Like `Database.attempts`."""
         return Attempts(self._engine, self._retry, self._serializable)
 
 

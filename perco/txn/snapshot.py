@@ -159,8 +159,8 @@ class Snapshot(Reader):
         limit: int | None = None,
         reverse: bool = False,
     ) -> Scan[K]:
-        """As `scan`, of the rows in [`low`, `high`) (None: to the end). The bounds are rows in stored form, and need
-        not be the encoding of a key."""
+        """Like `scan`, but of the rows in [`low`, `high`) (None: to the end). The bounds are rows in stored form, and
+        need not be the encoding of a key."""
         columns = list(must_be_table(table).columns.values()) if columns is None else columns
         bounds = self._of_table(table, columns)
         if limit is not None and (not isinstance(limit, int) or limit < 0):

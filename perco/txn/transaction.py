@@ -42,7 +42,7 @@ from perco.txn.snapshot import Snapshot
 K = TypeVar("K")
 V = TypeVar("V")
 
-# Of a row, in one mutation of a store without groups: such a store checks them in one call of limited size.
+# The most cells of a row in one mutation, if the store has no groups: it checks them in one call of limited size.
 _CELLS_MAX: Final = 64
 
 

@@ -120,7 +120,7 @@ def digest(documents: Mapping[str, Document] | Iterable[Document]) -> str:
 
 
 def digest_in_order(documents: Iterable[Document]) -> str:
-    """As `digest`, of documents that come in the order of their URLs, one at a time."""
+    """Like `digest`, but of documents that come in the order of their URLs, one at a time."""
     running = hashlib.sha256()
     for each in documents:
         running.update(

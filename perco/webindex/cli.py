@@ -183,7 +183,7 @@ def search(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Search the index, also during a load.
+    """Search the index, even during a load.
 
     Among pages with the same content it shows the canonical one, the others as duplicates, and the texts of links to
     any of them. The best hits come first, by their words and by rank. With --at it builds the index of that moment

@@ -68,7 +68,8 @@ def rows_of(store: Path) -> Rows:
 
 
 def rows_for(store: Path, address: str) -> Rows:
-    """As `rows_of`, after a check that the rows are at `address`, or will be for a new folder; "" accepts any place.
+    """Like `rows_of`, but after a check that the rows are at `address`, or will be for a new folder; "" accepts any
+    place.
 
     Raises: UsageError if the rows are elsewhere, or cannot be at this address.
     """
@@ -165,7 +166,7 @@ def _writable(store: Path) -> None:
         path.touch(mode=0o600)
         path.unlink()
     except OSError as error:
-        raise perco.UsageError(f"{store} cannot be written: {error.strerror}; name another folder") from None
+        raise perco.UsageError(f"{store} cannot be written to: {error.strerror}; name another folder") from None
 
 
 def _write(store: Path, rows: Rows) -> None:

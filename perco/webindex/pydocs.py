@@ -140,7 +140,7 @@ def _own_paths() -> list[tuple[str, str]]:
         os.getcwd(): "tmp",
     }
     both = {where: instead for path, instead in named.items() for where in (path, os.path.realpath(path))}
-    # "/usr" is the prefix of many Pythons, but in a text about /usr/bin/env it is no secret of the machine.
+    # "/usr" is the prefix of many Pythons, but in a text about /usr/bin/env it is not a secret of the machine.
     telling = [(path, instead) for path, instead in both.items() if path.count("/") > 1 or instead == "~"]
     return sorted((pair for pair in telling if len(pair[0]) > 2), key=lambda pair: -len(pair[0]))
 

@@ -29,7 +29,7 @@ ROUNDS_MAX = 200
 """It also ends after this many rounds."""
 
 MOVED_MIN = 0.01
-"""A change of a stored rank by a smaller share of it is not worth a write."""
+"""A stored rank is not written again if it would change by a smaller share of it than this."""
 
 ROWS_PER_TXN = 200
 """Ranks written in one transaction."""

@@ -42,8 +42,8 @@ def test_killed_after_a_load_it_counts_every_order_once(tmp_path: Path) -> None:
     with begun(tmp_path, "--day", "0", "--day", "1", "--draw", str(tmp_path / "totals.png")) as again:
         out, complaints = again.communicate(timeout=200)
     assert again.returncode == 0, complaints
-    assert "job 'day 0': 0 committed, 2000 taken before, 0 failed" in out
-    assert "job 'day 1': 2000 committed, 0 taken before, 0 failed" in out
+    assert "job 'day 0': 0 committed, 2000 skipped (loaded before), 0 failed" in out
+    assert "job 'day 1': 2000 committed, 0 skipped (loaded before), 0 failed" in out
     found = {name: (int(count), round(100 * float(spent))) for name, count, spent in COUNTRY.findall(out)}
     assert found == expected(0, 1)
     assert (tmp_path / "totals.png").read_bytes().startswith(b"\x89PNG")

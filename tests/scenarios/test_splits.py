@@ -141,7 +141,7 @@ async def test_split_where_one_asks(autojump_clock: trio.testing.MockClock) -> N
             await db.split("docs", "c")
         with pytest.raises(perco.UsageError, match="at most 400 bytes"):
             await db.split("docs", b"c" * 401)
-        with pytest.raises(perco.UsageError, match="is no key of 'docs', which are text"):
+        with pytest.raises(perco.UsageError, match="is not a key of 'docs', whose keys are text"):
             await db.split("docs", b"\xff")
         with pytest.raises(perco.UsageError, match="takes a table"):
             await db.split(7)  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def test_every_row_takes_effect_and_is_counted(spark: SparkSession, tmp_path: Pa
     rows = loaded.dataframe.collect()
     assert sum(row.committed for row in rows) == 500
     assert [row.partition for row in rows] == [0, 1, 2, 3]
-    assert str(loaded).endswith("500 committed, 0 taken before, 0 failed")
+    assert str(loaded).endswith("500 committed, 0 skipped (loaded before), 0 failed")
 
 
 def test_a_named_job_goes_on_where_it_ended_until_it_is_acknowledged(spark: SparkSession, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_task_that_dies_after_its_transactions_committed(spark: SparkSession, 
 def test_rows_that_fail_are_told_with_their_reason_and_mended_later(spark: SparkSession, tmp_path: Path) -> None:
     store = tmp_path / "s"
     with pytest.raises(
-        perco.spark.LoadFailed, match=r"ValueError: \d+ is not to be had, of Row\(id=.*job='j'"
+        perco.spark.LoadFailed, match=r"ValueError: \d+ is not to be had, in row Row\(id=.*job='j'"
     ) as raised:
         perco.spark.load(frame(spark, 100), store, app.refuse, schema=app.schema, key="id", job="j")
     assert raised.value.loaded.failed >= 1
@@ -177,7 +177,7 @@ def test_arguments_of_a_wrong_kind(spark: SparkSession, tmp_path: Path) -> None:
         ({"options": {}}, "takes perco.spark.LoadOptions"),
         ({"schema": "app:schema"}, "takes a perco.Schema"),
         ({"key": 5}, "a column's name or a function"),
-        ({"beside": perco.Table("own", key=own)}, "perco's own codecs"),
+        ({"beside": perco.Table("own", key=own)}, "one of perco's own"),
     ):
         with pytest.raises(UsageError, match=said):
             perco.spark.load(data, tmp_path / "s", app.bump, **{"schema": app.schema, "key": "id", **given})

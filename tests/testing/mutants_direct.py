@@ -1,4 +1,5 @@
-"""Faults in the code of a store on Bigtable and of its direct clients, switched on one at a time: `perco/bigtable`."""
+"""Faults in the code of a store on Bigtable and of its direct clients, switched on one at a time: `perco/bigtable`.
+`mutants_bigtable.py` has those that component tests find."""
 
 from __future__ import annotations
 
@@ -72,9 +73,6 @@ def untold_floor(patch: pytest.MonkeyPatch) -> None:
         await trio.lowlevel.checkpoint()
 
     patch.setattr(tickets.Tickets, "raise_floor", raise_floor)
-
-
-# ------------------------------------------------------------ mutations
 
 
 # ------------------------------------------------------------ hints

@@ -2,37 +2,52 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.testing import mutated
 from tests.testing.mutants_components import COMPONENTS
-from tests.testing.mutated import VARIABLE
 
 ROOT = Path(__file__).parents[2]
 _SECONDS_MAX = 120
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_a_mutant_dies(name: str) -> None:
-    options = ["-q", "-x", "-n0", "-p", "tests.testing.mutated", "-p", "no:cacheprovider"]
-    ours = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    found = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, COMPONENTS[name].test],
-        cwd=ROOT,
-        env={**ours, VARIABLE: name},
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS_MAX,
-        check=False,
-    )
-    assert found.returncode == 1, f"{name}: {found.stdout}{found.stderr}"
-    broken = re.search("(Attribute|Name|Type|Value)Error|^ERROR ", found.stdout, re.MULTILINE)
-    assert not broken, f"the mutant itself is broken: {found.stdout}"
+def test_a_mutant_dies(name: str, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")  # forks a process that has imported all of perco already
+    context.set_forkserver_preload([mutated.__name__])
+    said = tmp_path / "said"
+    child = context.Process(target=_run, args=(name, str(said)))
+    child.start()
+    child.join(_SECONDS_MAX)
+    if child.exitcode is None:
+        child.kill()
+        child.join()
+    found = said.read_text()
+    assert child.exitcode == 1, f"{name}: {found}"
+    broken = re.search("(Attribute|Name|Type|Value)Error|^ERROR ", found, re.MULTILINE)
+    assert not broken, f"the mutant itself is broken: {found}"
+
+
+def _run(name: str, said: str) -> None:
+    """Run the test of a mutant in this process, and exit as pytest does."""
+    with open(said, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    os.chdir(ROOT)
+    for key in [key for key in os.environ if key.startswith("PYTEST_")]:
+        del os.environ[key]
+    os.environ[mutated.VARIABLE] = name
+    options = ["-q", "-x", "-n0", "-p", mutated.__name__, "-p", "no:cacheprovider"]
+    code = pytest.main([*options, "-W", "ignore::pytest.PytestAssertRewriteWarning", COMPONENTS[name].test])
+    print(end="", flush=True)
+    os._exit(code)
 
 
 def test_the_docs_tell_of_each() -> None:

@@ -79,7 +79,7 @@ async def test_a_server_without_its_scheme_is_taken_for_a_folder_and_told_so(tmp
 
 async def test_what_is_no_store_is_exit_code_2(tmp_path: Path) -> None:
     for place, complaint in (
-        (str(tmp_path), "no perco store: the folder is empty"),
+        (str(tmp_path), "not a perco store: the folder is empty"),
         ("foundationdb://a/b", "opens a folder"),
         ("bigtable://a", "which project and instance"),
     ):
@@ -92,7 +92,7 @@ async def test_a_folder_of_other_files_is_told_as_such_and_a_store_inside_is_nam
     for name in ("status", "check"):
         done = await run(name, store.parent)
         assert (done.code, done.out) == (2, "")
-        assert f"no perco store: it holds other files (store). Did you mean {store}?" in done.err
+        assert f"not a perco store: it holds other files (store). Did you mean {store}?" in done.err
     (store.parent / "thesis.txt").write_text("years of work")
     (store / "perco-format").rename(store.parent / "elsewhere")
     done = await run("status", store.parent)

@@ -204,7 +204,7 @@ async def test_a_lock_whose_primary_names_another() -> None:  # T12
         rank, start_ts = store.number(store.docs.rank), await store.draw()
         await store.plant(b"a", (LOCK, rank, start_ts, lock((b"z", rank))))
         await store.plant(b"k", (LOCK, rank, start_ts, lock((b"a", rank))))
-        await found(store, "error", "T12", "names docs['a'].rank as primary, which names another")
+        await found(store, "error", "T12", "names docs['a'].rank as primary, but the lock there names another")
 
 
 async def test_a_lock_whose_primary_is_in_no_table() -> None:  # N1
@@ -677,7 +677,7 @@ async def test_an_ack_that_points_above_its_own_commit() -> None:  # N3
 async def test_a_pending_entry_in_a_column_that_is_no_signal() -> None:  # N5
     async with opened() as store:
         await store.plant(b"a", (PENDING, store.number(store.docs.rank), await store.draw(), b""))
-        await found(store, "error", "N5", "in a column that is no signal")
+        await found(store, "error", "N5", "in a column that is not a signal")
 
 
 async def test_a_notify_cell_above_the_oracles_bound() -> None:  # O1

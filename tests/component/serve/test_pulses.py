@@ -278,7 +278,7 @@ async def test_who_holds_a_clients_loop_is_told(place: Place, caplog: pytest.Log
         over.set()
         await trio.sleep(2 * WIRE.heartbeat_s)
         assert len(await remote_owner(asking).tasks()) == 1
-    warned = [record for record in caplog.records if "has been held for" in record.message]
+    warned = [record for record in caplog.records if "has been blocked for" in record.message]
     assert [record.levelno for record in warned] == [logging.WARNING], "once, however long it lasts"
     assert WHERE in warned[0].message
 

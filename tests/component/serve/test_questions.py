@@ -175,7 +175,7 @@ async def test_an_owner_whose_loop_was_held_says_who_waited(place: Place, caplog
             assert not caplog.records
             local_owner(owner).heartbeat.on_held(Held(5.0, "app.py:3 observer"))
     [record] = caplog.records
-    assert "held for 5.0 s (app.py:3 observer)" in record.getMessage()
+    assert "blocked for 5.0 s (app.py:3 observer)" in record.getMessage()
     assert "perco serve" in record.getMessage()
     assert local_owner(owner).heartbeat.on_held is None
 

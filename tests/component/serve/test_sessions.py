@@ -196,7 +196,7 @@ async def test_a_client_says_that_its_session_has_ended_and_what_held_its_loop(
         await db.run(put, "a", 1)
     [told] = [said for said in caplog.records if "session" in said.getMessage()]
     assert told.levelname == ("WARNING" if held_s > WIRE.silence_s else "INFO")
-    assert ("The loop was held for 25.0 s (app.py:7 count)" in told.getMessage()) == (held_s > WIRE.silence_s)
+    assert ("The event loop was blocked for 25.0 s (app.py:7 count)" in told.getMessage()) == (held_s > WIRE.silence_s)
 
 
 async def test_after_its_session_has_ended_a_client_goes_on_in_another(place: Place) -> None:  # R5

@@ -80,7 +80,7 @@ def test_it_comes_out_as_it_went_in(error: PercoError) -> None:
 
 def test_what_waits_is_told_only_by_who_knows_it() -> None:
     nobody, nothing = errors.NotIdle("not idle", None, {}), errors.NotIdle("not idle", {}, {})
-    assert str(nobody) == "not idle, and the server does not answer: which changes wait is unknown"
+    assert str(nobody) == "not idle, and the server does not answer, so it is not known which changes wait"
     assert str(nothing) == "not idle; waiting: a transaction under way"
     for error in nobody, nothing:
         assert error.waiting == {}

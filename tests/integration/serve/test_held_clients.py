@@ -267,7 +267,7 @@ def test_the_thread_makes_a_new_connection_when_one_has_ended(end: str, caplog: 
         server.close()
     with caplog.at_level("INFO", "perco.serve"):
         thread.step(now + (3.0 if end == "silent" else 0.1))
-    assert "no pulse, while the loop is held" in caplog.text
+    assert "no pulse, while the event loop is blocked" in caplog.text
     assert thread._socket is None
     thread.step(now + 10.0)
     assert thread._socket is not None

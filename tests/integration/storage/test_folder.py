@@ -121,7 +121,7 @@ def test_reading_what_is_not_there_says_how_a_store_is_made(tmp_path):
     with pytest.raises(UnsuitableFolder, match="made by the program that opens it with its schema"):
         Folder.beside(tmp_path / "none")
     assert not (tmp_path / "none").exists()
-    with pytest.raises(FormatUnknown, match="no perco store: the folder is empty"):
+    with pytest.raises(FormatUnknown, match="not a perco store: the folder is empty"):
         Folder.beside(tmp_path)
     claim(tmp_path).release(clean=True)
 
