@@ -44,7 +44,7 @@ _SERIALIZABLE, _READ_LOCKS = "scenarios/test_serializable.py", "scenarios/test_r
 
 CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     LeftOut(
-        "loses replies of the system table, which the owner alone writes, or looks into the owner's memory of pins",
+        "loses replies of the system table, which the owner alone writes, or inspects the pins in the owner's memory",
         {
             "scenarios/test_lost_replies.py": (),
             _PINS: (
@@ -69,7 +69,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "stops a commit in one step between its entry and its write: for a client, the owner enters and writes it",
+        "stops a one-step commit between its entry and its write: for a client, the owner enters and writes it",
         {
             _ONE_STEP: (
                 "test_a_blind_write_that_began_after_the_first_follows_it",
@@ -97,7 +97,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         {"scenarios/test_bank.py": ("test_the_same_seed_gives_the_same_history",)},
     ),
     LeftOut(
-        "commits in one step, which takes one process that both enters and reads (C4)",
+        "commits in one step, which requires that one process both enters and reads (C4)",
         {
             _ONE_STEP: (),
             "scenarios/test_outcomes.py": (
@@ -114,7 +114,8 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=("tablets", DIRECT, BIGTABLE_DIRECT),
     ),
     LeftOut(
-        "asks the owner whether the store is idle without letting it look: it does not see what direct clients write",
+        "asks whether the store is idle without letting the owner search, but the owner does not see what direct "
+        "clients write",
         {"component/notify/test_idle.py": ("test_it_is_not_idle_from_the_very_moment_that_a_lock_is_left_behind",)},
         over=(DIRECT, BIGTABLE_DIRECT),
     ),
@@ -180,7 +181,8 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "drops a client at one mutation of its row store: over a wire its session is still heard, so it lives (R7)",
+        "drops a client at one mutation of its row store: over a wire, the owner still hears from the client, so "
+        "the client's transactions stay alive (R7)",
         {
             "component/notify/test_crash.py": (),
             "component/notify/test_registering.py": ("test_what_a_dead_writer_had_not_committed_is_not_there",),
@@ -208,14 +210,14 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "asks what `perco.open` itself says of the wrong kind of `with`",
+        "checks how `perco.open` itself responds to the wrong kind of `with`",
         {"scenarios/test_limits.py": ("test_what_wants_async_with_says_so_however_else_it_is_used",)},
     ),
 )
 
 BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     LeftOut(
-        "commits in one step, which takes a store that applies no mutation twice (C6)",
+        "commits in one step, which requires a store that applies no mutation twice (C6)",
         {
             _ONE_STEP: (),
             "scenarios/test_outcomes.py": (
@@ -258,7 +260,7 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     ),
     LeftOut("splits a tablet, or looks at the floors of tablets", {_SPLITS: ()}, over=(BARE, *_BIGTABLES)),
     LeftOut(
-        "counts the mutations of a store whose mutations may be about several rows",
+        "counts mutations, and expects that one mutation can span several rows",
         {
             "scenarios/test_locks.py": (
                 "test_a_reader_rolls_back_what_died_before_its_commit",
@@ -305,7 +307,7 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=(POSTGRESQL, DIRECT, *_BIGTABLES),
     ),
     LeftOut(
-        "asks what `perco.open` itself says of an address: here the fixture's `open` chooses the address",
+        "checks how `perco.open` itself responds to an address: here the fixture's `open` chooses the address",
         {"scenarios/test_limits.py": ("test_urls_that_this_version_does_not_open",)},
         over=(POSTGRESQL, DIRECT, *_BIGTABLES),
     ),
@@ -319,7 +321,8 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=(POSTGRESQL, DIRECT, *_BIGTABLES),
     ),
     LeftOut(
-        "counts mutations, or sends copies of them behind the owner's back: it alone writes, and counts what it sends",
+        "counts mutations, or sends copies of them behind the owner's back: here the owner is the only writer, and "
+        "counts only what it sends",
         {
             "component/notify/test_signals.py": ("test_a_pending_entry_that_nobody_settles_is_not_waited_for",),
             _VACUUM: ("test_the_watermark_is_durable_before_anything_else_happens",),

@@ -1,7 +1,7 @@
 """Faults that simulated runs do not show, each with the component test that must find it.
 
 They only delay a result or waste work (N8), or they lie in code that the simulation does not drive: a client's thread
-(R10), a reader beside the owner (P5). Two others show up in few of its runs (G2, D7).
+(R10), a reader beside the owner (P5). One other shows up in few of its runs (D7); one of G2 is checked twice.
 """
 
 from __future__ import annotations
