@@ -67,7 +67,7 @@ class Oracle:
         self._noted = 0
         self._unsure = 0  # the bound of an attempt whose reply was lost
         self.catalogue_version = 0  # O4: comes with every drawn timestamp
-        self.holds = Holds()  # and the watermark
+        self.holds = Holds()  # O4: these include the watermark
         self.pins = Pins(store, self.holds, self.wall_ms, lambda: self._timestamps.last)
         self.ranges = 0
         self.on_announced: list[Callable[[int], None]] = []
@@ -154,7 +154,8 @@ class Oracle:
         if verdict is not APPLIED and not (self._unsure == bound == await durable_bound(self._store)):
             if isinstance(verdict, NoReply):  # no timestamp of the range was handed out, whether it is durable or not
                 raise Unavailable(
-                    f"there are no timestamps: the next range of them was sent, {verdict.reason}",
+                    "there are no timestamps: the next range of them was sent, and it is not known whether it is "
+                    f"durable ({verdict.reason})",
                     remedy=NOTHING_WRITTEN,
                 )
             raise_for(verdict, "the oracle's range")
@@ -288,7 +289,8 @@ async def note_at(store: RowStore, wall_s: float) -> tuple[int, float]:
 
 
 async def note_below(store: RowStore, ts: int) -> tuple[int, float] | None:
-    """The newest note at or below a timestamp: at its wall time the timestamp was not handed out yet, or just was."""
+    """The newest note at or below a timestamp: at its wall time, the timestamp had not been handed out yet, or only
+    just had been."""
     [[cells]] = await store.read([(SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, 1, ts, 1)])])
     return (cells[0][0], _wall_ms(cells[0][1]) / 1000) if cells else None
 

@@ -76,7 +76,7 @@ class VacuumOptions:
     """Attributes:
     on: remove old versions in the background.
     period_s: how often it checks for them.
-    share: the part of the loop's time that it may take in the background; 1: it only yields.
+    share: the part of the loop's time that it may take in the background; 1: it yields, but never pauses.
     page_rows: rows that are read at a time; up to 16 times as many, if other tasks keep the loop busy.
     row_cells: cells of a row that are read at a time.
     """
@@ -100,7 +100,7 @@ class VacuumResult:
     """The result of a vacuum; while it runs, its progress.
 
     Attributes:
-        watermark: versions that reads at or above it need were left alone.
+        watermark: versions needed by reads at or above it were left alone.
         cuts: for each table the oldest timestamp at which it can be read from now on.
         holder: the hold that kept the watermark from advancing.
         table: the table that it has reached.
@@ -408,7 +408,7 @@ class Vacuum:
             left = self._result.left
             if mutations and not await self._apply(mutations, [waste] * len(mutations)):
                 if cells == _CRAMPED_CELLS:
-                    raise StoreFull(f"table {table!r}", "old versions could not be removed, not even in the reserve")
+                    raise StoreFull(f"table {table!r}", "old versions could not be removed, not even with the reserve")
                 cells = _CRAMPED_CELLS
                 continue
             if not more or self._result.left > left:
@@ -433,7 +433,7 @@ class Vacuum:
         verdicts = await self._store.apply(mutations)
         self._waited += time.perf_counter() - began  # others had the loop
         for mutation, waste, verdict in zip(mutations, of, verdicts, strict=True):
-            if isinstance(verdict, Refused):  # G3: a notify cell has come in between
+            if isinstance(verdict, Refused):  # G3: a notify cell has been put meanwhile
                 self._result.blocked += 1
                 refused += waste.without_ends().mutations(self.options.row_cells)
             else:
@@ -509,7 +509,7 @@ class Vacuum:
             if gone:
                 [verdict] = await store.apply([Mutation(SYSTEM_TABLE, ((row, (), gone),), None, True)])
                 if verdict is not APPLIED:
-                    raise_for(verdict, f"old versions of {row.decode()}")
+                    raise_for(verdict, f"removing old versions of {row.decode()}")
                 removed += len(gone)
             await self._give_way()
         return removed
@@ -535,7 +535,7 @@ class Vacuum:
         pause_s = self._worked * (1 / self._share - 1) - self._waited
         self._worked = 0.0
         self._waited = min(max(-pause_s, 0.0), _CREDIT_MAX_S)
-        if pause_s > 0:  # else others have had their turns; one more of a busy loop may take as long as a page
+        if pause_s > 0:  # else others have had their turns; another turn of a busy loop may take as long as a page
             began = time.perf_counter()
             await trio.sleep(pause_s)
             self._waited = min(max(time.perf_counter() - began - pause_s, 0.0), _CREDIT_MAX_S)

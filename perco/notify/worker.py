@@ -5,7 +5,7 @@ N3  At most one run commits per change: the ack is read and written by the run's
 N5  A run for a signal has no ack that decides: its commit removes the notify cells that it saw, and leaves a record of
     its cause. If it writes nothing, they are removed afterwards, and no record is left.
 N6  A failing observer keeps its notification, waits longer each time, and has a bounded share of the worker. So does
-    one that finds an unreadable cell. A change for which its own function fails too often is given up
+    one that finds an unreadable cell. A change for which the observer's own function fails too often is given up
     (`protocol/failed.py`).
 N9  A chain of observers that is over the limit is given up.
 N10 Notify cells of observers that this program does not have, or has in a lower version than the store's, are left
@@ -72,8 +72,8 @@ class WorkerOptions:
     conflicts_max: conflicts after which a run backs off like a failed one.
     page_rows: rows of notify cells read at a time.
     failing_share: the part of the runs in flight that may be retries of failed ones.
-    attempts: runs of an observer that may fail for a change, by an error of its own, before the change is moved to the
-        failed list; 0: it is never given up. Counted in the store, so the count survives restarts.
+    attempts: how many runs of an observer may fail for a change, with an error of its own, before the change is moved
+        to the failed list; 0: it is never given up. Counted in the store, so the count survives restarts.
     chain_max: how many observers, each triggered by the one before it, a chain may have; 0: any number.
     outputs: note in the store which columns each observer writes, once for each: for `db.observers()` and
         `perco observers --graph`.
@@ -118,9 +118,9 @@ def _change(observer: Observer, row: bytes, seen: Value | Missing, attempt: int,
 class ObserverCounters:
     """Counters of one observer since the worker was started.
 
-    `runs`: begun; `commits`: acknowledged changes; `collapsed`: changes beyond one that a commit acknowledged (N4);
-    `conflicts`, `failures`: runs that did not commit; `given_up`: changes that were moved to the failed list (N6);
-    `running`: now; `seconds`: spent in its function.
+    `runs`: begun; `commits`: acknowledged changes; `collapsed`: changes that a commit acknowledged beyond its first
+    (N4); `conflicts`, `failures`: runs that did not commit; `given_up`: changes that were moved to the failed list
+    (N6); `running`: now; `seconds`: spent in its function.
     """
 
     runs: int = 0
@@ -287,7 +287,8 @@ class Worker:
         return not self.backoff.attempts(key) or self._failing < self._failing_max
 
     async def due(self, table: str, row: bytes, ack: int, cells: list[ScanCell], now: float) -> float:
-        """When an observer is due on a row, by these notify cells of the row; a moment in the past means now."""
+        """When an observer is due on a row, according to these notify cells of the row; a moment in the past means
+        now."""
         delays = self.delays.get(observer_of(ack))
         if delays is None:
             return now

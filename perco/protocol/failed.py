@@ -3,9 +3,9 @@
     group failed, column of the ack, at the change's timestamp -> root, depth, path, attempts, error, traceback, time
 
 N6  A change waits (it has a notify cell), has failed (it is on the list), or is acknowledged; never two of these. Each
-    step from one to the other is one mutation of the row, at exact timestamps, which checks that the row is still as it
-    was seen. The list has at most one entry for each row and observer: a later failure replaces it. Acks check the
-    list, too (`mutations.py`), so none commits for a change that was given up since its run began.
+    step from one to the other is one mutation of the row, which names exact timestamps, and checks that the row is
+    still as it was seen. The list has at most one entry for each row and observer: a later failure replaces it. Acks
+    check the list, too (`mutations.py`), so none commits for a change that was given up since its run began.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Waste(NamedTuple):
         return Mutation(self.table, ((self.row, checks, writes),), None, True)
 
     def without_ends(self) -> Waste:
-        """The waste that is left if the checks have refused, because a notify cell came in between.
+        """The waste that is left if the checks have refused, because a notify cell was put meanwhile.
 
         Without the units: other mutations have removed them, or the next vacuum does.
         """

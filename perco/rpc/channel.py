@@ -4,7 +4,7 @@
     stream  ->  frames  ->  `run`'s `received(messages)`
 
 Messages that are sent while a frame is on its way leave in the next one: without load, a message leaves at once; under
-load, frames grow, up to `frame_messages`. Then both ends work at the same time: one at this frame, the other at the
+load, frames grow, up to `frame_messages`. Then both ends work at the same time: one on this frame, the other on the
 next. No message waits here for others to join it: the batching window comes earlier (`storage/batching.py`).
 
 R2  Both sides send an empty frame when they have had nothing else to send for `heartbeat_s`. A side that hears nothing
@@ -130,7 +130,8 @@ class Channel:
     the messages. A task writes what a socket does not take at once, and writes to other streams.
 
     Args:
-        flush_soon: called when a message waits; must have `flush` called soon. None: the channel sends by itself.
+        flush_soon: called when a message waits; must see to it that `flush` is called soon. None: the channel sends by
+            itself.
         maps: whether maps are accepted after the greeting.
     """
 
@@ -388,7 +389,10 @@ class Channel:
             self._sent(len(data))
 
     async def _send(self, data: bytes | memoryview) -> None:
-        """Send all of it. Raises: Silent, if nothing of it is taken for too long."""
+        """Send all of it.
+
+        Raises: Silent, if for too long a socket takes none of it, or another stream does not take all of it.
+        """
         silence_s = self._options.silence_s
         if self._socket == _NO_SOCKET:
             with trio.move_on_after(silence_s) as self._taking:

@@ -322,7 +322,7 @@ class Catalogue:
     @classmethod
     def unpack(cls, data: bytes) -> Catalogue:
         try:
-            version, tables, observers, *more = msgpack.unpackb(data)  # old formats have no more
+            version, tables, observers, *more = msgpack.unpackb(data)  # old formats: `more` is empty, or lacks `binds`
             return cls(
                 version,
                 {

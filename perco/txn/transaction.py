@@ -129,7 +129,9 @@ class Transaction(Snapshot):
         cells_max = self._engine.limits.cells_max
         cells = len(signals) + len(self._writes)
         if cells >= cells_max and where not in signals:
-            raise TooLarge("cells of one transaction", cells + 1, cells_max, "Signal in parts.")
+            raise TooLarge(
+                "cells of one transaction", cells + 1, cells_max, "Raise the signals in several transactions."
+            )
         signals[where] = Intent(*where, SIGNAL, b"", bound.observers)
 
     def _note(self, bound: Bound, row: bytes, data: bytes | None) -> None:
