@@ -380,7 +380,7 @@ class Server(Door[Session]):
                     drawn.append(await self._parts.oracle.draw())
                 self._drawn(session, peer, id, starts, drawn)
             except Exception as error:
-                peer.fail(id, error)
+                self._fail(peer, id, error)
 
         self._parts.background.spawn(run)
 

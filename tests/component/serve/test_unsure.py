@@ -81,18 +81,23 @@ class NoTickets:
         """There is none."""
 
 
-async def test_a_direct_client_of_one_that_is_deposed_follows(autojump_clock: trio.testing.MockClock) -> None:
-    """It asks the next one, in place of which here the same one is sure again."""
+@pytest.mark.parametrize("unsure_s", [0.0, 1.0])
+async def test_a_direct_client_of_one_that_is_deposed_follows(
+    unsure_s: float, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It asks the next one, in place of which here the same one is sure again. `unsure_s`: for how long the owner does
+    not know that it is deposed."""
     place = Place(SCHEMA)
     async with place.served() as owner, place.client() as db:
         assert place.server is not None
         check, place.server._tickets = Check(), NoTickets()  # type: ignore[assignment]
-        check.error = StoreLocked("postgresql://db", None, "another process", "Stop it.")
         local_owner(owner).backend.check = check  # type: ignore[method-assign]
         connections = remote_owner(db).link.connections
         async with trio.open_nursery() as nursery:
 
             async def end() -> None:
+                await trio.sleep(unsure_s)
+                check.error = StoreLocked("postgresql://db", None, "another process", "Stop it.")
                 await trio.sleep(2)
                 check.error = None
                 await place.break_connections()
