@@ -193,7 +193,7 @@ class ClientRows(BigtableRows):
         return verdicts  # type: ignore[return-value]
 
     def _acknowledge(self, sent: Sequence[int], verdicts: list[Verdict | None]) -> None:
-        """Acknowledge what was applied: the records in the rows are the truth, even if another process owns the store
+        """Withhold no acknowledgement: the records in the rows are the truth, even if another process owns the store
         by now."""
 
 

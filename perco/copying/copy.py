@@ -242,7 +242,7 @@ class _Copying:
                 f"{refused(self._shown, marker)}. Copy to a new place, or add --replace to discard what is in it"
             )
         placed, every = _placed(catalogue, former)
-        await put_marker(target, Marker(COPYING, self._source, every))  # first: no other tablets are made now
+        await put_marker(target, Marker(COPYING, self._source, every))  # first: later passes keep these tablets
         await self._target.adapt(every)
         return placed, every
 

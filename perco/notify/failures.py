@@ -115,7 +115,7 @@ class FailedList:
         """See `Database.drop_failed`."""
         self._engine.usable(writing=True)
         if observer is None:
-            raise UsageError("drop_failed takes the id of an observer: no observer runs for a dropped change")
+            raise UsageError("drop_failed takes the id of an observer, not None: a dropped change cannot be replayed")
         return await self._for_each(observer, key, self.drop_one)
 
     # ------------------------------------------------------------ reading

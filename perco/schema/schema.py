@@ -184,7 +184,8 @@ class Table(Generic[K]):
 
         Its observers run some time after the transaction that raised it has committed, at least once; many signals of
         one row may collapse into one run. Transactions that raise the same signal never conflict over it: instead of
-        writing one hot cell from many transactions, raise a signal there, and let one observer of it write the cell.
+        writing one hot cell from many transactions, raise a signal in each of them, and let one observer of it write
+        the cell.
 
         Raises: UsageError for a name that is taken.
         """
@@ -222,7 +223,7 @@ class Change(Generic[K, V]):
         value: the newest at the run's snapshot; None if it was deleted, and for a signal. Many writes may collapse
             into one run (N4).
         commit_ts: of the newest write, or of the transaction that raised the signal last.
-        attempt: 1 for the first run of this change, then 2 ... after conflicts and failures.
+        attempt: 1 for the first run for this change, then 2 ... after conflicts and failures.
         cause: commit timestamp of the transaction from outside that began the chain (N9).
         depth: the observer's place in the chain: 1 if a transaction from outside triggered it.
     """
@@ -246,7 +247,7 @@ class Manner:
     """When an observer runs, as recorded in the catalogue.
 
     Attributes:
-        delay_s: a run comes no earlier than this after the change; each newer change restarts the wait.
+        delay_s: a run comes no earlier than this long after the change; each newer change restarts the wait.
         max_delay_s: the wait ends at the latest this long after the first of these changes.
         priority: of the changes that wait, those of the highest priority come first.
     """
@@ -359,7 +360,8 @@ class Schema:
                 handled.
             backfill: when the observer, or a higher version of it, is registered, run it also for the data that is
                 already there; a signal never has any.
-            delay_s: seconds; a run comes no earlier than this after the change, and a newer change restarts the wait.
+            delay_s: seconds; a run comes no earlier than this long after the change, and a newer change restarts the
+                wait.
             max_delay_s: the longest such wait, for a row that keeps changing; by default ten times `delay_s`.
             priority: if more changes wait than can run at once, those of a higher priority come first; lower ones still
                 get their share.

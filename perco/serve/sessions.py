@@ -56,7 +56,7 @@ class Session:
     Attributes:
         name: a random string that the client has chosen.
         open: start timestamps that were given to it, and whose transactions have not ended.
-        held: holds on past timestamps, by the client's number.
+        held: holds on past timestamps, by the number that the client gave each.
         claims: rows on which it runs observers.
         works: ids of the observers that it has; `runs`: of those that it may run.
         full, asked_at: see `Wakes`.
@@ -144,8 +144,8 @@ class _Claim:
         return holder is not session and not holder.ended and newest <= self.newest and session.runs <= holder.runs
 
     def refuse(self, session: Session) -> None:
-        """Another session leaves the row alone for now. It is notified of the end, unless the holder runs all of its
-        observers, and so looks itself."""
+        """Another session leaves the row alone for now. It is notified of the end, unless the holder runs all of the
+        other's observers, and so looks for that work itself."""
         if not session.runs <= self.session.runs:
             self.refused.add(session)
 
@@ -218,7 +218,7 @@ class Sessions:
             self._let_go(session)
 
     def applied(self, session: Session) -> None:
-        """A call with mutations of the session has been made."""
+        """The mutations of one of the session's calls have been made."""
         session.applying -= 1
         if session.ended and not session.applying:
             self._let_go(session)
@@ -290,7 +290,8 @@ class Sessions:
         self._orphaned()
 
     def hold(self, session: Session, number: int, ts: int) -> bool:
-        """T15: hold a past timestamp, under the client's number, once even if asked twice. False: it is too old."""
+        """T15: hold a past timestamp, under the number that the client gave it, once even if asked twice. False: it is
+        too old."""
         if number not in session.held:
             held = self._holds.hold(ts)
             if not held:
@@ -386,7 +387,7 @@ class Sessions:
             del self._ended[where]
 
     def unclaim(self, session: Session, where: tuple[str, bytes]) -> None:
-        """A session's work on a row has ended, and it has looked whether anything is left to do there. Sessions that
+        """A session's work on a row has ended, and it has checked whether anything is left to do there. Sessions that
         were refused the row for observers that this one does not run are notified."""
         if where not in session.claims:
             return

@@ -97,7 +97,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         {"scenarios/test_bank.py": ("test_the_same_seed_gives_the_same_history",)},
     ),
     LeftOut(
-        "commits in one step, which requires that one process both enters and reads (C4)",
+        "commits in one step, which requires that one process both makes the entries and serves the reads (C4)",
         {
             _ONE_STEP: (),
             "scenarios/test_outcomes.py": (
@@ -282,7 +282,8 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
 )
 POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     LeftOut(
-        "splits a tablet, or counts pages that end with one: a table on PostgreSQL is one tablet",
+        "splits a tablet, or counts pages that end where a tablet ends: perco itself does not divide a database's "
+        "tables",
         {
             _SPLITS: (),
             "component/notify/test_backfill.py": (
@@ -321,8 +322,8 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=(POSTGRESQL, DIRECT, *_BIGTABLES),
     ),
     LeftOut(
-        "counts mutations, or sends copies of them behind the owner's back: here the owner is the only writer, and "
-        "counts only what it sends",
+        "counts mutations, or sends copies of them behind the owner's back: here the owner takes itself for the only "
+        "writer, and looks for new cells only after it has sent some",
         {
             "component/notify/test_signals.py": ("test_a_pending_entry_that_nobody_settles_is_not_waited_for",),
             _VACUUM: ("test_the_watermark_is_durable_before_anything_else_happens",),
@@ -337,7 +338,8 @@ BIGTABLE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=_BIGTABLES,
     ),
     LeftOut(
-        "expects that no two scanners check the share of failed runs at once: direct clients start such runs later",
+        "expects that no two scanners check the share of retries at once: direct clients start a retry some time after "
+        "that check",
         {"component/notify/test_failing.py": ("test_those_that_failed_have_a_bounded_share",)},
         over=(BIGTABLE_DIRECT,),
     ),
