@@ -233,7 +233,7 @@ def _users_line(found: dict[str, Any]) -> str:
 
 def _failing_line(observers: list[dict[str, Any]]) -> str:
     return ", ".join(
-        f"{o['failing']} for {o['id']} (attempt {o['attempts']}), retried" for o in observers if o["failing"]
+        f"{o['failing']} for {o['id']} (attempt {o['attempts']}), being retried" for o in observers if o["failing"]
     )
 
 

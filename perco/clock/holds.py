@@ -23,7 +23,7 @@ class Pin(NamedTuple):
     ts: int
     made_ms: int
     expires_ms: int
-    id: str = ""  # random, chosen by its maker; "": an earlier version made the pin
+    id: str = ""  # random, chosen by its maker; "": an earlier version of perco made the pin
 
 
 class Holder(NamedTuple):

@@ -36,7 +36,7 @@ def must_be_two_places(source: str, target: str) -> None:
         if url == "memory:" or addresses.is_address(url):
             what = "a served store" if addresses.is_address(url) else "a store in memory"
             raise UsageError(
-                f"{url}: {what} cannot be copied or be a copy; give its folder, postgresql://... or bigtable://..."
+                f"{url}: {what} cannot be copied or be a copy; give a folder, postgresql://... or bigtable://..."
             )
     if shown(source) == shown(target):
         raise UsageError(f"{shown(source)} cannot be copied to itself")
@@ -133,8 +133,8 @@ async def _files(url: str, options: Options) -> AsyncIterator[LocalStore]:
 
 @asynccontextmanager
 async def beside(source: str, through: str | None, options: Options) -> AsyncIterator[tuple[RowStore, Catalogue]]:
-    """Open for reading a store that another process has open: a folder's files, or through its server. Yields the row
-    store and its catalogue, without tables whose tablets do not exist yet.
+    """Open for reading a store that another process has open: from a folder's files, or through its server. Yields the
+    row store and its catalogue, without tables whose tablets do not exist yet.
 
     Raises: Unavailable, UsageError; what opening raises.
     """
@@ -154,5 +154,5 @@ async def beside(source: str, through: str | None, options: Options) -> AsyncIte
             raise
         raise Unavailable(
             f"{shown(source)} is in use, and cannot be read beside its owner: {error}",
-            remedy="Give the address at which it is served with --through, or stop the process that uses it.",
+            remedy="With --through, give the address at which it is served, or stop the process that uses it.",
         ) from error

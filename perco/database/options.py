@@ -31,7 +31,7 @@ class Options:
 
     Attributes:
         durability: "power": an acknowledged write survives power loss; "process": only the death of the process (S2).
-            The process that opens the folder decides this, and also `lmdb`, `oracle`, `vacuum`, `backfill` and `split`;
+            The process that owns the folder decides this, and also `lmdb`, `oracle`, `vacuum`, `backfill` and `split`;
             its clients use the values that it has chosen (`perco serve --durability`).
         shared: let other processes of the same user open the folder through this one; if the folder already has an
             owner, open it through that owner. False: this process alone uses the folder.
@@ -73,9 +73,9 @@ class Options:
 class Statistics:
     """A store's statistics since it was opened.
 
-    Attributes: `prefetch`: counters by observer and by function that has run; "transaction" and "snapshot" count those
-    opened as `with` blocks. `damaged`: the first 1000 stored cells that background tasks could not read, and skipped;
-    `perco check` finds them all.
+    Attributes: `prefetch`: counters by observer and by function that `db.run` has called; the names
+    "transaction" and "snapshot" count those opened as `with` blocks. `damaged`: the first 1000 stored cells that
+    background tasks could not read, and skipped; `perco check` finds them all.
     """
 
     live_transactions: int

@@ -6,7 +6,7 @@ digest of the versions in it. A range is read again as a whole, so new rows in i
 T14 Among serializable transactions and snapshots the history is serializable, in the order of commit timestamps. Such a
     transaction holds its locks, has drawn commit_ts, and *then* reads all of this again at commit_ts. The result is
     final: every transaction that commits below commit_ts already has its locks in place (T2), and validation fails at a
-    lock whose fate is not known. Before the draw, another could still commit in between.
+    lock whose fate is not known. If it read them before the draw, another transaction could still commit in between.
 
     A transaction that wrote nothing, or a snapshot at S, is not validated: it sees exactly the transactions with a
     commit_ts up to S, so its place in that order is right after them.
@@ -62,7 +62,7 @@ class Range:
         self.add(row, versions)
 
     def passed(self, row: bytes | None) -> None:
-        """Note that everything was read up to a row, or from it on if reversed; None: all that there is."""
+        """Record that everything was read up to a row, or from it on if reversed; None: all that there is."""
         if self.reverse:
             self.low = self._from if row is None else row
         else:
@@ -108,7 +108,7 @@ class Reads:
         self._bounded()
 
     def begin(self, table: str, columns: Sequence[int], low: bytes, high: bytes | None, *, reverse: bool) -> Range:
-        """Note the beginning of a scan; add to the range what the scan reads."""
+        """Note the beginning of a scan; the caller adds to the range what the scan reads."""
         scanned = Range(table, columns, low, high, reverse=reverse)
         self.ranges.append(scanned)
         self._bounded()

@@ -127,7 +127,7 @@ class Channel:
     silent.
 
     It reads and writes a socket directly, as soon as that is ready: a stream's own way of waiting would cost more than
-    the messages. A task writes what a socket does not take at once, and writes to other streams.
+    the messages. A task writes what a socket does not take at once, and all data for a stream that is not a socket.
 
     Args:
         flush_soon: called when a message waits; must see to it that `flush` is called soon. None: the channel sends by

@@ -70,7 +70,7 @@ class Lease(threading.Thread):
                 self._renew()
             except Exception as error:  # not to be lost with the thread: the store's `check` reports it
                 self.said = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(Exception):  # else the next owner waits for the lease to end
+        with contextlib.suppress(Exception):  # if this fails, the next owner waits for the lease to end
             if self.deposed is None:
                 self.release()
         self.close()

@@ -94,7 +94,7 @@ async def test_a_change_that_is_retried_is_told_wherever_one_asks(tmp_path: Path
         found = json.loads((await run("failed", "list", store, "--json")).out)
         assert found == {"count": 0, "changes": [], "failing": {"measure": {"changes": 1, "attempts": 1}}}
         told = (await run("status", store)).out
-        assert "\nfailing     1 for measure (attempt 1), retried\n" in told
+        assert "\nfailing     1 for measure (attempt 1), being retried\n" in told
         assert "\nused by     0 clients of its owner; 1 process with a worker\n" in told
         status = json.loads((await run("status", store, "--json")).out)
         assert (status["failing"], status["clients"], status["workers"]) == (1, 0, 1)
