@@ -2,9 +2,9 @@
 
 The owner's row has three columns, each with a few cells; the newest cell of a column counts. The first column has a
 cell for each change of hands and each renewal of the lease. The timestamp rises by 1 each time. The value is the
-owner's token (empty once the owner has released the store), how long a permit lasts, how late a mutation may be, and
-the owner's command. The second column has the address at which clients find the owner; the timestamp is the number of
-the owner's claim. The third column has the floor (T13), as the timestamp.
+owner's token (empty once the owner has released the store), how long a permit lasts, how late a mutation may be, how
+long the lease lasts, and the owner's command. The second column has the address at which clients find the owner; the
+timestamp is the number of the owner's claim. The third column has the floor (T13), as the timestamp.
 
 A ticket has a row with the token of the owner that gave it. A second, newer cell says that the ticket's session has
 ended. So whichever of the two mutations arrives last, an ended ticket stays ended (F3).
@@ -33,12 +33,14 @@ _ALL: Final = [(WRITE, column, 0, TS_MAX, 1) for column in (_HOLDER, _ADDRESS, _
 
 class Holder(NamedTuple):
     """The newest cell of the owner's row: its number, 0 if there is none; the owner's token, "" if there is no owner;
-    for how long its clients' permits last, and how late a mutation may be, in seconds; the command of its process."""
+    for how long its clients' permits last, how late a mutation may be, and for how long its lease lasts, in seconds
+    (the next owner waits for as long); the command of its process."""
 
     number: int
     token: str
     call_s: float
     late_s: float
+    lease_s: float
     told: str
 
     @property
@@ -47,7 +49,7 @@ class Holder(NamedTuple):
         return self.call_s + self.late_s
 
 
-NOBODY: Final = Holder(0, "", 0.0, 0.0, "")
+NOBODY: Final = Holder(0, "", 0.0, 0.0, 0.0, "")
 
 
 class Notice(NamedTuple):
@@ -85,8 +87,11 @@ def notice(rows: Iterable[ReadRow], ticket: str = "") -> Notice:
             try:
                 value = cell.value.decode()
                 if row.key == OWNER_KEY and cell.name == qualifier(WRITE, _HOLDER):
-                    token, call_s, late_s, told = value.split(" ", 3)
-                    holder = Holder(number, token, float(call_s), float(late_s), told)
+                    token, call_s, late_s, rest = value.split(" ", 3)
+                    lease_s, _, told = rest.partition(" ")
+                    if not lease_s.replace(".", "", 1).isdigit():  # an earlier version did not note it
+                        lease_s, told = "0", rest
+                    holder = Holder(number, token, float(call_s), float(late_s), float(lease_s), told)
                     continue
             except ValueError as error:
                 raise Corruption("the owner's row", f"it cannot be decoded: {error}") from error
@@ -123,7 +128,7 @@ def change(place: Place, holder: Holder) -> Any:
     """The request that makes this the newest cell, if the row has not changed since the cell before it."""
     predicate = filters.predicate([(ABSENT, WRITE, _HOLDER, holder.number, TS_MAX)])
     assert predicate is not None
-    value = f"{holder.token} {holder.call_s} {holder.late_s} {holder.told}".encode()
+    value = f"{holder.token} {holder.call_s} {holder.late_s} {holder.lease_s} {holder.told}".encode()
     return types().CheckAndMutateRow(
         table_name=place.table,
         app_profile_id=place.app_profile,

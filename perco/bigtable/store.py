@@ -42,6 +42,8 @@ class Searched(Bare):
         # still prewrite there (T13).
         if self.tickets is not None:
             await self.tickets.raise_floor(ts, wait=wait)
+            if not wait:
+                return  # permits with the former floor have not ended; the floor is the same for all tables anyway
         await super().raise_floor(ts, wait=wait)
 
     async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
@@ -139,13 +141,13 @@ class BigtableStore(LeasedStore):
             holder, address, _, _ = await self._notice()
             seen = now()
             while True:
-                if not holder.token or now() - seen >= lease_s:
+                if not holder.token or now() - seen >= max(lease_s, holder.lease_s):
                     before = now()
                     # At least as long as those of former owners: this owner waits until the permits of their clients
                     # have ended.
                     call_s, late_s = max(options.call_s, holder.call_s), max(options.late_s, holder.late_s)
                     # A token of its own for each claim: an earlier one may take effect late, and does not count.
-                    ours = Holder(holder.number + 1, secrets.token_hex(8), call_s, late_s, command())
+                    ours = Holder(holder.number + 1, secrets.token_hex(8), call_s, late_s, lease_s, command())
                     if await self._take(ours):
                         self._lease = BigtableLease(place, ours, lease_s, before)
                         self._lease.start()
@@ -157,7 +159,8 @@ class BigtableStore(LeasedStore):
                 current, address, _, _ = await self._notice()
                 if current.token and current.token == holder.token and current.number != holder.number:
                     raise locked(place.shown, current.told)
-                if current.token != holder.token:  # another claim, perhaps of a process that has died since
+                # Another claim, perhaps of a process that has died since; or the store was claimed, and released.
+                if current.token != holder.token or not current.token:
                     holder, seen = current, now()
         except CallFailed as error:
             raise self.rows.told(error) from error

@@ -108,9 +108,16 @@ class Tickets:
             act()
 
     async def _clear(self) -> None:
-        """Remove the rows of tickets that former owners gave."""
-        names = [name for name in await self._rows.tickets() if name not in self._all]
-        await self._rows.put([owner_row.forget(self._rows.place, name) for name in names])
+        """Note the tickets that former owners gave, as ended: their clients may have died, too, and what they have sent
+        may still take effect.
+
+        Raises: Unavailable, StoreLocked: the others may be those of the next owner."""
+        found = await self._rows.tickets()
+        self._rows.check()
+        for name in found:
+            if name not in self._all:
+                self._all[name] = former = _Ticket()
+                former.ended, former.ended_at = True, trio.current_time()
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
         """T13: raise the floor for the clients; see `OwnerStore.raise_floor`. Raises: Unavailable, StoreLocked."""

@@ -24,6 +24,7 @@ from perco.clock.pins import pins_in
 from perco.errors import (
     CatalogueChanged,
     PercoError,
+    SessionEnded,
     SnapshotTooOld,
     Unavailable,
 )
@@ -38,7 +39,7 @@ from perco.serve.messages import (
     Method,
     unpack_verdict,
 )
-from perco.serve.remote_rows import RemoteRowStore, is_split
+from perco.serve.remote_rows import LostRowStore, RemoteRowStore, is_split
 from perco.serve.together import Together
 from perco.storage import NoReply
 from perco.txn.driver import ConflictAt, Driver
@@ -348,6 +349,14 @@ class RemoteDriver(Driver):
         if is_split(verdict):
             await self._catch_up()
         commit.primary_told(verdict)
+
+    async def _draw_commit(self) -> int:
+        """T13: a transaction of an ended session gets no commit timestamp. Its locks may have been rolled back without
+        a marker, and its prewrites may have arrived after that. Raises: SessionEnded."""
+        ts = await super()._draw_commit()
+        if isinstance(self.reads, LostRowStore):
+            raise SessionEnded()
+        return ts
 
     def _leave(self, commit: Commit) -> None:
         """The server does this: the entries are in its memory."""

@@ -341,8 +341,9 @@ class Channel:
 
     def _call(self, step: Step, request: Any) -> Any:
         if self.answers is None:
-            found = self._service.ask_now(self._process, step._replace(faults=_AT_ONCE), request)
-            return [Response(found)] if isinstance(request, types().ReadRows) else found
+            reads = isinstance(request, types().ReadRows)
+            found = self._service.ask_now(self._process, step._replace(faults=(FAIL,) if reads else _AT_ONCE), request)
+            return [Response(found)] if reads else found
         if self._answered == len(self.answers):
             raise CallPending(step, request)
         answer = self.answers[self._answered]

@@ -266,7 +266,7 @@ class Driver(Resolver):
             elif state is State.DRAW and commit.one_step:
                 await self._in_one_step(commit, version)
             elif state is State.DRAW:
-                commit.drawn(await self.oracle.draw_commit())
+                commit.drawn(await self._draw_commit())
                 if self.oracle.catalogue_version > version:  # N10
                     raise CatalogueChanged(commit.header.start_ts, self.oracle.catalogue_version)
             elif state is State.VALIDATE:
@@ -294,6 +294,9 @@ class Driver(Resolver):
                 raise RolledBack(commit.header.start_ts)
             else:  # pragma: no cover
                 raise AssertionError(state)
+
+    async def _draw_commit(self) -> int:
+        return await self.oracle.draw_commit()
 
     async def _validate(self, commit: Commit) -> None:
         """T14: repeat the reads, now that the locks are written and commit_ts is drawn."""

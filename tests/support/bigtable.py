@@ -244,7 +244,7 @@ class DirectBackend(BareStore):
         """As a store that has just been claimed."""
         rows: Any = self.rows
         options, seen = permits(), (await rows.notice()).holder.number
-        ours = Holder(seen + 1, f"owner{next(_numbers)}", options.call_s, options.late_s, "a test")
+        ours = Holder(seen + 1, f"owner{next(_numbers)}", options.call_s, options.late_s, options.lease_s, "a test")
         await rows.put([change(rows.place, ours), *probes(rows.place)])
         await rows.apply([Mutation(SYSTEM_TABLE, [(FORMAT_ROW, [], [(DATA, 0, FORMAT, b"")])])])
         self.store.tickets = Tickets(rows, ours)

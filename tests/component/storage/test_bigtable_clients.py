@@ -348,6 +348,47 @@ async def test_the_rows_of_former_owners_tickets_are_removed(store: BigtableStor
 # ------------------------------------------------------------ what a session has begun
 
 
+async def test_those_who_wait_are_told_once_nothing_of_former_owners_clients_can_arrive(
+    store: BigtableStore, clock: Any
+) -> None:  # T5 N8
+    """The client may have died together with its owner."""
+    await store.rows.put([admit(store.rows.place, "x", "a former owner")])
+    tickets, told = store.let_clients_in(), list[float]()
+    tickets.on_gone.append(lambda: told.append(trio.current_time()))
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tickets.run)
+        await until(store.rows.tickets, lambda found: not found)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert [at - began >= LASTS_S for at in told] == [True]
+
+
+async def test_one_that_does_not_own_the_store_removes_no_ticket(store: BigtableStore, clock: Any) -> None:  # F3 O1
+    """They may be those of the next owner, whose ended ones must stay ended."""
+    await store.rows.put([admit(store.rows.place, "x", "the next owner")])
+
+    def check() -> None:
+        raise StoreLocked("the store", None, "the next owner")
+
+    tickets, store.rows.check = store.let_clients_in(), check
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tickets.run)
+        await trio.sleep(100)
+        nursery.cancel_scope.cancel()
+    store.rows.check = store.check
+    assert await store.rows.tickets() == ["x"]
+
+
+async def test_the_owners_own_floor_does_not_rise_before_its_clients(store: BigtableStore, clock: Any) -> None:  # T13
+    """Below its own floor, the owner rolls back without a marker; a client may still prewrite there."""
+    async with client(store) as (rows, _):
+        await value(rows)
+        await store.store.raise_floor(5, wait=False)
+        assert await rows.apply([below(3)]) == [APPLIED]
+        assert store.store.floor == 0  # type: ignore[attr-defined]
+
+
 async def test_what_a_session_has_begun_the_next_one_does_not_send(store: BigtableStore, clock: Any) -> None:  # R5 R7
     async def ending(request: Any) -> None:
         rows.session_ended()
