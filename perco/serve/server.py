@@ -378,6 +378,7 @@ class Server(Door[Session]):
                 await sure(self._owner.backend.check, _SURE_S)
                 while len(drawn) < starts + others:
                     drawn.append(await self._parts.oracle.draw())
+                await sure(self._owner.backend.check, _SURE_S)  # O1: the draw may have waited for longer than the lease
                 self._drawn(session, peer, id, starts, drawn)
             except Exception as error:
                 self._fail(peer, id, error)

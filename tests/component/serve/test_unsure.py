@@ -12,6 +12,7 @@ import perco
 from perco.database.inside import inside, local_owner
 from perco.errors import StoreLocked, Unavailable
 from perco.serve.client import remote_owner
+from perco.serve.messages import Method
 from perco.serve.server import Server
 from perco.testing.machine import Machine
 from tests.component.serve.kit import Place
@@ -105,6 +106,35 @@ async def test_a_direct_client_of_one_that_is_deposed_follows(
             nursery.start_soon(end)
             await db.run(_write)
         assert remote_owner(db).link.connections > connections
+
+
+async def test_a_timestamp_whose_draw_outlasts_the_lease_is_not_handed_out(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:  # O1
+    """Another process owns the store by then, and has committed above it."""
+    place = Place(SCHEMA)
+    async with place.served() as owner, place.client() as db:
+        assert place.server is not None
+        check, place.server._tickets = Check(), NoTickets()  # type: ignore[assignment]
+        check.error = None
+        local_owner(owner).backend.check = check  # type: ignore[method-assign]
+        oracle, drawn = local_owner(owner)._engine.oracle, list[int]()
+        plain = oracle.draw
+
+        async def slow() -> int:
+            drawn.append(await plain())
+            check.error = StoreLocked("postgresql://db", None, "another process", "Stop it.")
+            return drawn[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(oracle, "draw_nowait", lambda: 0)
+            patch.setattr(oracle, "draw", slow)
+            with trio.move_on_after(5) as waiting:
+                await remote_owner(db).link.call(Method.DRAW, (1, 0), again=True)
+            assert drawn
+            assert waiting.cancelled_caught
+        check.error = None
+        await place.break_connections()
 
 
 async def _write(txn: perco.Transaction) -> None:
