@@ -65,6 +65,16 @@ class Peer:
             error = _bug(error)
         self._answer(id, ERROR, pack_error(error))
 
+    def leave_open(self, id: int) -> None:
+        """Leave a call without an answer: its caller repeats it over another connection."""
+        if not id:
+            return
+        self.calls -= 1
+        if not self.calls:
+            self._look_again()
+        if self._backlog and not self.ended:
+            self._go_on()
+
     def push(self, what: int, value: Any) -> None:
         """Push a message that replaces those of its kind that have not been sent yet."""
         if not self.ended:

@@ -310,6 +310,8 @@ class Server(Door[Session]):
         """Answer with an error; but direct clients get no StoreLocked: they ask the next owner, once this one ends."""
         if self._tickets is None or not isinstance(error, StoreLocked):
             peer.fail(id, error)
+        else:
+            peer.leave_open(id)
 
     def _handle(self, peer: Peer, id: int, method: int, arguments: Any) -> None:
         session = must_go_on(self._serving.get(peer))

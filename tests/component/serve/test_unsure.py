@@ -137,6 +137,26 @@ async def test_a_timestamp_whose_draw_outlasts_the_lease_is_not_handed_out(
         await place.break_connections()
 
 
+async def test_a_call_that_is_left_to_the_next_server_does_not_hold_up_the_end_of_this_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    place = Place(SCHEMA)
+    async with place.served() as owner, place.client() as db:
+        assert place.server is not None
+        check, place.server._tickets = Check(), NoTickets()  # type: ignore[assignment]
+        check.error = StoreLocked("postgresql://db", None, "another process", "Stop it.")
+        local_owner(owner).backend.check = check  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(db.run, _write)
+            await trio.sleep(0.5)
+            [peer] = place.server._serving
+            with trio.move_on_after(1) as waiting:
+                await peer.answered()
+            check.error = None
+            await place.break_connections()
+        assert not waiting.cancelled_caught
+
+
 async def _write(txn: perco.Transaction) -> None:
     txn.set(n, "a", 1)
 
