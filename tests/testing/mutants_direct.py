@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import trio
 
-from perco.bigtable import hints, lease, owner_row, rows, store, tickets
+from perco.bigtable import lease, owner_row, rows, store, tickets
 from perco.bigtable.wire import types
 from perco.testing import direct as simulated
 from tests.testing.mutants import Mutant
@@ -81,16 +81,3 @@ def untold_floor(patch: pytest.MonkeyPatch) -> None:
 @direct("N7 no hint is written")
 def hintless(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rows, "wants_hint", lambda mutation: False)
-
-
-@direct("N7 a mutation is sent although its hint was lost")
-def lost_hint(patch: pytest.MonkeyPatch) -> None:
-    async def hint(self: Any, mutations: Any, left: Any, calls: Any, verdicts: Any, attempt: Any, stamps: Any) -> None:
-        written = []
-        for index in left:
-            if hints.wants_hint(mutations[index]):
-                stamps[index], call = self.hints.begin(mutations[index])
-                written.append(call)
-        await self.calls.ask(written, attempt.deadline)
-
-    patch.setattr(rows.BigtableRows, "_hint", hint)
