@@ -16,9 +16,10 @@ import trio
 import perco
 from perco.bigtable import client as client_module, rows as rows_module
 from perco.bigtable.address import Place
+from perco.bigtable.chunks import ReadCell, ReadRow
 from perco.bigtable.client import ClientRows, address_of
-from perco.bigtable.keys import HINT_KEY, OWNER_KEY, TICKET_KEY
-from perco.bigtable.owner_row import Notice, admit, raise_floor, serve_at
+from perco.bigtable.keys import HINT_KEY, MICROS, OWNER_KEY, PROTOCOL_FAMILY, TICKET_KEY, qualifier
+from perco.bigtable.owner_row import Notice, admit, notice, raise_floor, serve_at
 from perco.bigtable.rows import FORMAT, FORMAT_ROW, BigtableRows
 from perco.bigtable.store import BigtableStore
 from perco.errors import FormatUnknown, SessionEnded, StoreLocked, TransactionClosed, Unavailable, UsedAfterFork
@@ -31,6 +32,7 @@ from perco.storage import (
     LOCK,
     NOTIFY,
     TS_MAX,
+    WRITE,
     Failed,
     Mutation,
     NoReply,
@@ -845,3 +847,13 @@ async def test_after_the_end_and_in_a_child_nothing_is_sent(
 def test_a_row_of_a_ticket_cannot_be_one_of_a_table() -> None:
     assert TICKET_KEY.startswith(b"\x00")
     assert Notice._fields == ("holder", "address", "floor", "admitted")
+
+
+@pytest.mark.parametrize(
+    ("stored", "lease_s", "told"),
+    [("tok 20.0 5.0 3.0 python -m x", 3.0, "python -m x"), ("tok 20.0 5.0 python -m x", 0.0, "python -m x")],
+)
+def test_the_row_of_an_owner_that_did_not_note_its_lease_is_read(stored: str, lease_s: float, told: str) -> None:
+    cell = ReadCell(PROTOCOL_FAMILY, qualifier(WRITE, 0), 7 * MICROS, stored.encode())
+    holder = notice([ReadRow(OWNER_KEY, [cell])]).holder
+    assert holder == (7, "tok", 20.0, 5.0, lease_s, told)
