@@ -308,10 +308,9 @@ class Server(Door[Session]):
 
     def _fail(self, peer: Peer, id: int, error: Exception) -> None:
         """Answer with an error; but direct clients get no StoreLocked: they ask the next owner, once this one ends."""
-        if self._tickets is None or not isinstance(error, StoreLocked):
-            peer.fail(id, error)
-        else:
-            peer.leave_open(id)
+        if self._tickets is not None and isinstance(error, StoreLocked):
+            return peer.leave_open(id)
+        peer.fail(id, error)
 
     def _handle(self, peer: Peer, id: int, method: int, arguments: Any) -> None:
         session = must_go_on(self._serving.get(peer))
