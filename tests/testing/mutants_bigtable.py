@@ -90,17 +90,18 @@ def lost_is_refused(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ tickets, permits and the floor
 
 
+def _made_with(patch: pytest.MonkeyPatch, kind: Any, **broken: Any) -> None:
+    """Let each tuple of this kind have these values, whatever it is made with."""
+    right = kind.__new__
+    patch.setattr(kind, "__new__", lambda cls, *args: right(cls, *args)._replace(**broken))
+
+
 @by(
     _CLIENTS + "test_below_the_floor_a_clients_mutation_is_not_sent[model]",
     "T13 a client does not look at the floor",
 )
 def blind_to_the_floor(patch: pytest.MonkeyPatch) -> None:
-    right = client.Permit.__new__
-
-    def new(cls: Any, ticket: str, floor: int, renew_at: float, until: float) -> Any:
-        return right(cls, ticket, 0, renew_at, until)
-
-    patch.setattr(client.Permit, "__new__", new)
+    _made_with(patch, client.Permit, floor=0)
 
 
 @by(
@@ -129,12 +130,7 @@ def endless_ticket(patch: pytest.MonkeyPatch) -> None:
     "F3 a permit lasts for ever",
 )
 def endless_permit(patch: pytest.MonkeyPatch) -> None:
-    right = client.Permit.__new__
-
-    def new(cls: Any, ticket: str, floor: int, renew_at: float, until: float) -> Any:
-        return right(cls, ticket, floor, math.inf, math.inf)
-
-    patch.setattr(client.Permit, "__new__", new)
+    _made_with(patch, client.Permit, renew_at=math.inf, until=math.inf)
 
 
 @by(
@@ -176,12 +172,7 @@ def sleeper_sends(patch: pytest.MonkeyPatch) -> None:
     "O1 the tickets of a former owner are good",
 )
 def former_tickets(patch: pytest.MonkeyPatch) -> None:
-    right = owner_row.Notice.__new__
-
-    def new(cls: Any, holder: Any, address: str, floor: int, admitted: bool) -> Any:
-        return right(cls, holder, address, floor, True)
-
-    patch.setattr(owner_row.Notice, "__new__", new)
+    _made_with(patch, owner_row.Notice, admitted=True)
 
 
 @by(
