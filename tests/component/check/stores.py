@@ -15,6 +15,7 @@ import perco
 from perco.check.check import CheckOptions, CheckResult, check
 from perco.check.repair import RepairResult, repair, repair_elsewhere
 from perco.check.system import Groups, groups_of
+from perco.clock.heartbeat import LEASE_ROW
 from perco.clock.oracle import CLOCK_ROW, OracleOptions
 from perco.database.database import Database
 from perco.database.inside import close, inside, local_owner
@@ -131,8 +132,8 @@ class Store:
                 await close(db)
 
     async def cells(self) -> dict[tuple[str, str, bytes, int, int], bytes]:
-        """Every cell of every group of every table, as it is stored, but for the notes of the clock: while the store is
-        open, one is added every second."""
+        """Every cell of every group of every table, as it is stored, but for what an open store writes by itself: the
+        notes of the clock, and, from a thread, a folder's heartbeat."""
         found = {}
         for tablet in local_of(self.db).store.tablets():
             for group in tablet.groups():
@@ -141,7 +142,7 @@ class Store:
                 )
                 assert page.next is None
                 for row, [cells] in page.rows:
-                    if (tablet.table, row) != (SYSTEM_TABLE, CLOCK_ROW):
+                    if tablet.table != SYSTEM_TABLE or row not in (CLOCK_ROW, LEASE_ROW):
                         found |= {(tablet.table, group, row, column, ts): value for column, ts, value in cells}
         return found
 
