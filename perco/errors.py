@@ -394,20 +394,22 @@ def reason_of(error: Exception) -> str:
 class NotIdle(Unavailable):
     """Changes still waited for observers when the time was up. Nothing is lost: they go on waiting.
 
-    Attributes: `waiting`: the number of changes, by observer id; empty if the server did not say. `failures`: for each
-    observer that has failed since the worker was started: how often, and the last cell and error.
+    Attributes: `waiting`: the number of changes, by observer id; `counted`: False if the server did not say, so that
+    `waiting` is empty. `failures`: for each observer that has failed since the worker was started: how often, and the
+    last cell and error.
     """
 
     what: str
     commit_ts: int
     remedy: str
     waiting: dict[str, int]
+    counted: bool
     failures: dict[str, tuple[int, str, BaseException]]
 
     def __init__(
         self, what: str, waiting: dict[str, int] | None, failures: dict[str, tuple[int, str, BaseException]]
     ) -> None:
-        self.waiting, self.failures, self._waiting = waiting or {}, failures, waiting
+        self.waiting, self.counted, self.failures = waiting or {}, waiting is not None, failures
         parts = []
         for id, count in self.waiting.items():
             part = f"{count} for {id!r}"

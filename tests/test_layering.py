@@ -216,6 +216,54 @@ def test_tablets_are_told_apart_for_a_reason() -> None:
     assert found == set(TELLING_TABLETS_APART)
 
 
+def private_names(tree: ast.Module) -> set[str]:
+    """The private names that a module gives to functions, classes, fields and variables."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Attribute(attr=name, ctx=ast.Store(), value=ast.Name("self")) | ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.Constant(value=str(name)):  # in __slots__
+                found.add(name)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def private_uses(tree: ast.Module) -> set[str]:
+    """The private attributes that a module uses of any object but `self`."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name("self" | "cls")):
+                pass
+            case ast.Attribute(attr=name) if name.startswith("_") and not name.startswith("__"):
+                found.add(name)
+    return found
+
+
+# Private by their names, but for everybody: those of named tuples, and of Python's own modules.
+OF_PYTHON = {"_asdict", "_replace", "_exit", "_current_frames"}
+
+
+def test_private_uses_are_found() -> None:
+    uses = private_uses(ast.parse("def f(self, txn):\n self._mine = txn._theirs.__class__\n txn._ack._body = 1"))
+    assert uses == {"_theirs", "_ack", "_body"}
+    text = "class A:\n __slots__ = ('_slot',)\n _field: int\n def _do(self): self._made = _there = 1"
+    assert private_names(ast.parse(text)) == {"_slot", "_field", "_do", "_made", "_there"}
+
+
+def test_what_is_private_is_used_in_its_package_alone() -> None:
+    # `txn/inside.py`, `txn/runs.py` and `database/inside.py` give what packages above need.
+    own: dict[str, set[str]] = {}
+    for path, tree in modules():
+        own.setdefault(layer_of(path), set()).update(private_names(tree))
+    for path, tree in modules():
+        if layer_of(path) != "testing":  # it breaks the product on purpose
+            strange = private_uses(tree) - own[layer_of(path)] - OF_PYTHON
+            assert not strange, f"{path} uses what is private to another package: {strange}"
+
+
 def test_only_spark_knows_spark() -> None:
     for path, tree in modules():
         for name in imports(tree):

@@ -97,8 +97,8 @@ return Transaction(self._port, self._engine, of)""",
         ),
         "transaction": ("return TransactionBlock(self.begin, isolation)", ""),
         "snapshot": (
-            """block = self._of.snapshot(ts=ts, at=at)
-return SnapshotBlock(self._port, block, lambda of: Snapshot(self._port, of), block._write)""",
+            """block, write = self._of.snapshot(ts=ts, at=at), "async with db.snapshot() as snap:"
+return SnapshotBlock(self._port, block, lambda of: Snapshot(self._port, of), write)""",
             "",
         ),
         "snapshot_at": (

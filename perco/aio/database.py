@@ -110,8 +110,8 @@ class Database(Calling):
 
         Raises: SnapshotTooOld, UsageError for a moment in the future.
         """
-        block = self._of.snapshot(ts=ts, at=at)
-        return SnapshotBlock(self._port, block, lambda of: Snapshot(self._port, of), block._write)
+        block, write = self._of.snapshot(ts=ts, at=at), "async with db.snapshot() as snap:"
+        return SnapshotBlock(self._port, block, lambda of: Snapshot(self._port, of), write)
 
     async def snapshot_at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
         """Like `snapshot`, but the caller ends it by calling `end`."""

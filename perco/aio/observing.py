@@ -15,6 +15,7 @@ from perco.aio.held import Transaction
 from perco.errors import UsageError
 from perco.fronts.tries import must_give
 from perco.schema.schema import Change, ObserverFunction
+from perco.txn.inside import engine_of
 from perco.txn.transaction import Transaction as _Transaction
 
 K = TypeVar("K")
@@ -44,8 +45,9 @@ def observer(
 
     @functools.wraps(function)
     async def on_asyncio(txn: _Transaction, change: Change[K, V]) -> None:
-        portal = portal_of(txn._engine)
-        running = function(Transaction(portal, txn._engine, txn), change)
+        engine = engine_of(txn)
+        portal = portal_of(engine)
+        running = function(Transaction(portal, engine, txn), change)
         if not asyncio.iscoroutine(running):
             raise UsageError(f"perco.aio.observer takes an `async def` function; {function!r} returned {running!r}")
         me = trio.lowlevel.current_task()

@@ -26,7 +26,7 @@ import trio
 
 from perco.clock.heartbeat import LEASE_ROW
 from perco.copying import places
-from perco.copying.marker import COPYING, MOVED, Marker, catalogue_below, complete, marker_of, put_marker, refused
+from perco.copying.marker import Marker, catalogue_below, complete, marker_of, put_marker, refused
 from perco.copying.passes import FLOOR, Pass, Sums, digest_of, tasks
 from perco.database.options import Options
 from perco.errors import (
@@ -38,7 +38,7 @@ from perco.errors import (
     UsageError,
     must_be_number,
 )
-from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue, TableEntry
+from perco.schema.catalogue import CATALOGUE_ROW, COPYING, MOVED, SYSTEM_TABLE, Catalogue, TableEntry
 from perco.storage import PROTOCOL_GROUPS, RowStore
 from perco.tablets.backend import Backend
 

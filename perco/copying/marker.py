@@ -12,17 +12,21 @@ from typing import Any, Final
 
 import msgpack
 
-from perco.errors import Corruption, Unavailable
-from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue
+from perco.errors import Unavailable
+from perco.schema.catalogue import (
+    CATALOGUE_ROW,
+    COPYING,
+    MARKER_TS,
+    MARKER_WORD,
+    SYSTEM_TABLE,
+    Catalogue,
+    refusal,
+    unpack_marker,
+)
 from perco.storage import APPLIED, DATA, TS_MAX, Failed, Mutation, RowStore, Write
-
-MARKER_TS: Final = (1 << 47) - 1  # Bigtable takes no timestamp after the year 9999
-COPYING: Final = "copying"
-MOVED: Final = "moved"
 
 _TRIES: Final = 16
 _VERSIONS_MAX: Final = 1 << 20  # of a catalogue
-_WORD: Final = "perco copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +43,12 @@ class Marker:
         return self.kind == COPYING and self.other == source
 
     def pack(self) -> bytes:
-        return msgpack.packb([_WORD, self.kind, self.other, self.catalogue.pack()])  # type: ignore[no-any-return]
+        return msgpack.packb([MARKER_WORD, self.kind, self.other, self.catalogue.pack()])  # type: ignore[no-any-return]
 
     @classmethod
     def unpack(cls, data: bytes) -> Marker:
         """Raises: Corruption."""
-        try:
-            word, kind, other, catalogue = msgpack.unpackb(data)
-            if word != _WORD or kind not in {COPYING, MOVED} or not isinstance(other, str):
-                raise ValueError("not a marker of perco copy")
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise Corruption("catalogue", f"its cell at {MARKER_TS} cannot be decoded: {error}") from error
+        kind, other, catalogue = unpack_marker(data)
         return cls(kind, other, Catalogue.unpack(catalogue))
 
 
@@ -91,6 +90,4 @@ async def _write(store: RowStore, writes: list[Write]) -> None:
 
 def refused(shown: str, marker: Marker) -> str:
     """Describe a store that has a marker."""
-    if marker.kind == MOVED:
-        return f"{shown} has moved to {marker.other}"
-    return f"{shown} is an unfinished copy of {marker.other}"
+    return f"{shown} {refusal(marker.kind, marker.other)}"

@@ -16,9 +16,10 @@ import trio
 
 from perco.database.database import Database
 from perco.errors import CommitUnknown, Unavailable, UsageError
-from perco.txn.attempts import Attempt, Attempts, late
+from perco.txn.attempts import Attempt, AttemptsOutside, late
 from perco.txn.beginning import BLOCK, begin_nowait
 from perco.txn.engine import Engine
+from perco.txn.inside import limits_of
 from perco.txn.prefetch import name_of
 from perco.txn.retry import RetryOptions
 from perco.txn.transaction import Transaction
@@ -37,7 +38,7 @@ class Tries:
         self.engine, self.retry, self.serializable = engine, retry, serializable
         self._function = BLOCK if function is None else name_of(function)
         self._made_at = perf_counter()
-        self._attempts: Attempts | None = None
+        self._attempts: AttemptsOutside | None = None
         self._attempt: Attempt | None = None
 
     @property
@@ -46,10 +47,10 @@ class Tries:
 
     @property
     def done(self) -> bool:
-        return self._attempts is not None and self._attempts._done
+        return self._attempts is not None and self._attempts.done
 
-    def _new(self) -> Attempts:
-        return Attempts(self.engine, self.retry, self.serializable, self._function, scoped=False)
+    def _new(self, late_s: float = 0.0) -> AttemptsOutside:
+        return AttemptsOutside(self.engine, self.retry, self.serializable, self._function, late_s)
 
     def begin_nowait(self) -> Transaction | None:
         """On the loop's thread: the transaction of the first attempt, if there is nothing to wait for."""
@@ -58,16 +59,13 @@ class Tries:
         txn = begin_nowait(self.engine, "serializable" if self.serializable else "snapshot", self._function)
         if txn is not None:
             self._attempts = self._new()
-            self._attempt = Attempt(self._attempts)
-            self._attempt._txn = txn
+            self._attempt = self._attempts.begun(txn)
         return txn
 
     async def begin(self) -> Transaction:
         """On the loop: the next attempt's transaction, when it is its turn."""
         if self._attempts is None:
-            self._attempts = self._new()
-            if self._attempts._deadline is not None:  # its time has run since this object was made
-                self._attempts._deadline -= perf_counter() - self._made_at
+            self._attempts = self._new(perf_counter() - self._made_at)  # their time runs since this object was made
         attempt = await anext(self._attempts)
         txn = await attempt.__aenter__()
         self._attempt = attempt
@@ -91,7 +89,7 @@ class Tries:
     def leave(self) -> None:
         """End without another attempt, even after a conflict: the caller gets the error."""
         if self._attempts is not None:
-            self._attempts._owed = False
+            self._attempts.leave()
 
     async def in_time(self, txn: Callable[[], Transaction | None], do: Callable[[], Awaitable[Any]]) -> Any:
         """Run `do` on the loop, until the time for all attempts is up. Raises: Unavailable then."""
@@ -110,7 +108,7 @@ class Tries:
 
     def late(self, txn: Transaction | None) -> Unavailable | CommitUnknown:
         """The error when the time is up. `txn`: of the last attempt."""
-        return late(self.retry, self._attempts._met if self._attempts is not None else [], txn)
+        return late(self.retry, [], txn) if self._attempts is None else self._attempts.late(txn)
 
 
 def tell(interrupt: BaseException, txn: Transaction | None) -> None:
@@ -126,7 +124,8 @@ def tell(interrupt: BaseException, txn: Transaction | None) -> None:
 def limited(db: Database, attempts: int | None, timeout: float | None, isolation: Any) -> tuple[RetryOptions, bool]:
     """The retry options of `db.options(...)`, and whether it is serializable. Raises: UsageError as that does."""
     made = db.options(attempts=attempts, timeout=timeout, isolation=isolation)
-    return replace(made._retry), made._serializable
+    retry, serializable = limits_of(made)
+    return replace(retry), serializable
 
 
 def must_give(function: object, what: str, by: str = "db.run") -> None:

@@ -101,7 +101,7 @@ class PinnedSnapshot(PastSnapshot):
         if standing is not None and standing.ts <= self.start_ts:  # the versions had gone before the pin was made
             return await super()._too_old(cut, table)
         gone = f"the lease of pin {name!r} expired {late_s:.0f} s ago" if late_s >= 0 else f"pin {name!r} was dropped"
-        why = f"Its versions are gone: {gone}. Give pins a longer lease_s=, or renew them in time (pin.renew())."
+        why = f"The versions are gone: {gone}. Give pins a longer lease_s=, or renew them in time (pin.renew())."
         return SnapshotTooOld(self.start_ts, cut, table, why=why)
 
     async def renew(self, lease_s: float | None = None) -> None:

@@ -22,6 +22,7 @@ from perco.clock.oracle import oldest_wall
 from perco.clock.pins import must_be_name, pins_in
 from perco.errors import PercoError, SnapshotTooOld, Unavailable, UsageError, WriteUnknown, must_be_number
 from perco.history.past import PastSnapshot, PinnedSnapshot
+from perco.txn.beginning import begin_snapshot
 from perco.txn.engine import Engine
 from perco.txn.snapshot import Snapshot
 
@@ -70,11 +71,7 @@ class Snapshots:
             if not 1 <= ts <= self._engine.oracle.last:
                 raise UsageError(f"there is no snapshot at {ts}: timestamps so far are 1 to {self._engine.oracle.last}")
             return await self._held(ts)
-        snap = Snapshot(self._engine, await self._engine.oracle.draw())
-        if self._engine.prefetch.on:
-            snap._ahead = self._engine.prefetch.begin("snapshot")
-        self._engine.oracle.holds.open.add(snap.start_ts)
-        return snap
+        return await begin_snapshot(self._engine)
 
     async def _held(self, ts: int) -> Snapshot:
         """A snapshot at a past timestamp, checked and held in one step (T15); beside the owner it is only checked."""

@@ -36,6 +36,7 @@ from perco.storage import (
     ScanQuery,
     ScanRequest,
 )
+from perco.txn import runs
 from perco.txn.beginning import begin
 from perco.txn.engine import Engine
 from perco.txn.keeping import Keeper
@@ -271,7 +272,7 @@ class FailedList:
         (table, row, ack), ts, cell = listed
         column, driver = observed_column(ack), self._engine.driver
         txn = await begin(self._engine, None)
-        txn._version = self._engine.known.catalogue.binds  # N10
+        runs.under(txn, self._engine.known.catalogue.binds)
         try:
             await driver.past_cells(((table, row, ack), (table, row, column)), txn.start_ts)  # C4
             [cells] = await driver.store.read([(table, row, claim_queries(column, ack, txn.start_ts))])
@@ -289,7 +290,7 @@ class FailedList:
             covers = tuple([seen for seen, _ in notified])  # older notify cells go with the failed change
             entry = self._entry_of(ack)
             head, cause = ack_head(entry.version if entry else 1), pack_cause(cell.root, cell.depth, cell.path)
-            txn._ack = Intent(table, row, ack, ACK, head + cause, (), (*covers, -ts))
+            runs.acknowledge(txn, Intent(table, row, ack, ACK, head + cause, (), (*covers, -ts)))
             await txn.commit()
             return True
         finally:

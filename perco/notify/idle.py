@@ -86,7 +86,7 @@ class Idle:
     async def look(self) -> bool:
         """Whether the store is idle. If the store does not count its cells, first search it to count them."""
         if self._store.prompt is None:
-            tables = set(self._waiting.observed_tables())
+            tables = list(dict.fromkeys(self._waiting.observed_tables()))
             settled = self._settled()
             # The store may apply a late copy of an earlier mutation: cells that were found may be gone.
             now = trio.current_time()

@@ -54,6 +54,7 @@ from perco.schema.codecs import decoded, decoded_key
 from perco.schema.schema import Change, Column, Observer, Signal
 from perco.settings import check_options
 from perco.storage import NOTIFY, TS_MAX, Query, ScanCell
+from perco.txn import runs
 from perco.txn.beginning import begin
 from perco.txn.engine import Engine
 from perco.txn.transaction import Transaction
@@ -457,7 +458,7 @@ class Worker:
         number = observer_of(ack)
         if self.observers.get(number) is not observer:
             return True  # N10: paused or superseded meanwhile
-        txn._version = self._binds
+        runs.under(txn, self._binds)
         claim = self._claims.claim_signal if isinstance(observer.column, Signal) else self._claims.claim
         claimed = await claim(txn, observer, table, row, ack)
         if isinstance(claimed, bool):
@@ -467,10 +468,10 @@ class Worker:
             delays = self.delays.get(number)
             if delays is not None and await self._waits(delays, table, row, ack, verdict):
                 return None
-        txn._root, txn._depth = verdict.root, verdict.depth
-        txn._path = longer(verdict.path, self._marks[number][1])
+        path = longer(verdict.path, self._marks[number][1])
+        runs.caused(txn, verdict.root, verdict.depth, path)
         if verdict.depth > self._chain_max:
-            chain = too_long(engine, self._where(table, row), verdict, txn._path, self.options.chain_max)
+            chain = too_long(engine, self._where(table, row), verdict, path, self.options.chain_max)
             raise ObserverFailedError(chain, start_ts, verdict)
         attempt = 1 + conflicts + verdict.attempts
         if self.backoff.rows:
@@ -501,7 +502,7 @@ class Worker:
         counters.collapsed += verdict.collapsed
         if self.outputs is not None:
             known = self.outputs.seen[number]
-            for into, _, written in txn._writes if txn._signals is None else (*txn._writes, *txn._signals):
+            for into, _, written in runs.written(txn):
                 if (into, written) not in known:
                     self.outputs.note(number, into, written)
         if engine.on_event is not None:
@@ -515,8 +516,7 @@ class Worker:
 
     async def _commit(self, txn: Transaction, table: str, row: bytes, ack: int, run: Run) -> None:
         """Commit a run's transaction. N5: a run for a signal that writes, raises and locks nothing leaves no record."""
-        signals = txn._signals if txn._ack is None else None
-        if signals is not None and len(signals) == 1 and not txn._writes and txn._locked is None:
+        if runs.only_handles(txn):
             txn.discard()
             await self._claims.tidy(table, row, ack, run.removes)
         else:

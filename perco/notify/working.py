@@ -34,7 +34,7 @@ from perco.protocol.records import (
 from perco.protocol.snapshot import Missing, Value, look
 from perco.schema.schema import Observer
 from perco.storage import FAILED_LIST, NOTIFY, Failed, Mutation, Query, RowCells
-from perco.txn.driver import Driver
+from perco.txn import runs
 from perco.txn.engine import Engine
 from perco.txn.prefetch import Ahead, Raw
 from perco.txn.transaction import Transaction
@@ -55,10 +55,8 @@ class Claims:
         driver, start_ts, column = self._engine.driver, txn.start_ts, observed_column(ack)
         if driver.entered.cells:
             await driver.past_cells(((table, row, ack), (table, row, column)), start_ts)  # C4
-        ahead = txn._ahead
-        cells, read = await self._read(
-            txn._driver, ahead, table, row, column, claim_queries(column, ack, start_ts), start_ts
-        )
+        ahead = runs.ahead_of(txn)
+        cells, read = await self._read(ahead, table, row, column, claim_queries(column, ack, start_ts), start_ts)
         try:
             cell = Cellref(table, row, ack)
             verdict = decide(cells, start_ts, observer.version)
@@ -86,10 +84,9 @@ class Claims:
         if ahead is not None:
             ahead.keep(table, row, column, seen)
         del cells  # a run may take a long time
-        txn._ack = Intent(table, row, ack, ACK, self._marks[observer_of(ack)][0] + verdict.cause, (), verdict.removes)
-        txn._known = ((table, row, column), seen)  # for the function, so that it is not read twice
-        if txn._reads is not None:
-            txn._reads.note(table, row, column, seen.commit_ts)  # T14: the function gets it with its `Change`
+        head = self._marks[observer_of(ack)][0]
+        runs.acknowledge(txn, Intent(table, row, ack, ACK, head + verdict.cause, (), verdict.removes))
+        runs.observed(txn, (table, row, column), seen)
         return verdict, seen
 
     async def claim_signal(
@@ -98,13 +95,14 @@ class Claims:
         """Like `claim`, but for a signal: a run can see only that the signal was raised, and when (N5)."""
         driver, start_ts = self._engine.driver, txn.start_ts
         cell = Cellref(table, row, ack)
-        cells, _ = await self._read(txn._driver, txn._ahead, table, row, ack, signal_queries(ack, start_ts), start_ts)
+        ahead = runs.ahead_of(txn)
+        cells, _ = await self._read(ahead, table, row, ack, signal_queries(ack, start_ts), start_ts)
         try:
             verdict = decide_signal(cells, start_ts)
         except Corruption as error:
             raise driver.at(cell, error) from error
-        if txn._ahead is not None and type(verdict) is not Run:
-            txn._ahead.drop()
+        if ahead is not None and type(verdict) is not Run:
+            ahead.drop()
         match verdict:
             case Gone():
                 return True
@@ -116,14 +114,15 @@ class Claims:
         if len(verdict.covers) == COVERS_MAX:
             verdict = await self.with_older(verdict, cell)
         body = raised_head(observer.version, verdict.raised) + verdict.cause
-        txn._signals = {(table, row, ack): Intent(table, row, ack, SIGNAL, body, (), verdict.removes)}
+        runs.handle(txn, Intent(table, row, ack, SIGNAL, body, (), verdict.removes))
         return verdict, Missing(verdict.covers[0])
 
     async def _read(
-        self, driver: Driver, ahead: Ahead | None, table: str, row: bytes, column: int, queries: list[Query], ts: int
+        self, ahead: Ahead | None, table: str, row: bytes, column: int, queries: list[Query], ts: int
     ) -> tuple[RowCells, Raw | None]:
         """Read the cells that a claim needs of its row. With `ahead`, also read those that the observer is likely to
         read there, and also return the observed cell, in the form that `ahead` takes."""
+        driver = self._engine.driver
         if ahead is None:
             [cells] = await driver.store.read([(table, row, queries)])
             return cells, None

@@ -29,7 +29,7 @@ def _not_idle(error: errors.NotIdle) -> tuple[Any, ...]:
     failures = {
         id: (times, where, f"{type(met).__name__}: {met}") for id, (times, where, met) in error.failures.items()
     }
-    return error.what, error._waiting, failures
+    return error.what, error.waiting if error.counted else None, failures
 
 
 def _made_not_idle(what: str, waiting: Any, failures: Any) -> errors.NotIdle:

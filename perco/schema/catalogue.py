@@ -23,6 +23,7 @@ from perco.errors import (
     Corruption,
     SchemaMismatch,
     SessionEnded,
+    StoreError,
     TabletSplit,
     Unavailable,
     UsageError,
@@ -36,6 +37,11 @@ from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, TS_MAX, Failed, Mut
 
 SYSTEM_TABLE: Final = "_perco"
 CATALOGUE_ROW: Final = b"catalogue"
+# A cell by which `perco copy` keeps programs out of a store (M2). Bigtable takes no timestamp after the year 9999.
+MARKER_TS: Final = (1 << 47) - 1
+MARKER_WORD: Final = "perco copy"
+COPYING: Final = "copying"
+MOVED: Final = "moved"
 _COLUMNS_MAX: Final = 1 << 15
 _OBSERVERS_MAX: Final = (1 << 16) - 1  # the number of an observer has 16 bits of a cell's column
 _TRIES: Final = 16
@@ -389,7 +395,8 @@ def _merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
 
 
 async def load(store: RowStore) -> Catalogue:
-    """The newest version in the store; version 0 if there is none yet."""
+    """The newest version in the store; version 0 if there is none yet. Raises: StoreError if a marker keeps programs
+    out (M2)."""
     version, packed = await _newest(store)
     if not version:
         return Catalogue()
@@ -406,7 +413,30 @@ async def newest_version(store: RowStore) -> int:
 
 async def _newest(store: RowStore) -> tuple[int, bytes]:
     [[cells]] = await store.read([(SYSTEM_TABLE, CATALOGUE_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
-    return cells[0] if cells else (0, b"")
+    if not cells:
+        return 0, b""
+    if cells[0][0] == MARKER_TS:
+        kind, other, _ = unpack_marker(cells[0][1])
+        raise StoreError(f"this store {refusal(kind, other)}")
+    return cells[0]
+
+
+def unpack_marker(data: bytes) -> tuple[str, str, bytes]:
+    """The kind of a marker, the address of the other store, and the packed catalogue. Raises: Corruption."""
+    try:
+        word, kind, other, catalogue = msgpack.unpackb(data)
+        if word != MARKER_WORD or kind not in {COPYING, MOVED} or not isinstance(other, str):
+            raise ValueError("not a marker of perco copy")
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise Corruption("catalogue", f"its cell at {MARKER_TS} cannot be decoded: {error}") from error
+    return kind, other, catalogue
+
+
+def refusal(kind: str, other: str) -> str:
+    """Say why a store that has a marker cannot be opened."""
+    if kind == MOVED:
+        return f"has moved to {other}"
+    return f"is an unfinished copy of {other}"
 
 
 async def declare(store: RowStore, schema: Schema, found: Callable[[int], None] = lambda version: None) -> Catalogue:

@@ -152,23 +152,18 @@ def _escape(part: bytes) -> bytes:
 
 
 def _split(data: bytes, parts: int) -> list[bytes]:
-    out, at = [], 0
-    for _ in range(parts):
-        piece = bytearray()
-        while True:
-            nul = data.index(b"\x00", at)
-            piece += data[at:nul]
-            follows = data[nul + 1 : nul + 2]
-            at = nul + 2
-            if follows == b"\x01":
-                break
-            if follows != b"\xff":
-                raise ValueError("a tuple's part has no end")
-            piece.append(0)
-        out.append(bytes(piece))
-    if at != len(data):
+    *pieces, rest = data.split(_END)  # a zero byte of a part is followed by 0xff, so the ends are unambiguous
+    if len(pieces) > parts or (rest and len(pieces) == parts):
         raise ValueError("more parts than the tuple has")
-    return out
+    if len(pieces) < parts:
+        raise ValueError("a tuple's part has no end")
+    return [_unescaped(piece) if b"\x00" in piece else piece for piece in pieces]
+
+
+def _unescaped(piece: bytes) -> bytes:
+    if piece.count(b"\x00") != piece.count(b"\x00\xff"):
+        raise ValueError("a tuple's part has a zero byte that is not escaped")
+    return piece.replace(b"\x00\xff", b"\x00")
 
 
 class TupleCodec(Codec[T]):

@@ -27,7 +27,7 @@ import trio
 from perco.clock.loopwatch import Held
 from perco.database.database import Database
 from perco.database.inside import inside, local_owner
-from perco.errors import SessionEnded, StoreLocked, Unavailable, UsageError
+from perco.errors import StoreLocked, Unavailable, UsageError, WriteUnknown
 from perco.rpc.addresses import Address
 from perco.rpc.channel import Channel, WireOptions
 from perco.rpc.crossing import pack_error
@@ -35,10 +35,10 @@ from perco.rpc.framing import Message, WireError
 from perco.rpc.link import BACK_S
 from perco.rpc.peer import Peer
 from perco.serve.door import Door
+from perco.serve.draws import Draws
 from perco.serve.folders import place_of
 from perco.serve.messages import (
     ANNOUNCED,
-    DRAWS_MAX,
     MOVED,
     FolderIs,
     Method,
@@ -61,7 +61,7 @@ from perco.serve.rows import Rows
 from perco.serve.sessions import Session, Sessions, Stuck, must_go_on
 from perco.serve.tasks import ProcessTasks
 from perco.serve.told_tasks import ToldTasks
-from perco.tablets.backend import Tickets, sure
+from perco.tablets.backend import Tickets, lost, sure
 
 log: logging.Logger = logging.getLogger("perco.serve")
 
@@ -77,6 +77,7 @@ class Server(Door[Session]):
 
     sessions: Sessions
     rows: Rows
+    draws: Draws
     one_step: OneStep
     told_tasks: ToldTasks
     served: int
@@ -113,6 +114,7 @@ class Server(Door[Session]):
         self.served = 0  # calls, in total
         self.told_tasks = ToldTasks(self.sessions, self._serving, options.silence_s, self._waiting)
         rows = self.rows = Rows(parts, self._owner.store, self.sessions, options)
+        self.draws = Draws(parts, self.sessions, lambda: self._owner.backend.check(), self._sure, self._fail)
         refusal = ""
         if servers is not None:  # their readers do not ask this memory (C4)
             refusal = "tablet servers now have the store's rows"
@@ -130,7 +132,7 @@ class Server(Door[Session]):
             Method.SCAN: rows.scan,
             Method.APPLY: rows.apply,
             Method.COMMIT: one_step.commit,
-            Method.DRAW: self._draw,
+            Method.DRAW: self.draws.draw,
             Method.DONE: self._untold(self._done),
             Method.ALIVE: lambda session, peer, id, start_ts: peer.reply(id, fates.alive(start_ts)),
             Method.OUTLIVE: self._later(self._outlive, must_be_timestamp),
@@ -306,11 +308,22 @@ class Server(Door[Session]):
 
     # ------------------------------------------------------------ calls
 
+    def _sure(self) -> Awaitable[None]:
+        return sure(self._owner.backend.check, _SURE_S)
+
     def _fail(self, peer: Peer, id: int, error: Exception) -> None:
-        """Answer with an error; but direct clients get no StoreLocked: they ask the next owner, once this one ends."""
-        if self._tickets is not None and isinstance(error, StoreLocked):
-            return peer.leave_open(id)
-        peer.fail(id, error)
+        """Answer with an error. A direct client gets no answer if the error says, or perhaps is due to the fact, that
+        another process owns the store: the client asks that process, once this one ends."""
+        if self._tickets is None or not isinstance(error, StoreLocked | Unavailable | WriteUnknown):
+            return peer.fail(id, error)
+
+        async def run() -> None:
+            if isinstance(error, StoreLocked) or await lost(self._owner.backend.check, _SURE_S):
+                peer.leave_open(id)
+            else:
+                peer.fail(id, error)
+
+        self._parts.background.spawn(run)
 
     def _handle(self, peer: Peer, id: int, method: int, arguments: Any) -> None:
         session = must_go_on(self._serving.get(peer))
@@ -351,49 +364,7 @@ class Server(Door[Session]):
 
         return handle
 
-    # ------------------------------------------------------------ timestamps, liveness
-
-    def _draw(self, session: Session, peer: Peer, id: int, wanted: Any) -> None:
-        starts, others = wanted
-        if type(starts) is not int or type(others) is not int or min(starts, others) < 0:
-            raise TypeError("not two numbers of timestamps")
-        if not 0 < starts + others <= DRAWS_MAX:
-            raise ValueError("the number of timestamps is out of range")
-        draw, drawn = self._parts.oracle.draw_nowait, [0]
-        try:
-            self._owner.backend.check()  # O1; if this process does not know whether it owns the store, the call waits
-            drawn = [draw() for _ in range(starts + others)]
-        except Unavailable:
-            pass
-        except StoreLocked as error:
-            self._fail(peer, id, error)
-            return
-        if not drawn[-1]:  # then all are 0 from some point on
-            self._draw_rest(session, peer, id, starts, others, [ts for ts in drawn if ts])
-            return
-        self._drawn(session, peer, id, starts, drawn)
-
-    def _draw_rest(self, session: Session, peer: Peer, id: int, starts: int, others: int, drawn: list[int]) -> None:
-        async def run() -> None:
-            try:
-                await sure(self._owner.backend.check, _SURE_S)
-                while len(drawn) < starts + others:
-                    drawn.append(await self._parts.oracle.draw())
-                await sure(self._owner.backend.check, _SURE_S)  # O1: the draw may have waited for longer than the lease
-                self._drawn(session, peer, id, starts, drawn)
-            except Exception as error:
-                self._fail(peer, id, error)
-
-        self._parts.background.spawn(run)
-
-    def _drawn(self, session: Session, peer: Peer, id: int, starts: int, drawn: list[int]) -> None:
-        if session.ended or peer.ended:  # the answer would be lost, and the timestamps held forever
-            peer.fail(id, SessionEnded())
-            return
-        for ts in drawn[:starts]:
-            self.sessions.begin(session, ts)
-        oracle = self._parts.oracle
-        peer.reply(id, (drawn, oracle.catalogue_version, oracle.wall_ms(), oracle.last))
+    # ------------------------------------------------------------ liveness
 
     def _done(self, session: Session, start_ts: Any) -> None:
         self.sessions.done(session, read_all(start_ts, int))

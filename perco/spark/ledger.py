@@ -34,6 +34,7 @@ import trio
 import perco
 from perco.database.database import Database
 from perco.errors import CommitUnknown, PercoError, UsageError
+from perco.txn.inside import scan_between
 
 T = TypeVar("T")
 
@@ -337,7 +338,7 @@ async def taken(db: perco.Database, ledger: Ledger) -> int | None:
     async with db.snapshot() as snap:
         if await snap.get(RUN, ledger.row) != ledger.run:
             return None
-        async for found in snap._scan_between(table, low, high, columns=[column]):
+        async for found in scan_between(snap, table, low, high, columns=[column]):
             count += ledger.has(found[column])
     return count
 
@@ -405,7 +406,7 @@ async def _forget(
     keys: list[Any] = []
     # Transactions that begin now find the job closed; those in flight may still mark inputs that were not taken.
     async with db.snapshot() as snap:
-        async for found in snap._scan_between(table, low, high, columns=[column]):
+        async for found in scan_between(snap, table, low, high, columns=[column]):
             if run in _runs(found[column]):
                 keys.append(found.key)
             if len(keys) == _REMOVED:

@@ -40,6 +40,7 @@ from perco.spark.partition import one_error
 from perco.spark.ranges import Range
 from perco.spark.store import Store, in_task, reached
 from perco.spark.streaming import streamed
+from perco.txn.inside import scan_between
 
 _OPTIONS: Final = ("table", "url", "path", "columns", "ts", "at", "start", "stop", "prefix", "key", "partitions")
 _LEASE_S: Final = 600.0
@@ -288,7 +289,7 @@ class PercoReader(DataSourceReader):
             for part in parts:
                 ends = []
                 for reverse in (False, True):
-                    scan = snap._scan_between(table, *part, limit=1, reverse=reverse)
+                    scan = scan_between(snap, table, *part, limit=1, reverse=reverse)
                     ends += [table.row(row.key) async for row in scan]
                 out += ranges.cut(part, ranges.between(ends[0], ends[1], each)) if ends else []
         return out
@@ -313,7 +314,7 @@ class PercoReader(DataSourceReader):
                 await nursery.start(self._renew, db, span)
             async with db.snapshot(ts=span.ts) as snap:
                 batch = Batch(table, columns, self._asked.key, self._schema)
-                async for row in snap._scan_between(table, *span.range, columns=columns):
+                async for row in scan_between(snap, table, *span.range, columns=columns):
                     batch.add(row)
                     if batch.full:
                         await send(batch.taken())

@@ -34,6 +34,7 @@ from typing import Any, TypeAlias
 import trio
 
 from perco.errors import SessionEnded, Unavailable
+from perco.outcome import Awaited
 from perco.storage.cells import Mutation, ReadRequest, RowCells, ScanPage, ScanRequest, Verdict
 from perco.storage.rowstore import Deferring, RowStore
 from perco.storage.tablet import BatchOptions, Tablet
@@ -45,24 +46,21 @@ Wanted: TypeAlias = tuple[Hashable, Any, int]  # a tablet, the part for it, and 
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 
 
-class _Caller:
-    """A task that waits for all of its answers; like `perco.storage.call.Call`, it is its own `outcome.Outcome`."""
+class _Caller(Awaited):
+    """A task that waits for all of its answers. `value`: the answers, in the order of its parts."""
 
-    __slots__ = ("again", "answers", "error", "gone", "missing", "sent", "task", "waits")
+    value: list[Any]
+
+    __slots__ = ("again", "gone", "missing", "sent", "waits")
 
     def __init__(self, wanted: int, *, again: bool) -> None:
-        self.task = trio.lowlevel.current_task()
+        super().__init__(trio.lowlevel.current_task())
         self.again = again
-        self.answers: list[Any] = [None] * wanted
+        self.value = [None] * wanted
         self.missing = wanted
-        self.error: Exception | None = None
         self.sent = False  # some part is in a closed batch
         self.gone = False  # cancelled: its unsent parts must not be sent
         self.waits = False
-
-    def unwrap(self) -> None:
-        if self.error is not None:
-            raise self.error
 
     def abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
         """Leave, unless the answer to a part that was sent must be waited for (D4)."""
@@ -75,7 +73,7 @@ class _Caller:
         """Count one more answered part; wake the task after the last."""
         self.missing -= 1
         if not self.missing and self.waits and not self.gone:
-            trio.lowlevel.reschedule(self.task, self)  # type: ignore[arg-type]
+            self.wake()
 
 
 _Part: TypeAlias = tuple[_Caller, int, Any]  # the caller, the index among its parts, and the part
@@ -154,19 +152,17 @@ class Gathering:
             self._join(tablet, caller, index, item, size)
         if led is not None and await self._alone(led, caller):
             return None
-        if caller.missing:
-            caller.waits = True
-            await trio.lowlevel.wait_task_rescheduled(caller.abort)
-        else:
-            caller.unwrap()
-        return caller.answers
+        if not caller.missing:
+            return caller.unwrap()  # type: ignore[no-any-return]
+        caller.waits = True
+        return await trio.lowlevel.wait_task_rescheduled(caller.abort)  # type: ignore[no-any-return]
 
     async def _alone(self, batch: _Batch, caller: _Caller) -> bool:
         """Let the tasks that run in the same turn of the loop join a batch, then close it. Returns whether none did."""
         await trio.lowlevel.cancel_shielded_checkpoint()
         if not batch.closed:
             caller.gone = trio.current_effective_deadline() == -math.inf  # D4: cancelled while its batch was open
-            if len(batch.parts) == len(caller.answers) == caller.missing and not caller.gone:
+            if len(batch.parts) == len(caller.value) == caller.missing and not caller.gone:
                 self._crowded.discard(batch.key)
                 self._close(batch)
                 self._out[batch.key] = self._out.get(batch.key, 0) + 1
@@ -241,7 +237,7 @@ class Gathering:
             if error is not None:
                 caller.error = _own(error)
             else:
-                caller.answers[index] = answers[i]
+                caller.value[index] = answers[i]
                 if caller.gone and self._dropped is not None:
                     self._dropped(item, answers[i])
             caller.told()

@@ -17,6 +17,7 @@ from perco.sync.calling import call, first_page
 from perco.sync.reading import Reading
 from perco.sync.threads import Port
 from perco.txn.engine import Engine
+from perco.txn.inside import is_open, size_of, write_encoded
 from perco.txn.scan import Scan
 from perco.txn.snapshot import Snapshot as _Snapshot
 from perco.txn.transaction import Transaction as _Transaction
@@ -109,7 +110,7 @@ class Transaction(Snapshot):
         txn = self._of = await self._tries.begin()
         return txn
 
-    def _write(self, txn: Any) -> None:
+    def _write(self, txn: _Transaction) -> None:
         """Pass the noted writes to the engine's transaction."""
         noted = self._noted
         while noted:
@@ -117,9 +118,8 @@ class Transaction(Snapshot):
             if isinstance(column, Signal):
                 txn.signal(column, row)
             else:
-                txn._note(txn._usable(column), row, data)
-        self._cells = len(txn._writes) + (0 if txn._signals is None else len(txn._signals))
-        self._bytes = txn._bytes
+                write_encoded(txn, column, row, data)
+        self._cells, self._bytes = size_of(txn)
 
     # ------------------------------------------------------------ in the caller's thread
 
@@ -169,7 +169,7 @@ class Transaction(Snapshot):
 
     def _must_be_open(self) -> None:
         txn: Any = self._of
-        if self._ended or (txn is not None and not txn._open):
+        if self._ended or (txn is not None and not is_open(txn)):
             raise TransactionClosed("this transaction has ended; use it only inside its block or function")
 
     def _note(self, column: Column[Any, Any] | Signal[Any], key: Any, data: bytes | None) -> None:

@@ -14,6 +14,7 @@ from perco.fronts.tries import must_give
 from perco.schema.schema import Change, ObserverFunction
 from perco.sync.held import Transaction
 from perco.sync.threads import FromThread
+from perco.txn.inside import engine_of
 from perco.txn.transaction import Transaction as _Transaction
 
 K = TypeVar("K")
@@ -49,7 +50,7 @@ def observer(function: Callable[[Transaction, Change[K, V]], None]) -> ObserverF
         except LookupError:
             limiter = trio.CapacityLimiter(OBSERVER_THREADS)
             _limiter.set(limiter)
-        outside = Transaction(FromThread(), txn._engine, txn)
+        outside = Transaction(FromThread(), engine_of(txn), txn)
         result: object = await trio.to_thread.run_sync(function, outside, change, limiter=limiter)
         if isinstance(result, Coroutine):
             result.close()

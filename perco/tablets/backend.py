@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import trio
 
-from perco.errors import Unavailable
+from perco.errors import PercoError, StoreLocked, Unavailable
 from perco.storage import Mutation, OwnerStore
 from perco.tablets.local import LocalStore
 from perco.txn.engine import Place
@@ -25,6 +25,17 @@ async def sure(check: Callable[[], None], seconds: float) -> None:
             except Unavailable:
                 await trio.sleep(_AGAIN_S)
     check()
+
+
+async def lost(check: Callable[[], None], seconds: float) -> bool:
+    """Whether another process owns the place now; waits, at most so many seconds, while this is not known."""
+    try:
+        await sure(check, seconds)
+    except StoreLocked:
+        return True
+    except PercoError:  # it is still not known, or this process has closed the store
+        pass
+    return False
 
 
 class Tickets(Protocol):

@@ -194,6 +194,40 @@ class Attempt:
                 attempts._turn.leave()
 
 
+class AttemptsOutside(Attempts):
+    """Attempts whose function runs outside the loop: no cancel scope holds them, and their caller says when it is late.
+
+    Args:
+        late_s: seconds of their time that are over.
+    """
+
+    def __init__(
+        self, engine: Engine, retry: RetryOptions, serializable: bool, function: str, late_s: float = 0.0
+    ) -> None:
+        super().__init__(engine, retry, serializable, function, scoped=False)
+        if self._deadline is not None:
+            self._deadline -= late_s
+
+    @property
+    def done(self) -> bool:
+        """Whether an attempt has committed."""
+        return self._done
+
+    def begun(self, txn: Transaction) -> Attempt:
+        """The first attempt, whose transaction has begun."""
+        attempt = Attempt(self)
+        attempt._txn = txn
+        return attempt
+
+    def leave(self) -> None:
+        """End without another attempt: the caller gets the error."""
+        self._owed = False
+
+    def late(self, txn: Transaction | None) -> Unavailable | CommitUnknown:
+        """The error when the time is up. `txn`: of the last attempt."""
+        return late(self._retry, self._met, txn)
+
+
 def _without_frames(error: TransientError) -> TransientError:
     """The error, without tracebacks: neither its own, nor those of the errors that caused it."""
     each: BaseException | None = error

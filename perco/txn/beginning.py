@@ -1,9 +1,10 @@
-"""Begins transactions: draws a timestamp, and sets up the read-ahead and the notes of reads."""
+"""Begins transactions and snapshots: draws a timestamp, and sets up the read-ahead and the notes of reads."""
 
 from __future__ import annotations
 
 from perco.protocol.reads import Isolation, Reads
 from perco.txn.engine import Engine
+from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
 
 BLOCK = "transaction"  # the name under which transactions opened as blocks are counted and read ahead
@@ -32,3 +33,12 @@ def begun(engine: Engine, start_ts: int, serializable: bool, function: str) -> T
     if serializable:
         txn._reads = Reads(engine.limits.reads_max)
     return txn
+
+
+async def begin_snapshot(engine: Engine) -> Snapshot:
+    """A snapshot at a new timestamp, which it holds until its end (G1)."""
+    snap = Snapshot(engine, await engine.oracle.draw())
+    if engine.prefetch.on:
+        snap._ahead = engine.prefetch.begin("snapshot")
+    engine.oracle.holds.open.add(snap.start_ts)
+    return snap

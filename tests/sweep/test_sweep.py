@@ -371,7 +371,7 @@ def no_pins(patch: pytest.MonkeyPatch) -> None:
         ("T13 the floor is never raised", Undone),
         ("T13 a store without floors waits for nothing that was sent", sweep.bare(Undone)),
         ("T14 nothing is validated", Serializable),
-        ("T14 a shared lock is not refused by a newer record", ReadLocked),
+        ("T14 a shared lock is granted despite a newer record", ReadLocked),
         ("T14 a writer ignores traces", ReadLocked),
         ("T15 pins are not read", VacuumedPinned),
     ],

@@ -147,12 +147,12 @@ def absent(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ read locks
 
 
-@mutant(LOCKS, "T14 a shared lock is not refused by a newer record")
+@mutant(LOCKS, "T14 a shared lock is granted despite a newer record")
 def newer_record(patch: pytest.MonkeyPatch) -> None:
     checked(patch, lambda mutation: without_checks_of_reads(mutation, WRITE))
 
 
-@mutant(LOCKS, "T14 a shared lock is not refused by a write lock")
+@mutant(LOCKS, "T14 a shared lock is granted despite a write lock")
 def held_by_a_writer(patch: pytest.MonkeyPatch) -> None:
     checked(patch, lambda mutation: without_checks_of_reads(mutation, LOCK))
 

@@ -308,7 +308,7 @@ def nothing_there(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tablets.TabletServer, "_read", read)
 
 
-@served("F2 a server reports a mutation of rows that it does not have as applied")
+@served("F2 a server reports that it has applied a mutation, although it does not have the rows")
 def applied_nowhere(patch: pytest.MonkeyPatch) -> None:
     """Two similar faults have no visible effect. If a mutation that went to a dead server is sent to another one, that
     is as if the network had repeated it (T6). If it is taken for not made, the release of the primary finds its record

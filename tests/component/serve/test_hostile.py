@@ -254,7 +254,7 @@ async def test_a_commit_that_is_too_large_while_the_server_is_away_is_refused_al
 async def test_more_tasks_may_begin_at_once_than_one_call_draws_for(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # O2 R1
-    for module in ("remote", "server"):
+    for module in ("remote", "draws"):
         monkeypatch.setattr(f"perco.serve.{module}.DRAWS_MAX", 100)
     count = 250
     drawn: list[int] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -77,6 +78,13 @@ def test_a_tuples_prefix_is_that_of_all_that_begin_alike(one: tuple[str, int], t
     assert codec.part_prefix(one) == codec.encode(one)
 
 
+@given(st.lists(st.sampled_from([b"\x00\x01", b"\x00\xff", b"\x00", b"\x01", b"\xff", b"a"])))
+def test_bytes_that_are_a_tuple_are_its_only_form(pieces: list[bytes]) -> None:
+    codec, data = Tuple(BYTES, BYTES), b"".join(pieces)
+    with suppress(ValueError):
+        assert codec.encode(codec.decode(data)) == data
+
+
 @pytest.mark.parametrize("name", list(ALL))
 @given(data=st.binary(max_size=24))
 def test_any_stored_bytes_are_a_value_or_corruption(name: str, data: bytes) -> None:
@@ -103,6 +111,8 @@ def test_any_stored_bytes_are_a_value_or_corruption(name: str, data: bytes) -> N
         (Tuple(TEXT, INT64), b"a\x00\x01"),
         (Tuple(TEXT, TEXT), b"a\x00\x01b\x00\x02"),
         (Tuple(TEXT, TEXT), b"a\x00\x01b\x00\x01c"),
+        (Tuple(TEXT, TEXT), b"a\x00\x01b\x00\x01c\x00\x01"),
+        (Tuple(TEXT, TEXT), b"a\x00\x01b\x00\x00\x01"),
     ],
 )
 def test_what_does_not_decode_is_corruption(codec: Codec[Any], data: bytes) -> None:

@@ -14,10 +14,10 @@ import trio
 import perco
 from perco.copying import copy as copying, passes
 from perco.copying.copy import Copied, CopyOptions, copy
-from perco.copying.marker import COPYING, MOVED, Marker, marker_of
+from perco.copying.marker import Marker, marker_of
 from perco.copying.passes import FLOOR, Sums
 from perco.database.inside import inside
-from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
+from perco.schema.catalogue import COPYING, MOVED, SYSTEM_TABLE, Catalogue
 from perco.storage import (
     APPLIED,
     PROTOCOL_GROUPS,
@@ -65,8 +65,8 @@ async def copied(source: str, target: str, *, tell: Any = lambda phase, table, s
     return await copy(source, target, CopyOptions(**options), tell, stores=OPTIONS)
 
 
-async def cannot_be_opened(url: str) -> None:
-    with pytest.raises(perco.PercoError):
+async def cannot_be_opened(url: str, told: str) -> None:
+    with pytest.raises(perco.StoreError, match=f"this store {told}"):
         async with opened(url):
             pass
 
@@ -128,7 +128,7 @@ async def test_what_changes_while_the_store_is_in_use_is_caught_up_with(tmp_path
             done = await copied(source, target)
             assert "stores" in done.used_by
             changed.append(done.sums.changed)
-            await cannot_be_opened(target)
+            await cannot_be_opened(target, f"is an unfinished copy of {source}")
             for word in words:
                 assert await owner.tell(word) == "done"
     assert changed[0] > changed[1] > 0
@@ -283,7 +283,7 @@ async def test_a_copy_that_differs_is_not_made_a_store(tmp_path: Path, monkeypat
         with pytest.raises(perco.StoreError, match=r"'words' of .* is not equal"):
             await copied(source, target, switch=True)
     assert rows == 1
-    await cannot_be_opened(target)
+    await cannot_be_opened(target, f"is an unfinished copy of {source}")
     async with opened(source) as db:
         await must_be_clean(db)
     done = await copied(source, target)
@@ -318,19 +318,19 @@ async def test_a_store_that_has_moved_says_where_and_can_be_moved_back(tmp_path:
     state, *_ = await made(source)
     done = await copied(source, target, switch=True)
     assert done.moved
-    await cannot_be_opened(source)
+    await cannot_be_opened(source, f"has moved to {target}")
     with pytest.raises(perco.StoreError, match=f"has moved to {target}"):
         await copied(source, str(tmp_path / "u"))
     (tmp_path / "t").rename(tmp_path / "elsewhere")  # as a disk that is not mounted
     with pytest.raises(perco.StoreError, match=f"has moved to {target}"):
         await copied(source, target, switch=True)
-    await cannot_be_opened(source)
+    await cannot_be_opened(source, f"has moved to {target}")
     shutil.rmtree(target)
     (tmp_path / "elsewhere").rename(target)
     old = await copied(source, str(tmp_path / "old"), moved=True)
     assert not old.used_by
     assert old.moved
-    await cannot_be_opened(source)
+    await cannot_be_opened(source, f"has moved to {target}")
     async with opened(str(tmp_path / "old")) as db:
         assert await state_of(db) == state
     async with opened(target) as db, db.transaction() as txn:
@@ -340,7 +340,7 @@ async def test_a_store_that_has_moved_says_where_and_can_be_moved_back(tmp_path:
     async with opened(source) as db:
         assert await state_of(db) == state | {"docs.rank k": 7}
         await must_be_clean(db)
-    await cannot_be_opened(target)
+    await cannot_be_opened(target, f"has moved to {source}")
 
 
 async def test_what_is_no_place_for_a_copy(tmp_path: Path) -> None:

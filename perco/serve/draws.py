@@ -1,0 +1,78 @@
+"""Timestamps that a server draws for its clients.
+
+O1  While the server does not know whether it still owns the store, it hands out no timestamp: calls wait.
+G1  From the draw on, the client's session holds the start timestamps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from perco.database.parts import Parts
+from perco.errors import SessionEnded, StoreLocked, Unavailable
+from perco.rpc.peer import Peer
+from perco.serve.messages import DRAWS_MAX
+from perco.serve.sessions import Session, Sessions
+
+
+class Draws:
+    """Loop thread only.
+
+    Args:
+        check: that of the store's place.
+        sure: waits until `check` no longer raises Unavailable.
+        fail: answers with an error.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        sessions: Sessions,
+        check: Callable[[], None],
+        sure: Callable[[], Awaitable[None]],
+        fail: Callable[[Peer, int, Exception], None],
+    ) -> None:
+        self._parts, self._sessions, self._check, self._sure, self._fail = parts, sessions, check, sure, fail
+
+    def draw(self, session: Session, peer: Peer, id: int, wanted: Any) -> None:
+        starts, others = wanted
+        if type(starts) is not int or type(others) is not int or min(starts, others) < 0:
+            raise TypeError("not two numbers of timestamps")
+        if not 0 < starts + others <= DRAWS_MAX:
+            raise ValueError("the number of timestamps is out of range")
+        draw, drawn = self._parts.oracle.draw_nowait, [0]
+        try:
+            self._check()  # O1; if this process does not know whether it owns the store, the call waits
+            drawn = [draw() for _ in range(starts + others)]
+        except Unavailable:
+            pass
+        except StoreLocked as error:
+            self._fail(peer, id, error)
+            return
+        if not drawn[-1]:  # then all are 0 from some point on
+            self._draw_rest(session, peer, id, starts, others, [ts for ts in drawn if ts])
+            return
+        self._drawn(session, peer, id, starts, drawn)
+
+    def _draw_rest(self, session: Session, peer: Peer, id: int, starts: int, others: int, drawn: list[int]) -> None:
+        async def run() -> None:
+            try:
+                await self._sure()
+                while len(drawn) < starts + others:
+                    drawn.append(await self._parts.oracle.draw())
+                await self._sure()  # O1: the draw may have waited for longer than the lease
+                self._drawn(session, peer, id, starts, drawn)
+            except Exception as error:
+                self._fail(peer, id, error)
+
+        self._parts.background.spawn(run)
+
+    def _drawn(self, session: Session, peer: Peer, id: int, starts: int, drawn: list[int]) -> None:
+        if session.ended or peer.ended:  # the answer would be lost, and the timestamps held forever
+            peer.fail(id, SessionEnded())
+            return
+        for ts in drawn[:starts]:
+            self._sessions.begin(session, ts)
+        oracle = self._parts.oracle
+        peer.reply(id, (drawn, oracle.catalogue_version, oracle.wall_ms(), oracle.last))

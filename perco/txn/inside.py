@@ -1,0 +1,56 @@
+"""The parts of snapshots, transactions and `db.options(...)`, for the packages above; not for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from perco.schema.schema import Column, Table
+from perco.txn.engine import Engine
+from perco.txn.retry import RetryOptions
+from perco.txn.running import Retrying
+from perco.txn.scan import Scan
+from perco.txn.snapshot import Snapshot
+from perco.txn.transaction import Transaction
+
+K = TypeVar("K")
+
+
+def engine_of(snap: Snapshot) -> Engine:
+    """The engine of the store that it reads."""
+    return snap._engine
+
+
+def is_open(snap: Snapshot) -> bool:
+    """Whether it can still be used."""
+    return snap._open
+
+
+def scan_between(
+    snap: Snapshot,
+    table: Table[K],
+    low: bytes,
+    high: bytes | None,
+    *,
+    columns: Sequence[Column[K, Any]] | None = None,
+    limit: int | None = None,
+    reverse: bool = False,
+) -> Scan[K]:
+    """Like `Snapshot.scan`, but of the rows in [`low`, `high`) (None: to the end). The bounds are rows in stored form,
+    and need not be the encoding of a key."""
+    return snap._scan_between(table, low, high, columns=columns, limit=limit, reverse=reverse)
+
+
+def write_encoded(txn: Transaction, column: Column[Any, Any], row: bytes, data: bytes | None) -> None:
+    """Write a cell whose key and value are in stored form; None deletes it. Raises: as `Transaction.set` does."""
+    txn._note(txn._usable(column), row, data)
+
+
+def size_of(txn: Transaction) -> tuple[int, int]:
+    """The number of cells written and signals raised, and the bytes of the values."""
+    return len(txn._writes) + (0 if txn._signals is None else len(txn._signals)), txn._bytes
+
+
+def limits_of(made: Retrying) -> tuple[RetryOptions, bool]:
+    """The limits that `db.options(...)` was made with, and whether its transactions are serializable."""
+    return made._retry, made._serializable

@@ -1,0 +1,60 @@
+"""The transaction of an observer's run: what it acknowledges, what caused it, and what its claim has read for it.
+
+N2  The acknowledgement removes the notify cells that the run has seen.
+N3  The acknowledgement is the primary.
+N5  A signal has no acknowledgement: the run's commit removes its notify cells.
+N10 The run commits only under the catalogue's version that it began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from perco.protocol.mutations import Intent
+from perco.protocol.snapshot import Missing, Value
+from perco.txn.prefetch import Ahead
+from perco.txn.reader import WHERE
+from perco.txn.transaction import Transaction
+
+
+def under(txn: Transaction, version: int) -> None:
+    """Commit only under this version of the catalogue (N10)."""
+    txn._version = version
+
+
+def caused(txn: Transaction, root: int, depth: int, path: bytes) -> None:
+    """What caused the run: changes that it makes carry it on."""
+    txn._root, txn._depth, txn._path = root, depth, path
+
+
+def acknowledge(txn: Transaction, ack: Intent) -> None:
+    """Make the acknowledgement of a change the primary (N3)."""
+    txn._ack = ack
+
+
+def observed(txn: Transaction, cell: WHERE, seen: Value | Missing) -> None:
+    """What the claim has read of the observed cell: the function gets it, and does not read it twice (T14)."""
+    txn._known = (cell, seen)
+    if txn._reads is not None:
+        txn._reads.note(*cell, seen.commit_ts)
+
+
+def handle(txn: Transaction, signal: Intent) -> None:
+    """The signal that the run handles; it removes the notify cells that the run has seen (N5)."""
+    txn._signals = {(signal.table, signal.row, signal.column): signal}
+
+
+def ahead_of(txn: Transaction) -> Ahead | None:
+    """Its cache, and what is read ahead for it."""
+    return txn._ahead
+
+
+def written(txn: Transaction) -> Iterable[WHERE]:
+    """The cells that it writes and the signals that it raises; the signal that it handles, too."""
+    return txn._writes if txn._signals is None else (*txn._writes, *txn._signals)
+
+
+def only_handles(txn: Transaction) -> bool:
+    """Whether it handles a signal, and writes, raises and locks nothing: it needs no commit (N5)."""
+    signals = txn._signals if txn._ack is None else None
+    return signals is not None and len(signals) == 1 and not txn._writes and txn._locked is None
