@@ -350,6 +350,11 @@ class Link:
                     welcome = await channel.greeting(alone=False)
                 except WireError as error:
                     raise StoreError(f"the program at {self.name} is not a perco server: {error}") from error
+                except trio.BrokenResourceError as error:
+                    if not self.name.startswith("tcp://"):
+                        raise
+                    tls = self.name.replace("tcp://", "tls://", 1)
+                    raise trio.BrokenResourceError(f"{error}; if this server uses TLS, open {tls}") from error
             if scope.cancelled_caught:
                 raise Silent("no greeting")
             try:

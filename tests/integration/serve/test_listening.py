@@ -127,7 +127,7 @@ async def test_over_tls(tmp_path: Path) -> None:
                 await writes(db)
             with pytest.raises(perco.Unavailable, match=r"(?i)certificate"):
                 await on(str(at), writes, token=token.decode())
-            with pytest.raises(perco.Unavailable):  # without TLS
+            with pytest.raises(perco.Unavailable, match=f"if this server uses TLS, open {at}"):
                 async with perco.open(
                     str(at).replace("tls:", "tcp:"),
                     SCHEMA,
