@@ -479,13 +479,16 @@ class Server(Door[Session]):
     async def _idle(self, session: Session, _: Any) -> tuple[bool, int, dict[str, int] | None, Any]:
         """(whether the store is idle, changes on the failed list, workers of each observer, a lock that cannot be
         read), as soon as it is idle, or after a while (N7)."""
-        idle = self._owner.idle
-        with self._waiting(_IDLE_S):
+        idle, until = self._owner.idle, trio.current_time() + _IDLE_S
+        with self._waiting(math.inf):  # a look that has to search the store may take longer
             changed = idle.watch()
             if not await idle.look():
                 idle.sweep_pending()  # once a call, and so once a second for each client that waits
             while not idle.now():
-                await changed.wait()
+                with trio.move_on_at(until):
+                    await changed.wait()
+                if trio.current_time() >= until:
+                    break
                 changed = idle.watch()
                 await idle.look()
         stuck = idle.unreadable()
@@ -496,12 +499,12 @@ class Server(Door[Session]):
         return await idle.look(), idle.pending(), idle.failed()
 
     async def _up_to(self, session: Session, ts: int) -> tuple[bool, int, dict[str, int] | None]:
-        idle, done = self._owner.idle, False
-        with self._waiting(_IDLE_S):
+        idle, until, done = self._owner.idle, trio.current_time() + _IDLE_S, False
+        with self._waiting(math.inf):  # a look may take longer
             if not (done := await idle.none_up_to(ts)):
                 idle.sweep_pending()  # not inside `while`: the end of a sweep is itself a change
-            while not done:
-                with trio.move_on_after(idle.looks_apart_s):
+            while not done and trio.current_time() < until:
+                with trio.move_on_at(min(until, trio.current_time() + idle.looks_apart_s)):
                     await idle.changed()
                 done = await idle.none_up_to(ts)
         return done, 0, self._workers()

@@ -24,6 +24,7 @@ from perco.storage import (
     NoReply,
     ReadRequest,
     RowCells,
+    ScanPage,
     ScanQuery,
     ScanRequest,
     Verdict,
@@ -365,6 +366,31 @@ async def test_a_client_of_a_served_bare_store_sends_single_rows(
                 txn.set(world.count, "b", 2)
             async with db.snapshot() as snap:
                 assert await snap.get_many(world.count, ["a", "b"]) == {"a": 1, "b": 2}
+
+
+class Large(SingleRows):
+    """A page of a scan takes longer than a server lets a client wait for a change."""
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        await trio.sleep(1.5)
+        return await super().scan(request)
+
+
+async def test_a_client_waits_for_a_store_that_takes_long_to_search(monkeypatch: pytest.MonkeyPatch) -> None:  # N7
+    monkeypatch.setattr(everywhere, "over", everywhere.FOLDER)
+    world = World()
+    world.observe()
+    async with (
+        owned(perco.Schema(), Large) as (owner, _),
+        everywhere.served(owner, perco.Options().wire, None) as door,
+        door.client(world.schema, perco.Options(seed=2)) as db,
+        db.worker(),
+    ):
+        async with db.transaction() as txn:
+            txn.set(world.body, "a", "v")
+        await db.wait_for(txn.commit_ts, timeout=LONG_S)
+        assert world.ran == ["a"]
+        assert await db.wait_idle(timeout=LONG_S) == 0
 
 
 class Broken(SingleRows):
