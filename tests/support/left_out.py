@@ -44,7 +44,8 @@ _SERIALIZABLE, _READ_LOCKS = "scenarios/test_serializable.py", "scenarios/test_r
 
 CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     LeftOut(
-        "loses replies of the system table, which the owner alone writes, or inspects the pins in the owner's memory",
+        "loses replies to mutations of the system table, which only the owner writes, or inspects the pins in the "
+        "owner's memory",
         {
             "scenarios/test_lost_replies.py": (),
             _PINS: (
@@ -69,7 +70,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "stops a one-step commit between its entry and its write: for a client, the owner enters and writes it",
+        "stops a one-step commit between its entry and its write: for a client, both happen in the owner",
         {
             _ONE_STEP: (
                 "test_a_blind_write_that_began_after_the_first_follows_it",
@@ -120,11 +121,13 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=(DIRECT, BIGTABLE_DIRECT),
     ),
     LeftOut(
-        "delivers a lost commit request late: the server reads nothing more from a client's former connection (R4)",
+        "delivers a commit request after it was taken for lost: the server reads nothing more from a client's former "
+        "connection (R4)",
         {_ONE_STEP: ("test_what_nobody_knows_is_settled_before_the_store_is_idle[DELAY]",)},
     ),
     LeftOut(
-        "opens a folder again, or looks for its files: tablet servers in this process have their tablets in memory",
+        "opens a folder again, or looks for its files: tablet servers in the test's process have their tablets in "
+        "memory",
         {
             "scenarios/test_outcomes.py": ("test_asked_after_the_folder_was_opened_again",),
             "scenarios/test_time_travel.py": ("test_who_opens_a_store_notes_at_once_what_was_committed_before",),
@@ -133,7 +136,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=("tablets",),
     ),
     LeftOut(
-        "reaches into the pins of the oracle, or fails their mutations: the owner keeps them for its clients",
+        "accesses the oracle's pins directly, or makes their mutations fail: the owner keeps the pins of its clients",
         {
             _PINS: (
                 "test_a_pin_renewed_while_it_is_forgotten_holds_all_the_time",
@@ -146,7 +149,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "stops a split between two of its steps, or raises the floor by hand: the owner's tablets do both",
+        "stops a split between two of its steps, or raises the floor by hand: for a client, both happen in the owner",
         {
             _SPLITS: (
                 "test_a_floor_that_is_raised_meanwhile_is_raised_in_both",
@@ -156,7 +159,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "runs over a store without groups, which these deployments do not serve",
+        "needs a store without mutations of several rows: for clients, the fixture chooses the store",
         {
             _READ_LOCKS: (
                 "test_a_failed_transaction_takes_its_read_locks_away[False]",
@@ -170,7 +173,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "looks into the memory of the process that waits, sweeps or dies, which is the owner's",
+        "inspects the memory of the process that waits, sweeps or dies: for a client, that process is the owner",
         {
             "scenarios/test_failures.py": ("test_what_was_committed_before_a_failure_is_safe",),
             "scenarios/test_locks.py": (
@@ -189,7 +192,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "steps through, fails or damages the notification of new observers, which the owner does",
+        "steps through the backfill of a new observer, makes it fail, or damages it: backfills run in the owner",
         {
             "component/notify/test_backfill.py": (),
             "component/notify/test_registering.py": (
@@ -249,7 +252,7 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=(BARE, *_BIGTABLES),
     ),
     LeftOut(
-        "expects steps, or an order of runs, that a store without mutations of several rows does not have",
+        "expects steps, or an order of runs, that do not occur on a store without mutations of several rows",
         {
             "component/notify/test_crash.py": ("test_a_group_is_rolled_forward_although_one_cell_of_it_was",),
             "component/notify/test_delayed.py": ("test_what_waits_is_run_in_the_order_of_priority[1]",),
@@ -323,7 +326,7 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     ),
     LeftOut(
         "counts mutations, or sends copies of them behind the owner's back: here the owner takes itself for the only "
-        "writer, and looks for new cells only after it has sent some",
+        "writer, and searches for new cells only after it has sent a mutation itself",
         {
             "component/notify/test_signals.py": ("test_a_pending_entry_that_nobody_settles_is_not_waited_for",),
             _VACUUM: ("test_the_watermark_is_durable_before_anything_else_happens",),
@@ -338,13 +341,14 @@ BIGTABLE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=_BIGTABLES,
     ),
     LeftOut(
-        "expects that no two scanners check the share of retries at once: direct clients start a retry some time after "
-        "that check",
+        "expects that no two scanners check the share of retries at the same time: direct clients start a retry some "
+        "time after that check",
         {"component/notify/test_failing.py": ("test_those_that_failed_have_a_bounded_share",)},
         over=(BIGTABLE_DIRECT,),
     ),
     LeftOut(
-        "expects that no time passes between two vacuums: they wait for the permits of clients",
+        "expects that no time passes between two vacuums: here a vacuum waits until the permits of clients have "
+        "expired",
         {_VACUUM: ("test_of_each_cell_the_newest_version_stays",)},
         over=(BIGTABLE_DIRECT,),
     ),
@@ -354,7 +358,8 @@ BIGTABLE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=_BIGTABLES,
     ),
     LeftOut(
-        "makes a repair whose checks Bigtable cannot combine: one column must have a cell, a higher one none",
+        "makes a repair whose checks Bigtable cannot combine: one column must have a cell, and a higher column must "
+        "have none",
         {"component/notify/test_backfill.py": ("test_a_lost_notification_of_a_backfill_is_found_and_put_right",)},
         over=_BIGTABLES,
     ),
@@ -369,7 +374,7 @@ BEGIN, END = "<!-- written by python -m tests.support.left_out -->\n", "<!-- end
 
 def table() -> str:
     """As it stands in the page."""
-    lines = ["| left out over | tests | because each of them |", "|---|---|---|"]
+    lines = ["| left out on | tests | reason: each of them |", "|---|---|---|"]
     for left in LEFT_OUT:
         over = "all clients" if left.over == CLIENTS else ", ".join(left.over)
         files = [f"`{path}`: {_counted(functions)}" for path, functions in left.tests.items()]
