@@ -13,7 +13,7 @@ T9  It encounters locks like any reader. If the fate is decided, it answers from
     in the past of a snapshot that was taken in between.
 P5  The owner may split tablets. A read of rows that have moved raises TabletSplit; the next snapshot finds them.
 P6  The owner may replace the files of a tablet. The old files hold all earlier commits, and nothing later: so the
-    reader looks for new files after it has drawn a timestamp, and while it waits for a lock.
+    reader looks for new files after it has chosen a timestamp, and while it waits for a lock.
 """
 
 from __future__ import annotations

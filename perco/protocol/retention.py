@@ -57,7 +57,8 @@ class Removed:
     """How many cells a vacuum removed.
 
     Attributes: `versions`, write records, delete markers included; `acks`; `rollbacks`, rollback markers; `traces`, of
-    read locks; `data`, long values; `notes`, of the clock; `system`, old versions of the catalogue and the like.
+    read locks and of bare primaries; `data`, long values; `notes`, of the clock; `system`, old versions of the
+    catalogue and the like.
     """
 
     versions: int = 0

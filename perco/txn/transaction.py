@@ -4,7 +4,8 @@
 
 T14 A cell that is read with `lock=True` is locked against all writers while the transaction commits. A serializable
     transaction notes its reads, and repeats them at commit.
-T12 The primary is the ack of an observer's run, else a cell in the tablet that holds most of the cells.
+T12 The primary is the acknowledgement of an observer's run, if it has one, else a cell in the tablet that holds most of
+    the cells.
 N5  A signal is never the primary. If the transaction writes no cell, its primary is a bare cell.
 """
 

@@ -227,7 +227,7 @@ ANOMALIES: Final[dict[str, Callable[[Mode, perco.Database], Awaitable[bool]]]] =
     "G-single (read skew)": read_skew,
     "G2-item (write skew)": write_skew,
     "G2 (write skew by a predicate)": write_skew_by_predicate,
-    "G2 (seen by one that only reads)": read_only_transaction,
+    "G2 (seen by a read-only transaction)": read_only_transaction,
 }
 
 

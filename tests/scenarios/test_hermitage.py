@@ -15,7 +15,7 @@ POSSIBLE = {
     ("G2-item (write skew)", "by default"),
     ("G2 (write skew by a predicate)", "by default"),
     ("G2 (write skew by a predicate)", "read locks"),
-    ("G2 (seen by one that only reads)", "by default"),
+    ("G2 (seen by a read-only transaction)", "by default"),
 }
 
 
