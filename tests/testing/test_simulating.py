@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import perco
 from perco.testing import simulate as command
 from perco.testing.embedded import FAULTS
 from perco.testing.network import FAULTS as WIRE_FAULTS
@@ -252,3 +255,27 @@ def test_what_contradicts_itself_is_refused(given: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         command.main(given)
     assert caught.value.code == 2
+
+
+def _digest_of(seed: int, where: Path, hash_seed: int) -> str:
+    """The digest of a run in a process of its own, of the perco that lies there."""
+    code = "import sys, perco.testing.simulation as one; print(one.__file__, one.simulate(int(sys.argv[1])).digest)"
+    environment = {"PYTHONPATH": str(where), "PYTHONHASHSEED": str(hash_seed), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", code, str(seed)]
+    said = subprocess.check_output(command, env=os.environ | environment, cwd=where, text=True)
+    place, digest = said.rsplit(maxsplit=1)
+    assert place.startswith(str(where))
+    return digest
+
+
+@pytest.mark.parametrize("seed", [30, 294])  # observers fail in both: of a served store, of an embedded one
+def test_the_same_seed_is_the_same_run_wherever_perco_lies(seed: int, tmp_path: Path) -> None:
+    elsewhere = tmp_path / ("elsewhere " * 10)
+    shutil.copytree(Path(perco.__file__).parent, elsewhere / "perco", ignore=shutil.ignore_patterns("__pycache__"))
+    assert _digest_of(seed, elsewhere, 7) == simulate(seed).digest
+
+
+def test_the_order_of_a_set_decides_nothing() -> None:
+    # Of an embedded store that has to be searched for what waits, table by table: the searches had the order of a set.
+    here = Path(perco.__file__).parents[1]
+    assert _digest_of(13, here, 1) == _digest_of(13, here, 2)
