@@ -70,7 +70,8 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "stops a one-step commit between its entry and its write: for a client, both happen in the owner",
+        "stops a one-step commit after it has been entered in the owner's memory, and before it is written: for a "
+        "client, the owner does both",
         {
             _ONE_STEP: (
                 "test_a_blind_write_that_began_after_the_first_follows_it",
@@ -98,7 +99,8 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         {"scenarios/test_bank.py": ("test_the_same_seed_gives_the_same_history",)},
     ),
     LeftOut(
-        "commits in one step, which requires that one process both makes the entries and serves the reads (C4)",
+        "commits in one step: such a commit requires that one process keeps the entries and serves all reads (C4), "
+        "and here there are several",
         {
             _ONE_STEP: (),
             "scenarios/test_outcomes.py": (
@@ -115,19 +117,19 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=("tablets", DIRECT, BIGTABLE_DIRECT),
     ),
     LeftOut(
-        "asks whether the store is idle without letting the owner search, but the owner does not see what direct "
-        "clients write",
+        "expects `is_idle` to answer without a search of the store: here the owner has to search, because it does not "
+        "see what direct clients write",
         {"component/notify/test_idle.py": ("test_it_is_not_idle_from_the_very_moment_that_a_lock_is_left_behind",)},
         over=(DIRECT, BIGTABLE_DIRECT),
     ),
     LeftOut(
-        "delivers a commit request after it was taken for lost: the server reads nothing more from a client's former "
-        "connection (R4)",
+        "delivers a commit request late, over a connection that its sender has given up: a server reads nothing more "
+        "from such a connection (R4)",
         {_ONE_STEP: ("test_what_nobody_knows_is_settled_before_the_store_is_idle[DELAY]",)},
     ),
     LeftOut(
-        "opens a folder again, or looks for its files: tablet servers in the test's process have their tablets in "
-        "memory",
+        "opens a folder again, or looks for its files: these tests have no folder, because their tablet servers keep "
+        "the tablets in memory",
         {
             "scenarios/test_outcomes.py": ("test_asked_after_the_folder_was_opened_again",),
             "scenarios/test_time_travel.py": ("test_who_opens_a_store_notes_at_once_what_was_committed_before",),
@@ -220,7 +222,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
 
 BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     LeftOut(
-        "commits in one step, which requires a store that applies no mutation twice (C6)",
+        "commits in one step: such a commit requires a store that applies no mutation twice (C6)",
         {
             _ONE_STEP: (),
             "scenarios/test_outcomes.py": (
@@ -241,7 +243,8 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=(BARE, *_BIGTABLES),
     ),
     LeftOut(
-        "looks at a store in a folder from outside, or sends it copies of mutations behind its owner's back",
+        "looks at a store in a folder from outside, or sends the store copies of mutations that its owner does not "
+        "know of",
         {
             "component/notify/test_signals.py": (
                 "test_a_pending_entry_that_nobody_settles_is_not_waited_for",
@@ -252,7 +255,8 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=(BARE, *_BIGTABLES),
     ),
     LeftOut(
-        "expects steps, or an order of runs, that do not occur on a store without mutations of several rows",
+        "expects steps that only a store with mutations of several rows takes, or an order of runs that results from "
+        "them",
         {
             "component/notify/test_crash.py": ("test_a_group_is_rolled_forward_although_one_cell_of_it_was",),
             "component/notify/test_delayed.py": ("test_what_waits_is_run_in_the_order_of_priority[1]",),
@@ -325,8 +329,8 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=(POSTGRESQL, DIRECT, *_BIGTABLES),
     ),
     LeftOut(
-        "counts mutations, or sends copies of them behind the owner's back: here the owner takes itself for the only "
-        "writer, and searches for new cells only after it has sent a mutation itself",
+        "counts mutations, or sends copies of them that the owner does not know of: without direct clients, the owner "
+        "assumes that it is the only writer XX else writes, and searches for new cells only after a mutation of its own",
         {
             "component/notify/test_signals.py": ("test_a_pending_entry_that_nobody_settles_is_not_waited_for",),
             _VACUUM: ("test_the_watermark_is_durable_before_anything_else_happens",),
@@ -336,13 +340,13 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
 )
 BIGTABLE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     LeftOut(
-        "expects tasks to collide as they do without round trips",
+        "expects that tasks collide: with a round trip for each call, they rarely do",
         {"scenarios/test_turns.py": ("test_observers_take_turns_too",)},
         over=_BIGTABLES,
     ),
     LeftOut(
-        "expects that no two scanners check the share of retries at the same time: direct clients start a retry some "
-        "time after that check",
+        "counts the retries that are in flight at a time: scanners of a direct client check this limit, and start a "
+        "retry only after a further call, so several scanners may pass the check at once",
         {"component/notify/test_failing.py": ("test_those_that_failed_have_a_bounded_share",)},
         over=(BIGTABLE_DIRECT,),
     ),
