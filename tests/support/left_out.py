@@ -330,7 +330,7 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     ),
     LeftOut(
         "counts mutations, or sends copies of them that the owner does not know of: without direct clients, the owner "
-        "assumes that it is the only writer XX else writes, and searches for new cells only after a mutation of its own",
+        "assumes that it is the only writer, and searches for new cells only after a mutation of its own",
         {
             "component/notify/test_signals.py": ("test_a_pending_entry_that_nobody_settles_is_not_waited_for",),
             _VACUUM: ("test_the_watermark_is_durable_before_anything_else_happens",),
