@@ -128,10 +128,7 @@ class Pins:
                 del self._holds.pins[name]
             else:
                 self._holds.pins[name] = holds
-        if isinstance(verdict, Refused) and not self._store.once:
-            await self.load()
-            raise Unavailable(f"pin {name!r} has been changed meanwhile, by a message of the store's former owner")
-        _must_be_applied(name, verdict)
+        await self._must_be_applied(name, verdict)
         return pin
 
     async def drop(self, name: str, id: str) -> bool:
@@ -176,7 +173,7 @@ class Pins:
             verdict = await self._write(name, None)
         else:
             verdict = await self._write(name, msgpack.packb(last))
-        _must_be_applied(name, verdict)
+        await self._must_be_applied(name, verdict)
         self._holds.pins.pop(name, None)
         if not self._store.once:
             self._tombstones[name] = last
@@ -210,13 +207,17 @@ class Pins:
             self._versions[name] = [*there, version]
         return verdict
 
-
-def _must_be_applied(name: str, verdict: Verdict) -> None:
-    if isinstance(verdict, NoReply):
-        remedy = f"Take it over by its name alone, drop it (await db.drop_pin({name!r})), or let its lease run out."
-        raise WriteUnknown(f"pin {name!r}", verdict.reason, remedy)
-    if verdict is not APPLIED:
-        raise_for(verdict, f"pin {name!r}")
+    async def _must_be_applied(self, name: str, verdict: Verdict) -> None:
+        """Raises: WriteUnknown; Unavailable, once the pins have been read again, if a late message of the store's
+        former owner has changed the pin; as `raise_for`."""
+        if isinstance(verdict, NoReply):
+            remedy = f"Take it over by its name alone, drop it (await db.drop_pin({name!r})), or let its lease run out."
+            raise WriteUnknown(f"pin {name!r}", verdict.reason, remedy)
+        if isinstance(verdict, Refused) and not self._store.once:
+            await self.load()
+            raise Unavailable(f"pin {name!r} has been changed meanwhile, by a message of the store's former owner")
+        if verdict is not APPLIED:
+            raise_for(verdict, f"pin {name!r}")
 
 
 async def pins_in(store: RowStore) -> list[Pin]:

@@ -211,9 +211,7 @@ class Standing:
             pytest.skip(str(error))
         self._data, self._sockets = folder / "data", Path(tempfile.mkdtemp(prefix="perco-pg-"))
         self._data.mkdir(mode=0o700)
-        for above in (folder, *folder.parents):  # so that the server's user can reach its data
-            if above.owner() == Path.home().owner() and above.stat().st_mode & 0o111 != 0o111:
-                above.chmod(above.stat().st_mode | 0o111)
+        self._let_reach()
         for path in (self._data, self._sockets):
             os.chown(path, self._user.pw_uid, self._user.pw_gid)
         make: list[object] = ["initdb", "-D", self._data, "-U", "bench", "--auth=trust", "--no-sync"]
@@ -237,7 +235,14 @@ class Standing:
         hosts = ",".join(str(each._sockets) for each in (self, *others))
         return f"postgresql://bench@/postgres?host={hosts}&prefix={prefix}"
 
+    def _let_reach(self) -> None:
+        """Let the server's user reach its data; another pytest that begins takes the right away again."""
+        for above in self._data.parents:
+            if above.owner() == Path.home().owner() and above.stat().st_mode & 0o111 != 0o111:
+                above.chmod(above.stat().st_mode | 0o111)
+
     def start(self) -> None:
+        self._let_reach()
         self._process = postgres._start(self._bin, self._user, self._data, self._sockets, self._settings)
         self.server = postgres._connectable(self._process, self._bin, self._sockets, self._data / "log")
 

@@ -8,6 +8,7 @@ import pytest
 
 from perco.clock.holds import Holds
 from perco.clock.pins import Pins, pins_in
+from perco.errors import Unavailable
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import APPLIED, DATA, LocalRowStore, MemoryTablet, Mutation, Verdict
 from perco.storage.bare import Bare
@@ -36,11 +37,11 @@ class Copied:
         self.rows.add_table(SYSTEM_TABLE, [MemoryTablet(SYSTEM_TABLE, b"")])
         self.below = Copying(self.rows)
         self.store = Bare(self.below, self.rows.tables, 0.0)
-        self.last = 50
+        self.last, self.now_ms = 50, NOW_MS
         self.pins = self.owner()
 
     def owner(self) -> Pins:
-        return Pins(self.store, Holds(), lambda: NOW_MS, lambda: self.last)
+        return Pins(self.store, Holds(), lambda: self.now_ms, lambda: self.last)
 
     async def settled(self) -> dict[str, tuple[int, int]]:
         for mutation in self.below.copies:
@@ -117,3 +118,27 @@ async def test_a_store_that_applies_nothing_twice_needs_no_tombstone(copied: Cop
     await pins.put("nightly", "me", 10, 60, "one")
     assert await pins.drop("nightly", "one")
     assert copied.cells() == 0
+
+
+@pytest.mark.parametrize("act", ["renew", "drop", "expire"])
+async def test_a_pin_that_a_former_owner_has_changed_late_is_read_again(copied: Copied, act: str) -> None:  # T15
+    former = copied.pins
+    await former.put("nightly", "me", 10, 60, "one")
+    following = copied.owner()
+    await following.load()
+    await former.put("nightly", "me", 10, 3600, "one")  # it arrives after the next owner has read the pins
+
+    async def act_on_it() -> bool:
+        match act:
+            case "renew":
+                return (await following.put("nightly", "me", 10, 90, "one")).id == "one"
+            case "drop":
+                return await following.drop("nightly", "one")
+            case _:
+                return bool(await following.drop_expired())
+
+    if act == "expire":
+        copied.now_ms += 3_700_000
+    with pytest.raises(Unavailable, match="former owner"):
+        await act_on_it()
+    assert await act_on_it()
