@@ -59,8 +59,7 @@ class Searched(Bare):
             for where in wanted:  # counts of an earlier look must not be mixed with those of this one
                 self._found[where] = -1, self.count(*where)
             counts: dict[Where, int] = {}
-            # A server ends a look after a second, and its client asks again: without the shield, a longer pass would
-            # never end.
+            # Callers that give up ask again: without the shield, a pass that takes longer would never end.
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _PASS_S) as scope:
                 for table in sorted(tables):
                     found = await self._cells_of(table, groups)

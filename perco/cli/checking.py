@@ -81,7 +81,7 @@ async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, 
                         progress=tell,
                         told=[(each.table, each.start) for each in _damaged(db)],
                     )
-    except Corruption as error:
+    except (Corruption, StoreError) as error:  # a store that has moved is no damage, but its damaged files are
         if not watch.damaged:
             raise
         result = _unread(error)
@@ -243,9 +243,10 @@ def _of_tablet(path: Path, error: Corruption) -> Finding:
     return Finding("error", "S1", f"tablet {path.name}", error.what, advice=_RESTORE)
 
 
-def _unread(error: Corruption) -> CheckResult:
-    """The report if not even the catalogue can be read."""
-    what = f"{error.where}: {error.what}; only the pages were checked, not the cells of the tablets"
+def _unread(error: PercoError) -> CheckResult:
+    """The report if the catalogue cannot be read, or belongs to a store that has moved."""
+    said = f"{error.where}: {error.what}" if isinstance(error, Corruption) else str(error)
+    what = f"{said}; only the pages were checked, not the cells of the tablets"
     finding = Finding("error", "N10", "catalogue", what, advice=_RESTORE)
     return CheckResult(ts=0, findings=(finding,))
 

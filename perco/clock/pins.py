@@ -62,12 +62,17 @@ class Pins:
 
     async def load(self) -> None:
         """Load the pins that are there when the store is opened."""
-        async for name, versions, found in _rows(self._store):
-            self._versions[name] = versions
-            if isinstance(found, Pin):
-                self._holds.pins[name] = found
-            else:
-                self._tombstones[name] = found
+        async for name, versions, found in _rows(self._store, _PREFIX, _AFTER):
+            self._found(name, versions, found)
+
+    def _found(self, name: str, versions: list[int], found: Pin | int) -> None:
+        self._versions[name] = versions
+        if isinstance(found, Pin):
+            self._holds.pins[name] = found
+            self._tombstones.pop(name, None)
+        else:
+            self._tombstones[name] = found
+            self._holds.pins.pop(name, None)
 
     def standing(self, name: str) -> Pin | None:
         """The pin of that name, if its lease has not run out."""
@@ -208,13 +213,15 @@ class Pins:
         return verdict
 
     async def _must_be_applied(self, name: str, verdict: Verdict) -> None:
-        """Raises: WriteUnknown; Unavailable, once the pins have been read again, if a late message of the store's
+        """Raises: WriteUnknown; Unavailable, once the pin has been read again, if a late message of the store's
         former owner has changed the pin; as `raise_for`."""
         if isinstance(verdict, NoReply):
             remedy = f"Take it over by its name alone, drop it (await db.drop_pin({name!r})), or let its lease run out."
             raise WriteUnknown(f"pin {name!r}", verdict.reason, remedy)
         if isinstance(verdict, Refused) and not self._store.once:
-            await self.load()
+            row = _PREFIX + name.encode()
+            async for _, versions, found in _rows(self._store, row, row + b"\0"):  # others may have unknown replies
+                self._found(name, versions, found)
             raise Unavailable(f"pin {name!r} has been changed meanwhile, by a message of the store's former owner")
         if verdict is not APPLIED:
             raise_for(verdict, f"pin {name!r}")
@@ -222,15 +229,16 @@ class Pins:
 
 async def pins_in(store: RowStore) -> list[Pin]:
     """All pins of a store, by name, expired ones included."""
-    return [found async for _, _, found in _rows(store) if isinstance(found, Pin)]
+    return [found async for _, _, found in _rows(store, _PREFIX, _AFTER) if isinstance(found, Pin)]
 
 
-async def _rows(store: RowStore) -> AsyncIterator[tuple[str, list[int], Pin | int]]:
-    """For each pin's row: the name, the versions in it, and the pin; or, for a tombstone, its timestamp."""
-    start: bytes | None = _PREFIX
+async def _rows(store: RowStore, first: bytes, stop: bytes) -> AsyncIterator[tuple[str, list[int], Pin | int]]:
+    """For each pin's row in this range: the name, the versions in it, and the pin; or, for a tombstone, its
+    timestamp."""
+    start: bytes | None = first
     query = ScanQuery(DATA, (0,), 0, TS_MAX, _VERSIONS_MAX)
     while start is not None:
-        page = await store.scan(ScanRequest(SYSTEM_TABLE, start, _AFTER, (query,)))
+        page = await store.scan(ScanRequest(SYSTEM_TABLE, start, stop, (query,)))
         for row, [cells] in page.rows:
             try:
                 name, value = row[len(_PREFIX) :].decode(), msgpack.unpackb(cells[0][2])

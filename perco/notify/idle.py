@@ -56,6 +56,8 @@ class Idle:
         self._looked: trio.Event | None = None  # set when something has changed; None: no task waits
         self._trusted = False  # nothing was left to settle when the last look began: no former owner's mutation is left
         self._again_at = -math.inf  # when cells that were found may be searched for once more
+        self._begun = self._done = 0  # searches: begun, and the last one that was completed
+        self._searching: trio.Event | None = None  # set when the search under way has ended
         self._stuck_found = 0  # locks that cannot be settled, as of the last look
         self.busy_elsewhere: Callable[[], bool] | None = None
         self.works_elsewhere: Callable[[], Collection[str] | None] | None = None
@@ -86,24 +88,43 @@ class Idle:
     async def look(self) -> bool:
         """Whether the store is idle. If the store does not count its cells, first search it to count them."""
         if self._store.prompt is None:
-            tables = list(dict.fromkeys(self._waiting.observed_tables()))
-            settled = self._settled()
-            # The store may apply a late copy of an earlier mutation: cells that were found may be gone.
-            now = trio.current_time()
-            stale = not self._store.once and self.pending() > 0 and now >= self._again_at
-            again = settled and (stale or not self._trusted)
-            if again:
-                self._again_at = now + _AGAIN_S
-            claimed = self._claimed()
-            await self._store.look(self._store.tables(), (FAILED_LIST,), again=again)
-            await self._store.look(tables, self._wanted(), again=again)
-            if stuck := self._stuck_locks(tables):
-                self._stuck_found = sum(bool(cells) for [cells] in await self._store.read(stuck))
-            else:
-                self._stuck_found = 0
-            # A run of another process, which the look did not see, may have ended since, and left notify cells.
-            self._trusted = settled and self._settled() and claimed == self._claimed()
+            await self._search()
         return self.now()
+
+    async def _search(self) -> None:
+        """Return after a search that began after this call; calls share one."""
+        wanted = self._begun + 1
+        while self._done < wanted:
+            if self._searching is not None:
+                await self._searching.wait()
+                continue
+            searching = self._searching = trio.Event()
+            number = self._begun = self._begun + 1
+            try:
+                await self._search_once()
+                self._done = number
+            finally:
+                self._searching = None
+                searching.set()
+
+    async def _search_once(self) -> None:
+        tables = list(dict.fromkeys(self._waiting.observed_tables()))
+        settled = self._settled()
+        # The store may apply a late copy of an earlier mutation: cells that were found may be gone.
+        now = trio.current_time()
+        stale = not self._store.once and self.pending() > 0 and now >= self._again_at
+        again = settled and (stale or not self._trusted)
+        if again:
+            self._again_at = now + _AGAIN_S
+        claimed = self._claimed()
+        await self._store.look(self._store.tables(), (FAILED_LIST,), again=again)
+        await self._store.look(tables, self._wanted(), again=again)
+        if stuck := self._stuck_locks(tables):
+            self._stuck_found = sum(bool(cells) for [cells] in await self._store.read(stuck))
+        else:
+            self._stuck_found = 0
+        # A run of another process, which the look did not see, may have ended since, and left notify cells.
+        self._trusted = settled and self._settled() and claimed == self._claimed()
 
     def _claimed(self) -> tuple[int, bool]:
         """How many rows other processes that write directly have ever claimed, and whether one of them has a run in

@@ -35,6 +35,7 @@ from perco.protocol.snapshot import Missing, Value, look
 from perco.schema.schema import Observer
 from perco.storage import FAILED_LIST, NOTIFY, Failed, Mutation, Query, RowCells
 from perco.txn import runs
+from perco.txn.driver import Driver
 from perco.txn.engine import Engine
 from perco.txn.prefetch import Ahead, Raw
 from perco.txn.transaction import Transaction
@@ -56,7 +57,8 @@ class Claims:
         if driver.entered.cells:
             await driver.past_cells(((table, row, ack), (table, row, column)), start_ts)  # C4
         ahead = runs.ahead_of(txn)
-        cells, read = await self._read(ahead, table, row, column, claim_queries(column, ack, start_ts), start_ts)
+        queries = claim_queries(column, ack, start_ts)
+        cells, read = await self._read(runs.driver_of(txn), ahead, table, row, column, queries, start_ts)
         try:
             cell = Cellref(table, row, ack)
             verdict = decide(cells, start_ts, observer.version)
@@ -95,8 +97,8 @@ class Claims:
         """Like `claim`, but for a signal: a run can see only that the signal was raised, and when (N5)."""
         driver, start_ts = self._engine.driver, txn.start_ts
         cell = Cellref(table, row, ack)
-        ahead = runs.ahead_of(txn)
-        cells, _ = await self._read(ahead, table, row, ack, signal_queries(ack, start_ts), start_ts)
+        ahead, queries = runs.ahead_of(txn), signal_queries(ack, start_ts)
+        cells, _ = await self._read(runs.driver_of(txn), ahead, table, row, ack, queries, start_ts)
         try:
             verdict = decide_signal(cells, start_ts)
         except Corruption as error:
@@ -118,13 +120,12 @@ class Claims:
         return verdict, Missing(verdict.covers[0])
 
     async def _read(
-        self, ahead: Ahead | None, table: str, row: bytes, column: int, queries: list[Query], ts: int
+        self, driver: Driver, ahead: Ahead | None, table: str, row: bytes, column: int, queries: list[Query], ts: int
     ) -> tuple[RowCells, Raw | None]:
         """Read the cells that a claim needs of its row. With `ahead`, also read those that the observer is likely to
         read there, and also return the observed cell, in the form that `ahead` takes."""
-        driver = self._engine.driver
         if ahead is None:
-            [cells] = await driver.store.read([(table, row, queries)])
+            [cells] = await driver.reads.read([(table, row, queries)])
             return cells, None
         ahead.begin_read()
         plan = driver.not_entered(table, ahead.plan(table, row, (column,)), ts)

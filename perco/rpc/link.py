@@ -351,8 +351,8 @@ class Link:
                 except WireError as error:
                     raise StoreError(f"the program at {self.name} is not a perco server: {error}") from error
                 except trio.BrokenResourceError as error:
-                    if not self.name.startswith("tcp://"):
-                        raise
+                    if self.connections or " " in self.name or not self.name.startswith("tcp://"):
+                        raise  # it has been reached without TLS, or is the link to a tablet server
                     tls = self.name.replace("tcp://", "tls://", 1)
                     raise trio.BrokenResourceError(f"{error}; if this server uses TLS, open {tls}") from error
             if scope.cancelled_caught:

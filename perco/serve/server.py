@@ -69,6 +69,7 @@ _OUTLIVE_S: Final = 5.0  # how long a call waits for another client's transactio
 _IDLE_S: Final = 1.0
 _HELD_S: Final = 1.0  # if an owner's loop was held for longer while others waited, it logs a warning
 _SURE_S: Final = 30.0  # how long a call waits for this process to be sure that it owns the store
+_LOST_S: Final = 5.0  # how long an error waits for this process to learn whether it has lost the store
 _EXPIRE_EVERY: Final = 4  # looks for dead sessions, per lease
 
 
@@ -314,11 +315,11 @@ class Server(Door[Session]):
     def _fail(self, peer: Peer, id: int, error: Exception) -> None:
         """Answer with an error. A direct client gets no answer if the error says, or perhaps is due to the fact, that
         another process owns the store: the client asks that process, once this one ends."""
-        if self._tickets is None or not isinstance(error, StoreLocked | Unavailable | WriteUnknown):
+        if self._tickets is None or self._draining or not isinstance(error, StoreLocked | Unavailable | WriteUnknown):
             return peer.fail(id, error)
 
         async def run() -> None:
-            if isinstance(error, StoreLocked) or await lost(self._owner.backend.check, _SURE_S):
+            if isinstance(error, StoreLocked) or await lost(self._owner.backend.check, _LOST_S):
                 peer.leave_open(id)
             else:
                 peer.fail(id, error)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from perco.protocol.mutations import Intent
 from perco.protocol.snapshot import Missing, Value
+from perco.txn.driver import Driver
 from perco.txn.prefetch import Ahead
 from perco.txn.reader import WHERE
 from perco.txn.transaction import Transaction
@@ -47,6 +48,11 @@ def handle(txn: Transaction, signal: Intent) -> None:
 def ahead_of(txn: Transaction) -> Ahead | None:
     """Its cache, and what is read ahead for it."""
     return txn._ahead
+
+
+def driver_of(txn: Transaction) -> Driver:
+    """The driver of the session that it began in: its reads fail once that session has ended (R5)."""
+    return txn._driver
 
 
 def written(txn: Transaction) -> Iterable[WHERE]:

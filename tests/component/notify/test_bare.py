@@ -393,6 +393,38 @@ async def test_a_client_waits_for_a_store_that_takes_long_to_search(monkeypatch:
         assert await db.wait_idle(timeout=LONG_S) == 0
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_looks_share_searches_that_begin_after_them(cancelled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a client that gives up again and again, nothing piles up. `cancelled`: the look that searches gives up."""
+    world = World()
+    world.observe()
+    async with owned(world.schema, Large) as (db, _):
+        idle, began = local_owner(db).idle, list[float]()
+        await idle.look()
+        once = idle._search_once
+
+        async def counted() -> None:
+            began.append(trio.current_time())
+            await trio.sleep(1)
+            await once()
+
+        monkeypatch.setattr(idle, "_search_once", counted)
+        looked = list[bool]()
+
+        async def look() -> None:
+            looked.append(await idle.look())
+
+        async with trio.open_nursery() as nursery:
+            with trio.move_on_after(0.5 if cancelled else LONG_S):
+                async with trio.open_nursery() as first:
+                    first.start_soon(look)
+                    await until(lambda: bool(began))
+                    for _ in range(20):
+                        nursery.start_soon(look)
+        assert len(looked) == (20 if cancelled else 21)
+        assert len(began) == 2, "one that was under way, and one for all who came later"
+
+
 class Broken(SingleRows):
     """Fails reads and writes once it is broken."""
 

@@ -11,11 +11,15 @@ import trio.testing
 import perco
 from perco.clock.loopwatch import Held
 from perco.database.inside import inside
+from perco.errors import SessionEnded
 from perco.notify.rowlocks import CLAIMED, FREE, HELD
+from perco.notify.working import Claims
+from perco.protocol.records import ack_of
 from perco.serve.client import remote_owner
 from perco.serve.messages import RELEASED, Method
 from perco.storage import Failed, Mutation
 from perco.txn.background import Background
+from perco.txn.beginning import begin
 from tests.component.serve.kit import WIRE, Place, vanish
 from tests.support.places import local_of
 
@@ -556,3 +560,26 @@ async def test_whoever_is_refused_a_row_for_other_observers_is_told_of_its_end_h
         remote_owner(holder).link.tell(Method.UNCLAIM, ("docs", rows[-1]))
         with trio.fail_after(1.0):
             await heard.wait()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+async def test_a_run_whose_session_has_ended_claims_nothing(place: Place, ahead: bool) -> None:  # R5
+    """Nothing holds its timestamp any more, so history that it needs may be gone."""
+    place.prefetch = perco.options.PrefetchOptions(cache=ahead, predict=ahead)
+    async with place.served() as owner, place.client() as db:
+        assert place.server is not None
+        await db.run(put, "a", 1)
+        engine = inside(db).engine
+        txn = await begin(engine, None)
+        [session] = place.server.sessions.all.values()
+        place.server.sessions.end(session)
+        inside(owner).oracle.holds.watermark = inside(owner).oracle.last + 1
+        await place.break_connections()
+        await db.run(put, "b", 1)  # in the next session
+        number = engine.known.catalogue.observers["double"].number
+        claims = Claims(engine, {number: (b"", b"")})
+        with pytest.raises(SessionEnded):
+            await claims.claim(
+                txn, SCHEMA.observers["double"], "docs", b"a", ack_of(engine.known.bind(n).column, number)
+            )
+        txn.discard()

@@ -142,3 +142,34 @@ async def test_a_pin_that_a_former_owner_has_changed_late_is_read_again(copied: 
     with pytest.raises(Unavailable, match="former owner"):
         await act_on_it()
     assert await act_on_it()
+
+
+async def test_reading_a_pin_again_leaves_the_others_as_they_were(copied: Copied) -> None:  # T15
+    former = copied.pins
+    await former.put("nightly", "me", 10, 60, "one")
+    following = copied.owner()
+    await following.load()
+    await following.put("weekly", "me", 10, 60, "two")
+    known = following.standing("weekly")
+    assert known is not None
+    following._holds.pins["weekly"] = known._replace(expires_ms=NOW_MS + 3_600_000)  # as after a reply that was lost
+    await former.put("nightly", "me", 10, 3600, "one")
+    with pytest.raises(Unavailable, match="former owner"):
+        await following.drop("nightly", "one")
+    found = following.standing("weekly")
+    assert found is not None
+    assert found.expires_ms == NOW_MS + 3_600_000
+
+
+async def test_a_late_pin_replaces_its_tombstone(copied: Copied) -> None:  # T15
+    former = copied.pins
+    await former.put("nightly", "me", 10, 60, "one")
+    await former.drop("nightly", "one")
+    following = copied.owner()
+    await following.load()
+    await former.put("nightly", "me", 10, 60, "two")
+    with pytest.raises(Unavailable, match="former owner"):
+        await following.put("nightly", "you", 20, 60, "three")
+    copied.last = 100
+    assert await following.erase(100) == 0
+    assert following.standing("nightly") is not None
