@@ -182,13 +182,16 @@ def compare(make: Callable[[], Scenario], schedule: schedules.Schedule, contents
     return left_out, sum(end_of(one) != end_of(next_one) for one, next_one in pairwise(moments))
 
 
-@pytest.mark.parametrize("make", [ObserverRun, SignallingInOneStep, GrowingInOneStep, Vacuumed])
+@pytest.mark.parametrize(
+    ("make", "every"), [(ObserverRun, 1), (SignallingInOneStep, 1), (GrowingInOneStep, 4), (Vacuumed, 1)]
+)
 def test_a_moment_that_is_left_out_is_like_the_next_one(
-    make: Callable[[], Scenario], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Scenario], every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mutation that arrives one step earlier, between steps that do not touch it, changes nothing."""
+    """A mutation that arrives one step earlier, between steps that do not touch it, changes nothing. `every`: of the
+    long scenario, one schedule in four."""
     contents = noting(monkeypatch)
-    schedules = [schedule for schedule in sweep.firsts(make) if schedule[0].kind in sweep.LATE]
+    schedules = [schedule for schedule in sweep.firsts(make) if schedule[0].kind in sweep.LATE][::every]
     compared = [compare(make, schedule, contents) for schedule in schedules]
     assert sum(left_out for left_out, _ in compared) > 5
     assert sum(told_apart for _, told_apart in compared) > 0, "otherwise all of them could be left out"
