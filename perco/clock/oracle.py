@@ -27,7 +27,7 @@ from perco.clock.timestamps import Timestamps, WallClock
 from perco.errors import NOTHING_WRITTEN, Corruption, SnapshotTooOld, Unavailable, UsageError
 from perco.schema.catalogue import SYSTEM_TABLE, raise_for as raise_for
 from perco.settings import check_options
-from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, NoReply, Refused, RowStore, Verdict, Write
+from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, NoReply, Refused, RowStore, Write
 
 BOUND_ROW: Final = b"oracle"
 CLOCK_ROW: Final = b"clock"
@@ -86,7 +86,7 @@ class Oracle:
             self._noted = note[0][0]
         self.holds.take_over(*(await published(self._store))[1:])
         if not self._store.once:
-            await self._publish_again()
+            await self._put_watermark(again=True)
         await self.pins.load()
 
     async def announce(self, version: int) -> None:
@@ -214,40 +214,34 @@ class Oracle:
         ages = {seconds: await self.aged(seconds) for seconds in set(keep_s.values())}
         aged = {table: ages[seconds] for table, seconds in keep_s.items()}
         holder = self.holds.advance(self._timestamps.last, self.wall_ms(), aged)
-        for _ in range(_TRIES):
-            number, watermark, cuts = await published(self._store)
-            self.holds.take_over(watermark, cuts)
-            if (watermark, cuts) == (self.holds.watermark, self.holds.cuts):
-                return holder
-            verdict = await self._put_watermark(number)
-            if isinstance(verdict, Failed):
-                raise verdict.error
-        raise Unavailable("the watermark could not be made durable")
+        await self._put_watermark()
+        return holder
 
-    async def _publish_again(self) -> None:
-        """Publish what is published, under the next number (G1, R8): what a former owner has sent, and what may still
-        arrive in a store that does not apply mutations in order, is refused from now on. Otherwise it could raise the
-        watermark above timestamps that this owner holds for the clients that come to it."""
+    async def _put_watermark(self, *, again: bool = False) -> None:
+        """Make the watermark and the cuts durable.
+
+        Args:
+            again: under the next number, even if they are durable (G1, R8). From then on, the store refuses the
+                watermark of a former owner that arrives late. It could be above timestamps that this owner holds for
+                the clients that come to it.
+        """
         for _ in range(_TRIES):
             number, watermark, cuts = await published(self._store)
             self.holds.take_over(watermark, cuts)
-            verdict = await self._put_watermark(number)
-            if verdict is APPLIED:
+            if not again and (watermark, cuts) == (self.holds.watermark, self.holds.cuts):
+                return
+            value = msgpack.packb([self.holds.watermark, self.holds.cuts])
+            checks = [(ABSENT, DATA, 0, number + 1, TS_MAX)]
+            writes: list[Write] = [(DATA, 0, number + 1, value)]
+            if number:
+                writes.append((DATA, 0, number, None))
+            row = (_WATERMARK_ROW, checks, writes)
+            [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, (row,), None, True)])
+            if again and verdict is APPLIED:
                 return
             if isinstance(verdict, Failed):
                 raise verdict.error
         raise Unavailable("the watermark could not be made durable")
-
-    async def _put_watermark(self, number: int) -> Verdict:
-        """Put the watermark and the cuts in place of those with this number (0: there are none)."""
-        value = msgpack.packb([self.holds.watermark, self.holds.cuts])
-        checks = [(ABSENT, DATA, 0, number + 1, TS_MAX)]
-        writes: list[Write] = [(DATA, 0, number + 1, value)]
-        if number:
-            writes.append((DATA, 0, number, None))
-        row = (_WATERMARK_ROW, checks, writes)
-        [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, (row,), None, True)])
-        return verdict
 
     async def watermark(self) -> int:
         """The watermark as it is published now."""

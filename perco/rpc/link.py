@@ -98,6 +98,7 @@ class Link:
         welcomed: called with the server's greeting; returns whether the server still holds everything. Raises:
             Unavailable if the server has no room now, another PercoError if it refuses.
         pushed: called with each message that the server pushes.
+        unmet: added to the error of a connection that ends before the server has ever greeted.
     """
 
     closed: bool
@@ -114,8 +115,9 @@ class Link:
         pushed: Callable[[int, Any], None],
         options: WireOptions,
         rng: random.Random,
+        unmet: str = "",
     ) -> None:
-        self.name = name
+        self.name, self._unmet = name, unmet
         self._thread, self._loop = threading.get_ident(), trio.lowlevel.current_trio_token()
         self._connect, self._hello, self._welcomed, self._pushed = connect, hello, welcomed, pushed
         self._options, self._rng = options, rng
@@ -351,10 +353,9 @@ class Link:
                 except WireError as error:
                     raise StoreError(f"the program at {self.name} is not a perco server: {error}") from error
                 except trio.BrokenResourceError as error:
-                    if self.connections or " " in self.name or not self.name.startswith("tcp://"):
-                        raise  # it has been reached without TLS, or is the link to a tablet server
-                    tls = self.name.replace("tcp://", "tls://", 1)
-                    raise trio.BrokenResourceError(f"{error}; if this server uses TLS, open {tls}") from error
+                    if self.connections or not self._unmet:
+                        raise
+                    raise trio.BrokenResourceError(f"{error}; {self._unmet}") from error
             if scope.cancelled_caught:
                 raise Silent("no greeting")
             try:

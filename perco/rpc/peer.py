@@ -66,14 +66,8 @@ class Peer:
         self._answer(id, ERROR, pack_error(error))
 
     def leave_open(self, id: int) -> None:
-        """Leave a call without an answer: its caller repeats it over another connection."""
-        if not id:
-            return
-        self.calls -= 1
-        if not self.calls:
-            self._look_again()
-        if self._backlog and not self.ended:
-            self._go_on()
+        """End a call without an answer: its caller repeats it over another connection."""
+        self._answer(id, None, None)
 
     def push(self, what: int, value: Any) -> None:
         """Push a message that replaces those of its kind that have not been sent yet."""
@@ -109,7 +103,8 @@ class Peer:
                 self._answered = trio.Event()
             await self._answered.wait()
 
-    def _answer(self, id: int, status: int, value: Any) -> None:
+    def _answer(self, id: int, status: int | None, value: Any) -> None:
+        """End a call. `status`: None, if nothing is sent."""
         if not id:
             return
         self.calls -= 1
@@ -117,13 +112,14 @@ class Peer:
             self._look_again()
         if self.ended:
             return
-        try:
-            self.channel.send((id, status, value))
-        except TooLarge as error:
-            self.channel.send((id, ERROR, pack_error(error)))
-        except (TypeError, ValueError, OverflowError) as error:
-            log.error("an answer to %s cannot be sent", self.name, exc_info=error)
-            self.channel.send((id, ERROR, pack_error(_bug(error))))
+        if status is not None:
+            try:
+                self.channel.send((id, status, value))
+            except TooLarge as error:
+                self.channel.send((id, ERROR, pack_error(error)))
+            except (TypeError, ValueError, OverflowError) as error:
+                log.error("an answer to %s cannot be sent", self.name, exc_info=error)
+                self.channel.send((id, ERROR, pack_error(_bug(error))))
         if self._backlog:
             self._go_on()
 

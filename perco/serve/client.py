@@ -164,7 +164,8 @@ class RemoteOwner:
         self._ticket = ""  # shown to tablet servers
         self._too_much = False  # this client holds more than fits in a greeting
         self._wire, self._connect, self._rng = wire, connect, rng
-        self.link = Link(name, partial(connect, 0, 0), self._hello, self._welcomed, self._pushed, wire, rng)
+        unmet = f"if this server uses TLS, open {name.replace('tcp:', 'tls:', 1)}" if name.startswith("tcp:") else ""
+        self.link = Link(name, partial(connect, 0, 0), self._hello, self._welcomed, self._pushed, wire, rng, unmet)
         self.store = (
             RemoteRowStore(self.link, self._reach, wire.patience_s, rng)
             if reach is None

@@ -6,34 +6,27 @@ G1  From the draw on, the client's session holds the start timestamps.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
+from perco.database.local import LocalOwner
 from perco.database.parts import Parts
 from perco.errors import SessionEnded, StoreLocked, Unavailable
 from perco.rpc.peer import Peer
 from perco.serve.messages import DRAWS_MAX
 from perco.serve.sessions import Session, Sessions
+from perco.tablets.backend import sure
+
+_SURE_S: Final = 30.0  # how long a call waits for this process to be sure that it owns the store
 
 
 class Draws:
-    """Loop thread only.
-
-    Args:
-        check: that of the store's place.
-        sure: waits until `check` no longer raises Unavailable.
-        fail: answers with an error.
-    """
+    """Loop thread only. `fail`: answers with an error."""
 
     def __init__(
-        self,
-        parts: Parts,
-        sessions: Sessions,
-        check: Callable[[], None],
-        sure: Callable[[], Awaitable[None]],
-        fail: Callable[[Peer, int, Exception], None],
+        self, parts: Parts, owner: LocalOwner, sessions: Sessions, fail: Callable[[Peer, int, Exception], None]
     ) -> None:
-        self._parts, self._sessions, self._check, self._sure, self._fail = parts, sessions, check, sure, fail
+        self._parts, self._owner, self._sessions, self._fail = parts, owner, sessions, fail
 
     def draw(self, session: Session, peer: Peer, id: int, wanted: Any) -> None:
         starts, others = wanted
@@ -43,7 +36,7 @@ class Draws:
             raise ValueError("the number of timestamps is out of range")
         draw, drawn = self._parts.oracle.draw_nowait, [0]
         try:
-            self._check()  # O1; if this process does not know whether it owns the store, the call waits
+            self._owner.backend.check()  # O1; if this process does not know whether it owns the store, the call waits
             drawn = [draw() for _ in range(starts + others)]
         except Unavailable:
             pass
@@ -58,10 +51,10 @@ class Draws:
     def _draw_rest(self, session: Session, peer: Peer, id: int, starts: int, others: int, drawn: list[int]) -> None:
         async def run() -> None:
             try:
-                await self._sure()
+                await sure(self._owner.backend.check, _SURE_S)
                 while len(drawn) < starts + others:
                     drawn.append(await self._parts.oracle.draw())
-                await self._sure()  # O1: the draw may have waited for longer than the lease
+                await sure(self._owner.backend.check, _SURE_S)  # O1: the draw may have outlasted the lease
                 self._drawn(session, peer, id, starts, drawn)
             except Exception as error:
                 self._fail(peer, id, error)

@@ -61,14 +61,13 @@ from perco.serve.rows import Rows
 from perco.serve.sessions import Session, Sessions, Stuck, must_go_on
 from perco.serve.tasks import ProcessTasks
 from perco.serve.told_tasks import ToldTasks
-from perco.tablets.backend import Tickets, lost, sure
+from perco.tablets.backend import Tickets, lost
 
 log: logging.Logger = logging.getLogger("perco.serve")
 
 _OUTLIVE_S: Final = 5.0  # how long a call waits for another client's transaction, before the caller repeats the call
 _IDLE_S: Final = 1.0
 _HELD_S: Final = 1.0  # if an owner's loop was held for longer while others waited, it logs a warning
-_SURE_S: Final = 30.0  # how long a call waits for this process to be sure that it owns the store
 _LOST_S: Final = 5.0  # how long an error waits for this process to learn whether it has lost the store
 _EXPIRE_EVERY: Final = 4  # looks for dead sessions, per lease
 
@@ -115,7 +114,7 @@ class Server(Door[Session]):
         self.served = 0  # calls, in total
         self.told_tasks = ToldTasks(self.sessions, self._serving, options.silence_s, self._waiting)
         rows = self.rows = Rows(parts, self._owner.store, self.sessions, options)
-        self.draws = Draws(parts, self.sessions, lambda: self._owner.backend.check(), self._sure, self._fail)
+        self.draws = Draws(parts, self._owner, self.sessions, self._fail)
         refusal = ""
         if servers is not None:  # their readers do not ask this memory (C4)
             refusal = "tablet servers now have the store's rows"
@@ -309,12 +308,9 @@ class Server(Door[Session]):
 
     # ------------------------------------------------------------ calls
 
-    def _sure(self) -> Awaitable[None]:
-        return sure(self._owner.backend.check, _SURE_S)
-
     def _fail(self, peer: Peer, id: int, error: Exception) -> None:
-        """Answer with an error. A direct client gets no answer if the error says, or perhaps is due to the fact, that
-        another process owns the store: the client asks that process, once this one ends."""
+        """Answer with an error. Direct clients get no answer if another process owns the store, which may be the cause
+        of the error: they ask that process, once this one ends."""
         if self._tickets is None or self._draining or not isinstance(error, StoreLocked | Unavailable | WriteUnknown):
             return peer.fail(id, error)
 

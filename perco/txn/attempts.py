@@ -49,6 +49,7 @@ class Attempts(AsyncOnly):
     """
 
     _write = "async for attempt in db.attempts():"
+    _scoped = True  # each attempt begins and ends in one task, so a cancel scope can enforce the deadline
 
     def __init__(
         self,
@@ -56,11 +57,8 @@ class Attempts(AsyncOnly):
         retry: RetryOptions,
         serializable: bool,
         function: str = "transaction",
-        *,
-        scoped: bool = True,
     ) -> None:
         self._function = function  # its past runs decide what is read ahead
-        self._scoped = scoped  # each attempt begins and ends in one task, so a cancel scope can enforce the deadline
         self._owed = False  # the last attempt failed, and the next one has not been asked for
         self._engine, self._retry = engine, retry
         self._isolation: Isolation = "serializable" if serializable else "snapshot"
@@ -201,10 +199,12 @@ class AttemptsOutside(Attempts):
         late_s: seconds of their time that are over.
     """
 
+    _scoped = False
+
     def __init__(
         self, engine: Engine, retry: RetryOptions, serializable: bool, function: str, late_s: float = 0.0
     ) -> None:
-        super().__init__(engine, retry, serializable, function, scoped=False)
+        super().__init__(engine, retry, serializable, function)
         if self._deadline is not None:
             self._deadline -= late_s
 

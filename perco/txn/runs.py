@@ -24,7 +24,7 @@ def under(txn: Transaction, version: int) -> None:
 
 
 def caused(txn: Transaction, root: int, depth: int, path: bytes) -> None:
-    """What caused the run: changes that it makes carry it on."""
+    """Note the cause of the run, for the changes that it makes."""
     txn._root, txn._depth, txn._path = root, depth, path
 
 
@@ -34,33 +34,33 @@ def acknowledge(txn: Transaction, ack: Intent) -> None:
 
 
 def observed(txn: Transaction, cell: WHERE, seen: Value | Missing) -> None:
-    """What the claim has read of the observed cell: the function gets it, and does not read it twice (T14)."""
+    """Note the value of the observed cell, which the claim has read: the function does not read it again (T14)."""
     txn._known = (cell, seen)
     if txn._reads is not None:
         txn._reads.note(*cell, seen.commit_ts)
 
 
 def handle(txn: Transaction, signal: Intent) -> None:
-    """The signal that the run handles; it removes the notify cells that the run has seen (N5)."""
+    """Note the signal that the run handles. Its intent removes the notify cells that the run has seen (N5)."""
     txn._signals = {(signal.table, signal.row, signal.column): signal}
 
 
 def ahead_of(txn: Transaction) -> Ahead | None:
-    """Its cache, and what is read ahead for it."""
+    """The transaction's cache, which also reads ahead."""
     return txn._ahead
 
 
 def driver_of(txn: Transaction) -> Driver:
-    """The driver of the session that it began in: its reads fail once that session has ended (R5)."""
+    """The driver of the session in which the transaction began. Its reads fail once that session has ended (R5)."""
     return txn._driver
 
 
 def written(txn: Transaction) -> Iterable[WHERE]:
-    """The cells that it writes and the signals that it raises; the signal that it handles, too."""
+    """The cells that the transaction writes, and the signals that it raises or handles."""
     return txn._writes if txn._signals is None else (*txn._writes, *txn._signals)
 
 
 def only_handles(txn: Transaction) -> bool:
-    """Whether it handles a signal, and writes, raises and locks nothing: it needs no commit (N5)."""
+    """Whether the run only handles a signal: it writes, raises and locks nothing, and needs no commit (N5)."""
     signals = txn._signals if txn._ack is None else None
     return signals is not None and len(signals) == 1 and not txn._writes and txn._locked is None

@@ -307,6 +307,23 @@ async def test_cells_that_a_late_copy_has_removed_are_not_waited_for() -> None: 
         assert await db.pending() == 0
 
 
+@asynccontextmanager
+async def served(
+    world: World,
+    below: Callable[[LocalRowStore], SingleRows],
+    monkeypatch: pytest.MonkeyPatch,
+    options: perco.Options | None = None,
+) -> AsyncIterator[tuple[perco.Database, LocalRowStore]]:
+    """A client of the owner's; and the owner's rows."""
+    monkeypatch.setattr(everywhere, "over", everywhere.FOLDER)
+    async with (
+        owned(perco.Schema(), below) as (owner, rows),
+        everywhere.served(owner, perco.Options().wire, None) as door,
+        door.client(world.schema, options or perco.Options(seed=2)) as db,
+    ):
+        yield db, rows
+
+
 class Keeping(SingleRows):
     """Keeps a copy of the first prewrite of row b."""
 
@@ -325,15 +342,9 @@ async def test_a_late_copy_of_a_prewrite_is_not_waited_for(
 ) -> None:  # N7, T5
     """No transaction encounters its lock, and the sweep came before it."""
     monkeypatch.setattr(Keeping, "kept", None)
-    monkeypatch.setattr(everywhere, "over", everywhere.FOLDER)
     world = World()
     world.observe()
-    async with (
-        owned(perco.Schema(), Keeping) as (owner, rows),
-        everywhere.served(owner, perco.Options().wire, None) as door,
-        door.client(world.schema, perco.Options(seed=2)) as db,
-        db.worker(),
-    ):
+    async with served(world, Keeping, monkeypatch) as (db, rows), db.worker():
         loser = await db.begin()
         await put(db, world.body, "c", "x")
         for key in ("a", "b", "c"):
@@ -353,19 +364,14 @@ async def test_a_late_copy_of_a_prewrite_is_not_waited_for(
 async def test_a_client_of_a_served_bare_store_sends_single_rows(
     window_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # S1, D6
-    monkeypatch.setattr(everywhere, "over", everywhere.FOLDER)
     world = World()
-    async with (
-        owned(perco.Schema()) as (owner, _),
-        everywhere.served(owner, perco.Options().wire, None) as door,
-    ):
-        options = perco.Options(seed=2, batch=perco.options.BatchOptions(window_s=window_s))
-        async with door.client(world.schema, options) as db:
-            async with db.transaction() as txn:
-                txn.set(world.count, "a", 1)
-                txn.set(world.count, "b", 2)
-            async with db.snapshot() as snap:
-                assert await snap.get_many(world.count, ["a", "b"]) == {"a": 1, "b": 2}
+    options = perco.Options(seed=2, batch=perco.options.BatchOptions(window_s=window_s))
+    async with served(world, SingleRows, monkeypatch, options) as (db, _):
+        async with db.transaction() as txn:
+            txn.set(world.count, "a", 1)
+            txn.set(world.count, "b", 2)
+        async with db.snapshot() as snap:
+            assert await snap.get_many(world.count, ["a", "b"]) == {"a": 1, "b": 2}
 
 
 class Large(SingleRows):
@@ -377,15 +383,9 @@ class Large(SingleRows):
 
 
 async def test_a_client_waits_for_a_store_that_takes_long_to_search(monkeypatch: pytest.MonkeyPatch) -> None:  # N7
-    monkeypatch.setattr(everywhere, "over", everywhere.FOLDER)
     world = World()
     world.observe()
-    async with (
-        owned(perco.Schema(), Large) as (owner, _),
-        everywhere.served(owner, perco.Options().wire, None) as door,
-        door.client(world.schema, perco.Options(seed=2)) as db,
-        db.worker(),
-    ):
+    async with served(world, Large, monkeypatch) as (db, _), db.worker():
         async with db.transaction() as txn:
             txn.set(world.body, "a", "v")
         await db.wait_for(txn.commit_ts, timeout=LONG_S)

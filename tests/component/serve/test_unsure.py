@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.database import Database
 from perco.database.inside import inside, local_owner
 from perco.errors import StoreLocked, Unavailable
 from perco.serve.client import remote_owner
@@ -23,61 +25,23 @@ from tests.component.serve.kit import Place
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
 SCHEMA = perco.Schema(docs)
+UNSURE = Unavailable("the lease was not renewed")
 LOCKED = StoreLocked("postgresql://db", None, "another process", "Stop it.")
 
 
 class Check:
     """In the place of that of the owner's store."""
 
-    def __init__(self) -> None:
-        self.error: perco.PercoError | None = Unavailable("the lease was not renewed")
+    def __init__(self, error: perco.PercoError | None) -> None:
+        self.error = error
 
     def __call__(self) -> None:
         if self.error is not None:
             raise self.error
 
 
-@pytest.mark.parametrize("sure_after_s", [5.0, None])
-async def test_a_client_waits_until_the_owner_is_sure(
-    sure_after_s: float | None, autojump_clock: trio.testing.MockClock
-) -> None:
-    place = Place(SCHEMA)
-    async with place.served() as owner, place.client() as db:
-        check, last = Check(), local_owner(owner)._engine.oracle.last
-        local_owner(owner).backend.check = check  # type: ignore[method-assign]
-        async with trio.open_nursery() as nursery:
-
-            async def become_sure(after_s: float) -> None:
-                await trio.sleep(after_s)
-                assert local_owner(owner)._engine.oracle.last == last, "none is drawn meanwhile"
-                check.error = None
-
-            if sure_after_s is not None:
-                nursery.start_soon(become_sure, sure_after_s)
-                began = trio.current_time()
-                await db.run(_write)
-                assert trio.current_time() >= began + sure_after_s
-            else:
-                with pytest.raises(Unavailable, match="the lease was not renewed"):
-                    await db.run(_write)
-        check.error = None
-
-
-async def test_a_client_of_one_that_is_deposed_is_told_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    place = Place(SCHEMA)
-    async with place.served() as owner, place.client() as db:
-        check = Check()
-        check.error = LOCKED
-        local_owner(owner).backend.check = check  # type: ignore[method-assign]
-        began = trio.current_time()
-        with pytest.raises(StoreLocked, match="in use by another process"):
-            await db.run(_write)
-        assert trio.current_time() < began + 1
-        check.error = None
-
-
 class NoTickets:
-    """In the place of those of a store on PostgreSQL."""
+    """In the place of those of a store in a database."""
 
     def __init__(self) -> None:
         self.on_gone: list[object] = []
@@ -86,29 +50,86 @@ class NoTickets:
         """There is none."""
 
 
+class World:
+    """A server, a client, and what the owner knows of its ownership. `tickets`: of direct clients; None: there are
+    none."""
+
+    def __init__(self, error: perco.PercoError | None, tickets: NoTickets | None) -> None:
+        self.check, self._tickets, self._place = Check(error), tickets, Place(SCHEMA)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Database]:
+        place = self._place
+        async with place.served() as self.owner, place.client() as db:
+            assert place.server is not None
+            self.server = place.server
+            if self._tickets is not None:
+                self.server._tickets = self._tickets  # type: ignore[assignment]
+            local_owner(self.owner).backend.check = self.check  # type: ignore[method-assign]
+            yield db
+            self.check.error = None
+
+    async def change(self, after_s: float, error: perco.PercoError | None) -> None:
+        await trio.sleep(after_s)
+        self.check.error = error
+
+    async def go_over(self, after_s: float) -> None:
+        """Clients find the next server: the same one, which is sure again."""
+        await self.change(after_s, None)
+        await self._place.break_connections()
+
+
+@asynccontextmanager
+async def direct(
+    error: perco.PercoError | None = None, tickets: NoTickets | None = None
+) -> AsyncIterator[tuple[World, Database]]:
+    world = World(error, tickets or NoTickets())
+    async with world.opened() as db:
+        yield world, db
+
+
+@pytest.mark.parametrize("sure_after_s", [5.0, None])
+async def test_a_client_waits_until_the_owner_is_sure(
+    sure_after_s: float | None, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = World(UNSURE, None)
+    async with world.opened() as db, trio.open_nursery() as nursery:
+        oracle = inside(world.owner).oracle
+        last, began = oracle.last, trio.current_time()
+        if sure_after_s is not None:
+
+            async def become_sure(after_s: float) -> None:
+                await trio.sleep(after_s)
+                assert oracle.last == last, "none is drawn meanwhile"
+                world.check.error = None
+
+            nursery.start_soon(become_sure, sure_after_s)
+            await db.run(_write)
+            assert trio.current_time() >= began + sure_after_s
+        else:
+            with pytest.raises(Unavailable, match="the lease was not renewed"):
+                await db.run(_write)
+
+
+async def test_a_client_of_one_that_is_deposed_is_told_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(LOCKED, None)
+    async with world.opened() as db:
+        began = trio.current_time()
+        with pytest.raises(StoreLocked, match="in use by another process"):
+            await db.run(_write)
+        assert trio.current_time() < began + 1
+
+
 @pytest.mark.parametrize("unsure_s", [0.0, 1.0])
 async def test_a_direct_client_of_one_that_is_deposed_follows(
     unsure_s: float, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """It asks the next one, in place of which here the same one is sure again. `unsure_s`: for how long the owner does
-    not know that it is deposed."""
-    place = Place(SCHEMA)
-    async with place.served() as owner, place.client() as db:
-        assert place.server is not None
-        check, place.server._tickets = Check(), NoTickets()  # type: ignore[assignment]
-        local_owner(owner).backend.check = check  # type: ignore[method-assign]
+    """`unsure_s`: for how long the owner does not know that it is deposed."""
+    async with direct(UNSURE) as (world, db), trio.open_nursery() as nursery:
         connections = remote_owner(db).link.connections
-        async with trio.open_nursery() as nursery:
-
-            async def end() -> None:
-                await trio.sleep(unsure_s)
-                check.error = LOCKED
-                await trio.sleep(2)
-                check.error = None
-                await place.break_connections()
-
-            nursery.start_soon(end)
-            await db.run(_write)
+        nursery.start_soon(world.change, unsure_s, LOCKED)
+        nursery.start_soon(world.go_over, unsure_s + 2)
+        await db.run(_write)
         assert remote_owner(db).link.connections > connections
 
 
@@ -116,18 +137,13 @@ async def test_a_timestamp_whose_draw_outlasts_the_lease_is_not_handed_out(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # O1
     """Another process owns the store by then, and has committed above it."""
-    place = Place(SCHEMA)
-    async with place.served() as owner, place.client() as db:
-        assert place.server is not None
-        check, place.server._tickets = Check(), NoTickets()  # type: ignore[assignment]
-        check.error = None
-        local_owner(owner).backend.check = check  # type: ignore[method-assign]
-        oracle, drawn = local_owner(owner)._engine.oracle, list[int]()
+    async with direct() as (world, db):
+        oracle, drawn = inside(world.owner).oracle, list[int]()
         plain = oracle.draw
 
         async def slow() -> int:
             drawn.append(await plain())
-            check.error = LOCKED
+            world.check.error = LOCKED
             return drawn[-1]
 
         with monkeypatch.context() as patch:
@@ -137,166 +153,110 @@ async def test_a_timestamp_whose_draw_outlasts_the_lease_is_not_handed_out(
                 await remote_owner(db).link.call(Method.DRAW, (1, 0), again=True)
             assert drawn
             assert waiting.cancelled_caught
-        check.error = None
-        await place.break_connections()
+        await world.go_over(0)
 
 
 class Losing:
-    """A store that another process owns by now. `fails`: the answers to a call that shows it."""
+    """A store that another process owns by now. Its first mutation of a row that begins with `prefix` gets no answer,
+    and the owner learns `error` by it."""
 
-    def __init__(self, store: Any, fails: Callable[[Sequence[Mutation]], list[Verdict] | None]) -> None:
-        self._store, self._fails = store, fails
+    def __init__(self, world: World, store: Any, prefix: bytes, error: perco.PercoError) -> None:
+        self._world, self._store, self._prefix, self._error = world, store, prefix, error
+        self.failed: Mutation | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
-        return self._fails(mutations) or await self._store.apply(mutations)
-
-
-LATE = "applied, but perhaps too late for the next owner"
+        if self.failed is not None or not mutations[0].rows[0][0].startswith(self._prefix):
+            verdicts: list[Verdict] = await self._store.apply(mutations)
+            return verdicts
+        self.failed, self._world.check.error = mutations[0], self._error
+        return [NoReply("applied, but perhaps too late for the next owner")]
 
 
 async def test_a_draw_that_fails_while_the_owner_is_not_sure_is_left_to_the_next_one(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(SCHEMA)
-    async with place.served() as owner, place.client() as db:
-        assert place.server is not None
-        check, place.server._tickets = Check(), NoTickets()  # type: ignore[assignment]
-        check.error = None
-        local_owner(owner).backend.check = check  # type: ignore[method-assign]
-        oracle, failed = inside(owner).oracle, list[Mutation]()
-
-        def fails(mutations: Sequence[Mutation]) -> list[Verdict] | None:
-            if mutations[0].rows[0][0] != b"oracle" or failed:
-                return None
-            failed.append(mutations[0])
-            check.error = Unavailable("the lease was not renewed")
-            return [NoReply(LATE)]
-
-        monkeypatch.setattr(oracle, "_store", Losing(oracle._store, fails))
+    async with direct() as (world, db), trio.open_nursery() as nursery:
+        oracle = inside(world.owner).oracle
+        losing = Losing(world, oracle._store, b"oracle", UNSURE)
+        monkeypatch.setattr(oracle, "_store", losing)
         while oracle.draw_nowait():  # the rest of the range
             pass
         connections = remote_owner(db).link.connections
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(db.run, _write)
-            await trio.sleep(1)
-            check.error = LOCKED
-            await trio.sleep(1)
-            check.error = None
-            await place.break_connections()
-        assert failed
+        nursery.start_soon(world.change, 1, LOCKED)
+        nursery.start_soon(world.go_over, 2)
+        await db.run(_write)
+        assert losing.failed
         assert remote_owner(db).link.connections > connections
 
 
 async def test_a_pin_whose_fate_is_unknown_to_a_deposed_owner_is_left_to_the_next_one(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(SCHEMA)
-    async with place.served() as owner, place.client() as db:
-        assert place.server is not None
-        check, place.server._tickets = Check(), NoTickets()  # type: ignore[assignment]
-        check.error = None
-        local_owner(owner).backend.check = check  # type: ignore[method-assign]
-        pins, failed = inside(owner).oracle.pins, list[Mutation]()
+    async with direct() as (world, db), trio.open_nursery() as nursery:
+        pins = inside(world.owner).oracle.pins
+        losing = Losing(world, pins._store, b"pin/", LOCKED)
+        monkeypatch.setattr(pins, "_store", losing)
+        nursery.start_soon(world.go_over, 1)
+        async with db.pin("export", lease_s=60):
+            pass
+        assert losing.failed
 
-        def fails(mutations: Sequence[Mutation]) -> list[Verdict] | None:
-            if failed:
-                return None
-            failed.append(mutations[0])
-            check.error = LOCKED
-            return [NoReply(LATE)]
 
-        monkeypatch.setattr(pins, "_store", Losing(pins._store, fails))
-        async with trio.open_nursery() as nursery:
-
-            async def end() -> None:
-                await trio.sleep(1)
-                check.error = None
-                await place.break_connections()
-
-            nursery.start_soon(end)
-            async with db.pin("export", lease_s=60):
-                pass
-        assert failed
+async def _ask_for_a_ticket(db: Database) -> str:
+    ticket: str = await remote_owner(db).link.call(Method.TICKET, None, again=True, held=True)
+    return ticket
 
 
 async def test_a_ticket_that_a_deposed_owner_cannot_give_is_left_to_the_next_one(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    place = Place(SCHEMA)
-    async with place.served() as owner, place.client() as db:
-        assert place.server is not None
-        check, asked = Check(), list[str]()
+    class Unsure(NoTickets):
+        asked = 0
 
-        class Unsure(NoTickets):
-            async def admit(self, ticket: str) -> None:
-                asked.append(ticket)
-                check()
+        async def admit(self, ticket: str) -> None:
+            self.asked += 1
+            world.check()
 
-        place.server._tickets = Unsure()  # type: ignore[assignment]
-        local_owner(owner).backend.check = check  # type: ignore[method-assign]
-        got: list[str] = []
-
-        async def ask() -> None:
-            got.append(await remote_owner(db).link.call(Method.TICKET, None, again=True, held=True))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            await trio.sleep(0.2)
-            check.error = LOCKED
-            await trio.sleep(1)
-            check.error = None
-            await place.break_connections()
-        assert len(got) == 1
-        assert len(asked) == 2
+    tickets = Unsure()
+    async with direct(UNSURE, tickets) as (world, db), trio.open_nursery() as nursery:
+        nursery.start_soon(world.change, 0.2, LOCKED)
+        nursery.start_soon(world.go_over, 1.2)
+        assert isinstance(await _ask_for_a_ticket(db), str)
+        assert tickets.asked == 2
 
 
-async def test_an_error_of_an_owner_that_turns_out_to_be_sure_is_told(
-    autojump_clock: trio.testing.MockClock,
+@pytest.mark.parametrize(("sure_after_s", "told_after_s"), [(1.0, 1.0), (60.0, 5.0)])
+async def test_an_error_of_an_owner_that_may_have_lost_nothing_is_told(
+    sure_after_s: float, told_after_s: float, autojump_clock: trio.testing.MockClock
 ) -> None:
-    place = Place(SCHEMA)
-    async with place.served() as owner, place.client() as db:
-        assert place.server is not None
-        check = Check()
+    """It waits until the owner is sure, but not for long."""
 
-        class Failing(NoTickets):
-            async def admit(self, ticket: str) -> None:
-                raise Unavailable("Bigtable does not answer")
+    class Failing(NoTickets):
+        async def admit(self, ticket: str) -> None:
+            raise Unavailable("Bigtable does not answer")
 
-        place.server._tickets = Failing()  # type: ignore[assignment]
-        local_owner(owner).backend.check = check  # type: ignore[method-assign]
-        async with trio.open_nursery() as nursery:
-
-            async def become_sure() -> None:
-                await trio.sleep(1)
-                check.error = None
-
-            nursery.start_soon(become_sure)
-            began = trio.current_time()
-            with pytest.raises(Unavailable, match="Bigtable does not answer"):
-                await remote_owner(db).link.call(Method.TICKET, None, again=True, held=True)
-            assert trio.current_time() >= began + 1
+    async with direct(UNSURE, Failing()) as (world, db), trio.open_nursery() as nursery:
+        nursery.start_soon(world.change, sure_after_s, None)
+        began = trio.current_time()
+        with pytest.raises(Unavailable, match="Bigtable does not answer"):
+            await _ask_for_a_ticket(db)
+        assert told_after_s <= trio.current_time() - began < told_after_s + 1
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_call_that_is_left_to_the_next_server_does_not_hold_up_the_end_of_this_one(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    place = Place(SCHEMA)
-    async with place.served() as owner, place.client() as db:
-        assert place.server is not None
-        check, place.server._tickets = Check(), NoTickets()  # type: ignore[assignment]
-        check.error = LOCKED
-        local_owner(owner).backend.check = check  # type: ignore[method-assign]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(db.run, _write)
-            await trio.sleep(0.5)
-            [peer] = place.server._serving
-            with trio.move_on_after(1) as waiting:
-                await peer.answered()
-            check.error = None
-            await place.break_connections()
+    async with direct(LOCKED) as (world, db), trio.open_nursery() as nursery:
+        nursery.start_soon(db.run, _write)
+        await trio.sleep(0.5)
+        [peer] = world.server._serving
+        with trio.move_on_after(1) as waiting:
+            await peer.answered()
+        await world.go_over(0)
         assert not waiting.cancelled_caught
 
 
