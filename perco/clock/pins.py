@@ -69,7 +69,6 @@ class Pins:
         self._versions[name] = versions
         if isinstance(found, Pin):
             self._holds.pins[name] = found
-            self._tombstones.pop(name, None)
         else:
             self._tombstones[name] = found
             self._holds.pins.pop(name, None)

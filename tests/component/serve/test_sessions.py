@@ -583,3 +583,20 @@ async def test_a_run_whose_session_has_ended_claims_nothing(place: Place, ahead:
                 txn, SCHEMA.observers["double"], "docs", b"a", ack_of(engine.known.bind(n).column, number)
             )
         txn.discard()
+
+
+async def test_a_server_that_has_greeted_once_is_not_taken_for_one_with_tls(place: Place) -> None:
+    async with place.served(), place.client() as db:
+        link = remote_owner(db).link
+        link._unmet = "try another address"
+
+        async def ended() -> trio.abc.Stream:
+            ours, theirs = trio.testing.memory_stream_pair()
+            await theirs.send_eof()
+            return ours
+
+        link._connect = ended
+        await place.break_connections()
+        with pytest.raises(perco.Unavailable, match="ended before a greeting") as caught:
+            await db.run(put, "a", 1)
+        assert "try another address" not in str(caught.value)

@@ -65,6 +65,7 @@ class World:
             self.server = place.server
             if self._tickets is not None:
                 self.server._tickets = self._tickets  # type: ignore[assignment]
+            await inside(self.owner).oracle.draw()  # so that it has a range to draw from
             local_owner(self.owner).backend.check = self.check  # type: ignore[method-assign]
             yield db
             self.check.error = None

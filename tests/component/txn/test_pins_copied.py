@@ -173,3 +173,14 @@ async def test_a_late_pin_replaces_its_tombstone(copied: Copied) -> None:  # T15
     copied.last = 100
     assert await following.erase(100) == 0
     assert following.standing("nightly") is not None
+
+
+async def test_a_pin_that_a_former_owner_dropped_late_is_gone(copied: Copied) -> None:  # T15
+    former = copied.pins
+    await former.put("nightly", "me", 10, 60, "one")
+    following = copied.owner()
+    await following.load()
+    await former.drop("nightly", "one")
+    with pytest.raises(Unavailable, match="former owner"):
+        await following.put("nightly", "me", 10, 90, "one")
+    assert following.standing("nightly") is None
