@@ -101,6 +101,7 @@ class Link:
         unmet: added to the error of a connection that ends before the server has ever greeted.
     """
 
+    name: str
     closed: bool
     connections: int
     back_since: float

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
-from perco.schema.schema import Column
+from perco.schema.schema import Column, Table
 from perco.txn.engine import Engine
 from perco.txn.retry import RetryOptions
 from perco.txn.running import Retrying
+from perco.txn.scan import Scan
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
+
+K = TypeVar("K")
 
 
 def engine_of(snap: Snapshot) -> Engine:
@@ -22,8 +26,18 @@ def is_open(snap: Snapshot) -> bool:
     return snap._open
 
 
-scan_between: Final = Snapshot._scan_between
-"""Like `Snapshot.scan`, but of the rows between two bounds in stored form."""
+def scan_between(
+    snap: Snapshot,
+    table: Table[K],
+    low: bytes,
+    high: bytes | None,
+    *,
+    columns: Sequence[Column[K, Any]] | None = None,
+    limit: int | None = None,
+    reverse: bool = False,
+) -> Scan[K]:
+    """Like `Snapshot.scan`, but of the rows between two bounds in stored form."""
+    return snap._scan_between(table, low, high, columns=columns, limit=limit, reverse=reverse)
 
 
 def write_encoded(txn: Transaction, column: Column[Any, Any], row: bytes, data: bytes | None) -> None:
