@@ -2,8 +2,9 @@
 
     Place("bigtable://acme/main?prefix=web")    its rows are in the table `web` of the instance
 
-`app_profile=NAME` names an app profile with routing to a single cluster and single-row transactions; without it, calls
-use the instance's default one. If BIGTABLE_EMULATOR_HOST is set, calls go there, without TLS and without credentials.
+`app_profile=NAME` names an app profile that routes to a single cluster and allows single-row transactions; without this
+parameter, calls use the instance's default profile. If BIGTABLE_EMULATOR_HOST is set, calls go to that host, without
+TLS and without credentials.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _WORD: Final = re.compile(r"[a-zA-Z0-9:._-]+")
 
 
 def is_bigtable(url: str) -> bool:
-    """Whether it is the address of a store on Bigtable."""
+    """Whether `url` is the address of a store on Bigtable."""
     return url.startswith(SCHEME)
 
 
@@ -31,8 +32,9 @@ def is_bigtable(url: str) -> bool:
 class Place:
     """A parsed address.
 
-    Attributes: `instance` and `table`, their full names for Bigtable; `app_profile`, "" for the default one;
-    `emulator`, its address, "" for the service; `shown`, the address as messages show it. Raises: UsageError.
+    Attributes: `instance` and `table`, the full names that Bigtable uses; `prefix`, the table's short name;
+    `app_profile`, "" for the default profile; `emulator`, the emulator's address, "" for the service; `shown`, the
+    address as messages show it. Raises: UsageError.
     """
 
     url: str

@@ -1,8 +1,8 @@
 """An administrator's tasks for a store on Bigtable: make its table, and examine the table and the app profile.
 
-`perco bigtable init|check` call this; nothing here claims the store. The program itself needs only the role
-`roles/bigtable.user` on the instance or the table. To make the table, an administrator needs `roles/bigtable.admin`;
-to examine it, `roles/bigtable.viewer`.
+`perco bigtable init|check` call this module; nothing in it claims the store. A program that uses the store needs only
+the role `roles/bigtable.user` on the instance or the table. To make the table, an administrator needs
+`roles/bigtable.admin`; to examine it, `roles/bigtable.viewer`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Facts:
 
 
 class _Link:
-    """Calls that block, to the services for administrators and for data."""
+    """Blocking calls to the admin service and the data service."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -95,11 +95,11 @@ def _told(place: Place, error: Any) -> PercoError:
 
 
 def init(url: str) -> bool:
-    """Make the table of a store, unless it is there. Returns whether it made the table. Blocks. Raises: UsageError,
+    """Make the table of a store, unless it is there. Returns whether the table was made. Blocks. Raises: UsageError,
     StoreError."""
     place, t = Place(url), admin_types()
     with _linked(place) as link:
-        families: dict[str, dict[str, Any]] = {name: {} for name in FAMILIES}  # without a rule: perco removes cells
+        families: dict[str, dict[str, Any]] = {name: {} for name in FAMILIES}  # no rules: perco removes cells
         try:
             link.admin(
                 _TABLES + "CreateTable",
@@ -116,7 +116,7 @@ def init(url: str) -> bool:
 
 
 def inspect(url: str) -> Facts:
-    """Look at the table and the app profile. Blocks. Raises: UsageError, StoreError."""
+    """Examine the table and the app profile. Blocks. Raises: UsageError, StoreError."""
     place, t = Place(url), admin_types()
     findings, unknown = [], []
     with _linked(place) as link:

@@ -1,8 +1,8 @@
-"""Calls to Bigtable. One thread of the process makes all of them, on a loop of its own; trio tasks wait for answers.
+"""Calls to Bigtable. One thread of the process makes all calls, on an asyncio loop; trio tasks wait for the answers.
 
 gRPC does not support trio. A thread per call costs some 1.3 ms of CPU time, gRPC's own futures cost 0.34 ms, and its
-asyncio interface costs 0.23 ms. So perco uses the asyncio interface, in one thread, which takes and returns calls in
-batches.
+asyncio interface costs 0.23 ms. So perco uses the asyncio interface, in one thread, which accepts calls in batches and
+returns their answers together.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ _DATA_HOST: Final = "bigtable.googleapis.com:443"
 ADMIN_HOST: Final = "bigtableadmin.googleapis.com:443"
 SERVICE: Final = "/google.bigtable.v2.Bigtable/"
 _SCOPES: Final = ("https://www.googleapis.com/auth/bigtable.data", "https://www.googleapis.com/auth/bigtable.admin")
-# Each channel has connections of its own, which notice a server that disappears without closing them.
+# Each channel has connections of its own. They notice if the server disappears without closing them.
 _SETTINGS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.initial_reconnect_backoff_ms", 100),  # an outage must not outlast itself: the lease is renewed over these
+    ("grpc.initial_reconnect_backoff_ms", 100),  # soon after an outage: these channels renew the lease, too
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_retries", 0),  # perco decides which calls are sent again
 )
 
 
-# For how long a connection may leave what was sent unacknowledged, at least and at most.
+# Bounds for the time, in seconds, for which data sent on a connection may stay unacknowledged.
 _SILENCE_S: Final = (2.0, 10.0)
 
 
 def settings(late_s: float) -> tuple[tuple[str, int], ...]:
-    """The options of a channel. The kernel gives a connection up, and with it what it has not delivered, before a call
-    that has ended would be too late (`BigtableOptions.late_s`)."""
+    """The options of a channel. If data on a connection stays unacknowledged for four fifths of `late_s` (but at least
+    2 s and at most 10 s), the kernel drops the connection and the undelivered data. So unless `late_s` is below 2 s,
+    no call is delivered later than `late_s` after it has ended (`BigtableOptions.late_s`)."""
     silence_s = min(max(0.8 * late_s, _SILENCE_S[0]), _SILENCE_S[1])
     return (*_SETTINGS, ("grpc.keepalive_timeout_ms", int(1000 * silence_s)))
 
@@ -55,7 +56,8 @@ def settings(late_s: float) -> tuple[tuple[str, int], ...]:
 class CallFailed(Exception):
     """A call that Bigtable did not answer, or refused.
 
-    Attributes: `code`, the name of gRPC's status; `sent`, whether it may have been carried out.
+    Attributes: `code`, the name of gRPC's status; `said`, its message; `sent`, whether the call may have been carried
+    out.
     """
 
     code: str
@@ -69,7 +71,7 @@ class CallFailed(Exception):
 
 class Scan(NamedTuple):
     """A call of ReadRows. `bytes_max`: the call ends once its rows have this many bytes; 0: there is no limit.
-    `partly`: if the call fails after the server has read or left out some rows, the rows that have arrived are the
+    `partly`: if the call fails after the server has sent or left out some rows, the rows that have arrived are the
     answer."""
 
     request: Any
@@ -78,7 +80,7 @@ class Scan(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """The answer: rows; the last key that was read; and whether the server had sent all that was asked for."""
+    """The answer to a `Scan`: its rows; the last key that the server has read; and whether the answer is complete."""
 
     rows: list[ReadRow]
     passed: bytes
@@ -89,7 +91,7 @@ Answer: TypeAlias = Any  # a message, a `Scanned`, or a `CallFailed`
 
 
 def metadata_of(place: Place) -> tuple[tuple[str, str], ...]:
-    """The metadata by which the service routes a call."""
+    """The metadata that the service needs to route a call."""
     wanted = f"table_name={quote(place.table, safe='')}&app_profile_id={quote(place.app_profile, safe='')}"
     return (("x-goog-request-params", wanted),)
 
@@ -111,7 +113,7 @@ def credentials() -> Any:
 
 
 def channel(place: Place, host: str = _DATA_HOST, late_s: float = 5.0) -> Any:
-    """A channel for calls that block."""
+    """A channel for blocking calls."""
     if place.emulator:
         return grpc().insecure_channel(place.emulator, options=settings(late_s))
     return grpc().secure_channel(host, credentials(), options=settings(late_s))
@@ -122,8 +124,8 @@ _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: gRPC does not s
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """The loop of this process's thread, which is started with the first store and never ends. gRPC's asyncio interface
-    works in one loop only: with several, calls hang."""
+    """The loop of this process's thread. The thread starts with the first store and never ends. gRPC's asyncio
+    interface works on one loop only: on several loops, calls hang."""
     with _starting:
         loop = _loops.get(os.getpid())
         if loop is None:
@@ -138,7 +140,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class Calls:
-    """The calls of one store, over channels that are opened with the first one. Its methods are for the trio loop."""
+    """The calls of one store. The first call opens the channels. For use on the trio loop."""
 
     made: int
 
@@ -156,7 +158,7 @@ class Calls:
 
     def _begin(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            types()  # here, so that the caller gets an error of the import
+            types()  # here, so that the caller gets the error if the import fails
             trusted = None if self._place.emulator else credentials()
             self._loop = _loop()
             self._loop.call_soon_threadsafe(self._open, trusted)
@@ -189,8 +191,8 @@ class Calls:
             self._stubs.append(stubs)
 
     def close(self, closed: Callable[[], object] = lambda: None) -> None:
-        """Begin to close the channels. Calls in flight fail, and so do later ones. `closed` is called at the end, from
-        another thread."""
+        """Begin to close the channels. Calls in flight fail, and so do later calls. When the channels are closed,
+        `closed` is called, from another thread."""
         self._closed = True
         if self._loop is None:
             closed()
@@ -206,12 +208,12 @@ class Calls:
                 closing.clear()
                 closed()
 
-        closing: list[asyncio.Task[None]] = []  # a loop keeps only weak references
+        closing: list[asyncio.Task[None]] = []  # an asyncio loop keeps only weak references to tasks
         loop = self._loop
         loop.call_soon_threadsafe(lambda: closing.append(loop.create_task(close())))
 
     async def aclose(self) -> None:
-        """Like `close`, but wait for the end."""
+        """Like `close`, but wait until the channels are closed."""
         token, closed = trio.lowlevel.current_trio_token(), trio.Event()
 
         def end() -> None:
@@ -221,18 +223,18 @@ class Calls:
         self.close(end)
         await closed.wait()
 
-    # If Ctrl-C came between the beginning of the calls and the wait for them, they would wake a task that no longer
-    # waits.
+    # If a KeyboardInterrupt came after the calls had begun, but before the wait for them, the calls would wake a task
+    # that no longer waits.
     @trio.lowlevel.enable_ki_protection
     async def ask(self, requests: Sequence[Any], deadline: float) -> list[Answer]:
         """Make calls side by side. Returns the answer to each call, or its error. Ends at `deadline`, in trio's time.
         If this method is cancelled, so are the calls. No call is begun after the deadline, even if this process was
-        stopped before it. gRPC may still send calls that it has accepted by then: `late_s` allows for that.
+        stopped and resumed. gRPC may still send calls that it accepted before the deadline; `late_s` allows for that.
 
         Args:
             requests: messages, or `Scan`s.
 
-        Raises: Unavailable, without credentials.
+        Raises: Unavailable, if there are no credentials.
         """
         if self._closed or not requests:
             await trio.lowlevel.checkpoint()
@@ -264,7 +266,7 @@ class Calls:
             for index, request in enumerate(requests):
                 made = loop.create_task(one(index, request))
                 tasks.append(made)
-                self._tasks.add(made)  # a loop keeps only weak references
+                self._tasks.add(made)  # an asyncio loop keeps only weak references to tasks
                 made.add_done_callback(self._tasks.discard)
 
         def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:

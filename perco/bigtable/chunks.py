@@ -1,4 +1,4 @@
-"""Rows from the chunks in which Bigtable sends them. Pure."""
+"""Assembles rows from the chunks in which Bigtable sends them. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from perco.errors import Corruption
 
 
 class ReadCell(NamedTuple):
-    """A cell as Bigtable has it: family, qualifier, timestamp in microseconds, value."""
+    """A cell as Bigtable stores it: family, qualifier, timestamp in microseconds, value."""
 
     family: str
     name: bytes
@@ -17,17 +17,17 @@ class ReadCell(NamedTuple):
 
 
 class ReadRow(NamedTuple):
-    """A row, with the cells that a filter has let through, in their order. A cell may occur twice."""
+    """A row, with the cells that a filter has let through, in Bigtable's order. A cell may occur twice."""
 
     key: bytes
     cells: list[ReadCell]
 
 
 class Chunks:
-    """Puts the chunks of one answer together.
+    """Assembles the chunks of one answer.
 
-    Attributes: `passed`, the key of the last row that the server has read, whether it sent the row or left it out; b"":
-    none.
+    Attributes: `passed`, the key of the last row that the server has read, whether the server sent the row or left it
+    out; b"": none.
     """
 
     passed: bytes
@@ -37,10 +37,10 @@ class Chunks:
         self._key = b""
         self._family, self._name, self._micros = "", b"", 0
         self._cells: list[ReadCell] = []
-        self._parts: list[bytes] = []  # of a value that comes in several chunks
+        self._parts: list[bytes] = []  # the parts of a value that comes in several chunks
 
     def take(self, response: Any) -> list[ReadRow]:
-        """The rows that are complete with this message. Raises: Corruption."""
+        """Add a message; returns the rows that it completes. Raises: Corruption."""
         rows = []
         for chunk in response.chunks:
             if chunk.reset_row:
@@ -57,7 +57,7 @@ class Chunks:
             if not self._parts:
                 self._micros = chunk.timestamp_micros
             self._parts.append(chunk.value)
-            if not chunk.value_size:  # else there is more of this value
+            if not chunk.value_size:  # otherwise, more of this value follows
                 value = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
                 self._parts = []
                 self._cells.append(ReadCell(self._family, self._name, self._micros, value))

@@ -1,20 +1,21 @@
-"""The rows of a store on Bigtable for a direct client: it reads and writes them itself, with a ticket from the owner.
+"""The rows of a store on Bigtable for a direct client, which reads and writes them itself, with a ticket from the
+owner.
 
-Bigtable cannot check the ticket of a mutation, as PostgreSQL does. So a client acts on a *permit*: it reads the owner's
-row and its own ticket's row. Then it may send mutations for `call_s`, measured on its own clock from the moment at
-which it began to read. Its calls also end within that time. The owner states `call_s` and `late_s`; a client whose own
-`call_s` is shorter uses its own.
+Unlike PostgreSQL, Bigtable cannot check a client's ticket on each mutation. So a client acts on a *permit*. To get it,
+the client reads the owner's row and its own ticket's row. It may then send mutations for `call_s`, measured on its own
+clock from the moment at which it began to read. Its calls also end within that time. The owner states `call_s` and
+`late_s`; a client uses its own `call_s` if that is shorter.
 
-F3  A read counts only if the ticket was still valid after the cells were read: the permit has not expired, or the
-    client has since renewed it for the same ticket. No mutation of a row is sent without a permit; hints may be removed
-    at any time (N7). So once `call_s` plus `late_s` have passed since a ticket ended, no mutation sent under it can
-    take effect.
+F3  A read counts only if the ticket was still valid after the cells were read: the permit had not expired, or the
+    client has since renewed the permit for the same ticket. No mutation of a row is sent without a permit; hints may be
+    removed at any time (N7). So once `call_s` plus `late_s` have passed since a ticket ended, no mutation sent under
+    that ticket can take effect.
 R5  A read raises SessionEnded if its session ends before the read does.
 R7  A client never sends a mutation of an earlier session in a later one.
-T13 A permit names the floor. No mutation below it is sent. So once `call_s` plus `late_s` have passed since the owner
-    raised the floor, no mutation below it can take effect.
-O1  A permit is good only under the owner that gave the ticket. The next owner waits until all permits have ended before
-    it removes anything.
+T13 A permit names the floor, and the client sends no mutation below the floor. So once `call_s` plus `late_s` have
+    passed since the owner raised the floor, no mutation below the new floor can take effect.
+O1  A permit is valid only under the owner that issued the ticket. The next owner removes nothing until all permits have
+    expired.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from perco.storage.lease import CLOSED, now
 
 
 class Permit(NamedTuple):
-    """The right to act under a ticket until `until`, in the time of `now()`. `renew_at`: from then on, renew it;
+    """The right to act under a ticket until `until`, by the clock of `now()`. `renew_at`: when to renew the permit;
     `floor`: the write floor that applies."""
 
     ticket: str
@@ -56,9 +57,9 @@ class ClientRows(BigtableRows):
     def __init__(self, place: Place, options: BigtableOptions, *, ticket: Callable[[], Awaitable[str]]) -> None:
         super().__init__(place, options)
         self._ask_for = ticket
-        self._ticket = ""  # the present one; "": the client has to ask for one
+        self._ticket = ""  # the present ticket; "": the client has to ask for one
         self._permit = Permit("", 0, 0.0, 0.0)
-        self._session = 0  # how many sessions have ended
+        self._session = 0  # how many sessions of this client have ended
         self._renewing = trio.Lock()
         self._looked = False  # whether the store's format has been checked
         self._process, self._closed = os.getpid(), False
@@ -74,7 +75,7 @@ class ClientRows(BigtableRows):
     def close(self) -> None:
         """See `TicketRows.close`."""
         self._closed = True
-        if os.getpid() == self._process:  # else the channels are the parent's
+        if os.getpid() == self._process:  # in a forked child, the channels are the parent's
             self.calls.close()
 
     # ------------------------------------------------------------ sessions and permits
@@ -114,8 +115,8 @@ class ClientRows(BigtableRows):
             raise SessionEnded()
 
     def _must_go_on(self, session: int, permit: Permit) -> None:
-        """Check the session and the permit before each mutation. trio's clock does not count the time for which the
-        machine was suspended; `now()` does.
+        """Check the session and the permit; called before each mutation is sent. The check uses `now()`, because trio's
+        clock does not count the time for which the machine was suspended.
 
         Raises: as `_must_be_in`; Unavailable."""
         self._must_be_in(session)
@@ -123,7 +124,7 @@ class ClientRows(BigtableRows):
             raise Unavailable(f"{self.place.shown}: this process was held up for too long")
 
     async def _permitted(self, session: int) -> Permit:
-        """A permit that need not be renewed yet. Raises: SessionEnded, Unavailable."""
+        """A permit that does not have to be renewed yet. Raises: SessionEnded, Unavailable."""
         await trio.lowlevel.checkpoint()
         if not self._is_fresh():
             with trio.move_on_after(self._options.call_s):
@@ -171,10 +172,10 @@ class ClientRows(BigtableRows):
                 return answers
             before, permit = permit, await self._permitted(session)
             if permit.ticket == before.ticket:
-                return answers  # the ticket is good now, so it was good then (F3)
+                return answers  # the ticket is valid now, so it was valid when the cells were read (F3)
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
-        """See `BigtableRows.apply`. Mutations below the floor are refused, and not sent (T13)."""
+        """See `BigtableRows.apply`. Mutations below the floor are refused without being sent (T13)."""
         session = self._session
         await trio.lowlevel.checkpoint_if_cancelled()
         self._usable()
@@ -193,12 +194,12 @@ class ClientRows(BigtableRows):
         return verdicts  # type: ignore[return-value]
 
     def _acknowledge(self, sent: Sequence[int], verdicts: list[Verdict | None]) -> None:
-        """Withhold no acknowledgement: the records in the rows are the truth, even if another process owns the store
-        by now."""
+        """Do nothing: every acknowledgement counts, even if another process owns the store by now, because the records
+        in the rows decide the outcome."""
 
 
 async def address_of(place: Place, options: BigtableOptions) -> str:
-    """Where the store's owner serves direct clients, or served them last; "": nowhere.
+    """The address at which the store's owner serves direct clients, or last served them; "": none.
 
     Raises: Unavailable.
     """

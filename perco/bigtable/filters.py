@@ -1,13 +1,14 @@
-"""The checks of mutations, and the requests of reads, as filters of Bigtable. Pure.
+"""Expresses the checks of mutations, and the requests of reads, as filters of Bigtable. Pure.
 
-S1  CheckAndMutateRow has one predicate: does a filter let any cell of the row through? It writes in one atomic step.
-    Checks that cells are *absent* become the filter for a conflict, and the mutation writes if that filter finds
-    nothing. Checks that k cells are *present* become a filter that lets a cell through only if it has found k of them.
-    A mixture counts the same way, within one family: the filter passes cells in the order of their qualifiers. The
-    first k cells that any check finds are the k that must be present only if no other cell was found before them.
+S1  CheckAndMutateRow checks one predicate, whether a filter lets any cell of the row through, and then writes, all in
+    one atomic step. Checks that cells are *absent* become a filter for these cells, and the mutation writes if the
+    filter finds nothing. Checks that k cells are *present* become a filter that lets a cell through only if it has
+    found k of them. A mixture is counted in the same way, within one family. A filter returns cells in the order of
+    their qualifiers, and the cells that must be absent come before those that must be present. So the first k cells
+    found are the k that must be present only if no cell that must be absent was found.
 
-Filters of the kinds `condition` and `sink` are never used, because they are not atomic. Nor are patterns, because they
-would need escapes.
+perco never uses the filters `condition` and `sink`, because they are not atomic, or patterns (regular expressions),
+because those would need escapes.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from perco.bigtable.wire import types
 from perco.errors import UsageError
 from perco.storage import ABSENT, LOCK, PRESENT, TS_MAX, Check, Query, ScanQuery
 
-FILTER_BYTES_MAX: Final = 20_000  # Bigtable takes 20 480
+FILTER_BYTES_MAX: Final = 20_000  # Bigtable accepts 20 480
 _CELLS_MAX: Final = (1 << 31) - 1
 
 
 class Predicate(NamedTuple):
-    """A filter, and whether the mutation writes if the filter lets a cell through; otherwise it writes if the filter
-    lets none through."""
+    """A filter, and `writes_if_found`: whether the mutation writes if the filter lets a cell through, or if it lets no
+    cell through."""
 
     filter: Any
     writes_if_found: bool
@@ -50,7 +51,7 @@ def predicate(checks: Sequence[Check]) -> Predicate | None:
         found = [_interleaved(wanted), types().RowFilter(cells_per_row_offset_filter=k - 1)]
         return Predicate(_checked(_chained(found)), True)
     if any(_excludes(each, other) for each in absent for other in present):
-        return Predicate(types().RowFilter(block_all_filter=True), True)  # they never hold
+        return Predicate(types().RowFilter(block_all_filter=True), True)  # these checks can never hold together
     families = {place_of(group)[0] for group, *_ in (*absent, *present)}
     last = max(_position(group, column, low) for group, column, low, _ in absent)
     first = min(_position(group, column, ts) for group, column, ts, _ in present)
@@ -64,12 +65,12 @@ def predicate(checks: Sequence[Check]) -> Predicate | None:
 
 
 def _excludes(absent: tuple[str, int, int, int], present: tuple[str, int, int, int]) -> bool:
-    """Whether a cell that must be present is one that must be absent."""
+    """Whether the cell that must be present is among those that must be absent."""
     return absent[:2] == present[:2] and absent[2] <= present[2] <= absent[3]
 
 
 def _position(group: str, column: int, ts: int) -> tuple[bytes, int]:
-    """The position of a cell in its row: by qualifier, then the newest first."""
+    """The sort key of a cell within its row: by qualifier, then the newest first."""
     return qualifier(group, column), -ts
 
 
@@ -83,7 +84,7 @@ def _checked(made: Any) -> Any:
 
 
 def _cells(group: str, column: int, low: int, high: int) -> Any:
-    """A filter for the cells of a column within [low, high]."""
+    """A filter for the cells of a column with timestamps in [low, high]."""
     name = qualifier(group, column)
     return _chained(_within(group, (name, name), low, high))
 
@@ -106,7 +107,7 @@ def _within(group: str, names: tuple[bytes, bytes], low: int, high: int) -> list
 
 
 def _chained(parts: list[Any]) -> Any:
-    """A chain of filters. Bigtable refuses a chain of fewer than two."""
+    """A chain of filters, or the filter itself if there is only one: Bigtable refuses a chain of fewer than two."""
     if len(parts) == 1:
         return parts[0]
     made = types().RowFilter()
@@ -115,7 +116,7 @@ def _chained(parts: list[Any]) -> Any:
 
 
 def _interleaved(parts: list[Any]) -> Any:
-    """An interleave of filters. Bigtable refuses an interleave of fewer than two."""
+    """An interleave of filters, or the only filter itself: Bigtable refuses an interleave of fewer than two."""
     if len(parts) == 1:
         return parts[0]
     made = types().RowFilter()
@@ -124,7 +125,7 @@ def _interleaved(parts: list[Any]) -> Any:
 
 
 def reading(queries: Sequence[Query]) -> Any:
-    """A filter that lets all cells of these queries through, perhaps more; None: the queries ask for nothing."""
+    """A filter that lets all cells of these queries through, and perhaps others; None: the queries ask for nothing."""
     row_filter = types().RowFilter
     parts = []
     queries = [query for query in dict.fromkeys(queries) if query[4] and query[2] <= query[3]]
@@ -133,7 +134,7 @@ def reading(queries: Sequence[Query]) -> Any:
     for group, column, low, high, n in queries:
         name = qualifier(group, column)
         part = _within(group, (name, name), low, high)
-        if n > 0:  # there is no filter for the oldest cells: all are read
+        if n > 0:  # n < 0 asks for the oldest cells; there is no filter for these, so all are read
             part.append(row_filter(cells_per_column_limit_filter=min(n, _CELLS_MAX)))
         parts.append(_chained(part))
     made = _interleaved(parts)
@@ -143,7 +144,7 @@ def reading(queries: Sequence[Query]) -> Any:
 
 
 def _wider(parts: Sequence[tuple[str, int, int, int]]) -> Any:
-    """A filter with one range of columns and timestamps for each group: for more queries than fit into a filter."""
+    """A filter with one range of columns and timestamps for each group, for more queries than fit into one filter."""
     ranges: dict[str, tuple[int, int, int, int]] = {}
     for group, column, low, high in parts:
         first, last, oldest, newest = ranges.get(group, (column, column, low, high))
@@ -167,8 +168,8 @@ def hints() -> Any:
 
 def scanning_hinted(queries: Sequence[ScanQuery]) -> Any:
     """Like `scanning`, but if a row has a lock, or a cell that hints lead to, the filter also lets one cell of each of
-    these two kinds through, without its value. A lock may become a cell that hints lead to, even long after the
-    mutation was sent (N1)."""
+    these two kinds through, without its value. Locks matter here because a lock may be replaced by a cell that hints
+    lead to, even long after the mutation that put the lock (N1)."""
     row_filter = types().RowFilter
     first, last = all_hinted()
     names = {"family_name": PROTOCOL_FAMILY, "start_qualifier_closed": first, "end_qualifier_closed": last}
@@ -184,7 +185,7 @@ def scanning_hinted(queries: Sequence[ScanQuery]) -> Any:
 
 
 def scanning(queries: Iterable[ScanQuery]) -> Any:
-    """A filter that lets all cells of the queries of a scan through, perhaps more; None: the queries ask for
+    """A filter that lets all cells of a scan's queries through, and perhaps others; None: the queries ask for
     nothing."""
     row_filter = types().RowFilter
     parts: list[Any] = []

@@ -1,21 +1,22 @@
 """Finds the few rows with notify cells, pending signals or failed changes without a pass over the whole table.
 
-The truth is in the rows: such a cell is written together with the record that it belongs to (N1). But it is one cell
-among terabytes, and Bigtable has no index. So before a mutation that puts such a cell into a row is sent, a *hint* is
-written: a cell of a *hint row*, which lies in a small range of the same table and has the key of the row that it is
-about. A scan of these groups reads the hints, then the rows that they name. A hint about a row that has no such cell
-costs a read, and does no harm. Several processes may write hints, and any of them may remove them.
+Such a cell is in the observed row, because it is written together with the record that it belongs to (N1). But it is
+one cell among terabytes, and Bigtable has no index. So before a process sends a mutation that puts such a cell into a
+row, it writes a *hint*: a cell of a *hint row*. Hint rows are in a small key range of the same table, and the key of a
+hint row contains the key of the row that its hints are about. A scan for such cells reads the hints, and then the rows
+that they name. A hint about a row that has no such cell costs a read, and does no harm. Several processes may write
+hints, and each of them may remove any hint.
 
 N7  Every row that has such a cell has at least one hint that no process removes. A process writes the hint, and waits
     for the answer, before it sends the mutation that puts the cell. A mutation that only replaces such a cell with
-    another one needs no hint. The hint row has a column for each process. A process removes only the hints that it has
+    another one needs no hint. The hint row has a column for each process. A process removes only hints that it has
     seen, so hints that are written meanwhile stay.
-    A hint may be removed once its mutation can no longer take effect. The process that sent the mutation knows when;
-    other processes wait for `lasts_s` from the moment at which they first saw the hint. If the mutation replaces a
-    lock that was there when the hint was written, the hint may be removed at once: without the lock, the mutation has
-    no effect.
-    If the row has such a cell or a lock, hints are removed only if there are many, and only once a new hint has been
-    written in their place: another process may be removing any of the old ones.
+    A hint may be removed once its mutation can no longer take effect. The process that sent the mutation knows when
+    that is; other processes wait for `lasts_s` from the moment at which they first saw the hint. If the mutation
+    replaces a lock that was there when the hint was written, the hint may be removed at once: without the lock, the
+    mutation has no effect.
+    If the row has such a cell or a lock, a process removes hints only if there are many of them, and only once it has
+    written a new hint in their place, because another process may be removing the old ones.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from perco.bigtable.options import BigtableOptions
 from perco.bigtable.wire import types
 from perco.storage import LOCK, PRESENT, Mutation, ScanRequest
 
-_TOKEN_BYTES: Final = 8  # of a token that names a process; the qualifiers of the process's hints end in it
-_MANY: Final = 32  # hints about a row that has such a cell or a lock
-_AT_ONCE: Final = 10_000  # removed with one call, at most
-_SEEN_MAX: Final = 1 << 17  # hints of others that are remembered
-_FORGOTTEN: Final = 4  # times `lasts_s`: after that, a hint that was seen may be forgotten
-_REPLACES_LOCK: Final = b"\x01"  # the values of hints: the mutation has no effect without a lock in the row
+_TOKEN_BYTES: Final = 8  # length of the token that names a process; the qualifiers of the process's hints end in it
+_MANY: Final = 32  # up to so many hints stay at a row that has such a cell or a lock
+_AT_ONCE: Final = 10_000  # hints that one call removes, at most
+_SEEN_MAX: Final = 1 << 17  # hints of other processes that this process remembers
+_FORGOTTEN: Final = 4  # times `lasts_s` after a hint was first seen, it may be forgotten
+_REPLACES_LOCK: Final = b"\x01"  # a hint's value: its mutation has no effect without a lock in the row
 _OTHER: Final = b""
 
 Hint: TypeAlias = tuple[bytes, int]  # the qualifier, which names the process, and the stamp
 
 
 def wants_hint(mutation: Mutation) -> bool:
-    """Whether a mutation may put a cell that scans must find into a row that had none."""
+    """Whether a mutation needs a hint: it may put a cell that hints must lead to into a row that had none."""
     _, checks, writes = mutation.rows[0]
     if not any(write[0] in HINTED and write[3] is not None for write in writes):
         return False
@@ -67,9 +68,10 @@ class Hints:
     """The hints that one process writes and removes. Loop thread only.
 
     Attributes:
-        lasts_s: for how long a mutation of another process may still take effect after its hint was seen: at least the
+        lasts_s: for how long after a hint was seen the mutation of another process may still take effect: at least the
             `call_s` plus the `late_s` of that process.
-        late_s: for how long a mutation of this process may still take effect if it was not answered.
+        late_s: for how long an unanswered mutation of this process may still take effect.
+        removed: how many hints this process has removed.
     """
 
     lasts_s: float
@@ -79,16 +81,17 @@ class Hints:
     def __init__(self, place: Place, options: BigtableOptions) -> None:
         self._place, self.late_s = place, options.late_s
         self.lasts_s = options.call_s + options.late_s
-        self._name = HINT_NAME + secrets.token_bytes(_TOKEN_BYTES)  # no program seeds these
+        # Random even in a program that is seeded, so that no two processes have the same name.
+        self._name = HINT_NAME + secrets.token_bytes(_TOKEN_BYTES)
         self._last = 0
         self._flying: set[int] = set()  # stamps of mutations that may still take effect
-        self._late: deque[tuple[float, int]] = deque()  # (until when it may take effect, stamp) of each unanswered one
+        self._late: deque[tuple[float, int]] = deque()  # (until when, stamp) of each unanswered mutation
         self._first_seen: OrderedDict[Hint, float] = OrderedDict()  # when each hint of another process was first seen
         self.removed = 0
 
     def keep_to(self, late_s: float, lasts_s: float) -> None:
-        """Adopt these times from the owner of the store, where they are longer than the present ones. They never become
-        shorter, because earlier mutations of this process were sent under the longer ones."""
+        """Adopt the times that the owner of the store states, if they are longer than the present ones. They never
+        become shorter, because earlier mutations of this process were sent under the longer times."""
         self.late_s, self.lasts_s = max(self.late_s, late_s), max(self.lasts_s, lasts_s)
 
     def _stamp(self) -> int:
@@ -96,8 +99,8 @@ class Hints:
         return self._last
 
     def begin(self, mutation: Mutation) -> tuple[int, Any]:
-        """The stamp of a new hint, and the call that writes it. The mutation may be sent only once the call has been
-        answered; after the mutation, call `end`."""
+        """The stamp of a new hint for a mutation, and the call that writes the hint. The mutation may be sent only once
+        that call has been answered; after the mutation, call `end`."""
         row, checks, _ = mutation.rows[0]
         replaces = any(kind == PRESENT and group == LOCK for kind, group, *_ in checks)
         stamp = self._stamp()
@@ -105,8 +108,8 @@ class Hints:
         return stamp, self._writing(hint_key(mutation.table, row), stamp, _REPLACES_LOCK if replaces else _OTHER)
 
     def end(self, stamp: int, *, answered: bool) -> None:
-        """Record the end of a mutation. `answered`: it was answered or never sent; otherwise it may still take effect
-        for a while."""
+        """Record the end of a mutation. `answered`: whether it was answered, or never sent; if not, it may still take
+        effect for `late_s`."""
         if answered:
             self._flying.discard(stamp)
         else:
@@ -126,8 +129,8 @@ class Hints:
     # ------------------------------------------------------------ removing them
 
     def removable(self, cells: Iterable[ReadCell]) -> list[Hint]:
-        """The hints that may be removed if the row has no such cell: their mutations have ended, or replace a lock.
-        Call it before the row is read."""
+        """The hints among the cells of a hint row that may be removed if the row that they are about has no such cell:
+        their mutations have ended, or replace a lock. Call this before you read that row."""
         now = trio.current_time()
         while self._late and self._late[0][0] <= now:
             self._flying.discard(self._late.popleft()[1])
@@ -142,20 +145,20 @@ class Hints:
             while self._first_seen and len(self._first_seen) >= _SEEN_MAX:
                 oldest, since = next(iter(self._first_seen.items()))
                 if now < since + _FORGOTTEN * self.lasts_s:
-                    return False  # there is no room to remember it: a later scan sees it again
-                del self._first_seen[oldest]  # the hint has gone, or this process has not looked at its row for long
+                    return False  # there is no room to remember this hint; a later scan sees it again
+                del self._first_seen[oldest]  # it is gone, or this process has not looked at its row for a long time
             self._first_seen[hint] = first = now
         return now >= first + self.lasts_s
 
     def needless(self, removable: dict[bytes, list[Hint]], marked: Collection[bytes]) -> dict[bytes, list[Hint]]:
-        """The hints to remove now, by row. For a row with such a cell or a lock (`marked`): only if it has many, and
-        only after its `replacement` has been written."""
+        """The hints to remove now, by row. A row in `marked` has such a cell or a lock. Its hints are removed only if
+        there are many, and only after the caller has written their `replacement`."""
         return {
             key: found[:_AT_ONCE] for key, found in removable.items() if len(found) > (_MANY if key in marked else 0)
         }
 
     def replacement(self, key: bytes) -> Any:
-        """The call that writes a new hint about a row. This hint belongs to no mutation."""
+        """The call that writes a new hint about a row, which belongs to no mutation."""
         return self._writing(HINT_KEY + key, self._stamp(), _OTHER)
 
     def removal(self, key: bytes, hints: Sequence[Hint]) -> Any:

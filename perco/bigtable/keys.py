@@ -1,12 +1,12 @@
-"""Where a cell lies in Bigtable.
+"""Where Bigtable stores a cell: its row key, column family, qualifier and timestamp.
 
 All rows of a store are in one table of Bigtable. A row's key is the name of its perco table, a NUL, and the row. Its
-cells are in two families: `p` has the protocol's groups, `d` has those with long values. A qualifier is a tag for the
-group, then the column, in four bytes. A cell's timestamp is perco's timestamp times 1 000, because Bigtable accepts
-only whole milliseconds.
+cells are in two families: `p` has the protocol's groups, `d` has the groups with long values. A qualifier is the tag of
+the group, followed by the column in four bytes. A cell's timestamp is perco's timestamp times 1 000, because Bigtable
+accepts only whole milliseconds.
 
-The tags are in the order that `filters.predicate` needs: if a mutation checks that cells of some groups are absent and
-that cells of others are present, the former groups come first.
+The order of the tags is the one that `filters.predicate` needs: if a mutation checks that cells of some groups are
+absent and that cells of other groups are present, the groups of the absent cells come first.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from perco.storage import (
 PROTOCOL_FAMILY: Final = "p"
 DATA_FAMILY: Final = "d"
 FAMILIES: Final = (PROTOCOL_FAMILY, DATA_FAMILY)
-MICROS: Final = 1000  # units of Bigtable's timestamps, for one unit of perco's
+MICROS: Final = 1000  # units of Bigtable's timestamps (microseconds) for one unit of perco's
 OWNER_KEY: Final = b"\x00owner"  # no perco table has an empty name
-TICKET_KEY: Final = b"\x00ticket "  # the keys of tickets begin with it; then the ticket
-HINT_KEY: Final = b"\x00to "  # the keys of hints begin with it; then the key of the row that the hint is about
-HINT_NAME: Final = b"hint"  # the qualifiers of hints begin with it
-HINTED: Final = frozenset({PENDING, FAILED_LIST, NOTIFY})  # the groups that `hints.py` leads to
+TICKET_KEY: Final = b"\x00ticket "  # the key of a ticket's row begins with this; the ticket follows
+HINT_KEY: Final = b"\x00to "  # a hint row's key begins with this; the key of the row that it is about follows
+HINT_NAME: Final = b"hint"  # the qualifiers of hints begin with this
+HINTED: Final = frozenset({PENDING, FAILED_LIST, NOTIFY})  # the groups whose cells hints lead to
 
 _TAGS: Final = {
     LOCK: b"a",

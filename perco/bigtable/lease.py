@@ -1,12 +1,12 @@
 """The lease under which a process owns a store on Bigtable (O1): one row, changed by CheckAndMutateRow.
 
-The row has a cell for each change of hands and each renewal, numbered (`owner_row`). A change is made only if there is
-no cell above the last one that its sender has seen. So if two processes claim the store at once, one of them is
-refused.
+The row has a numbered cell for each change of owner and each renewal (`owner_row`). A change is made only if there is
+no cell above the last one that the sender of the change has seen. So if two processes claim the store at once, Bigtable
+refuses one of them.
 
-The lease's row cannot guard other rows, as a transaction of PostgreSQL can. A mutation that a former owner still sends
-is refused or rolled back, like a mutation of a dead client. The former owner draws no more timestamps, so it can commit
-no transaction that was not committed before (O1, T8).
+The lease's row cannot guard other rows, as a transaction of PostgreSQL can. So a mutation of a former owner may take
+effect late, like a mutation of a dead client. Other processes roll its locks back; a commit whose locks have been
+rolled back fails (T8). The former owner draws no more timestamps, so it cannot begin another commit (O1).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from perco.bigtable.owner_row import Holder, change, notice_in, question
 from perco.bigtable.wire import grpc, types
 from perco.storage.lease import Lease
 
-_CALL_S: Final = 5.0  # at most, for one call of the thread
-CALLS: Final = 3  # calls in the time of a lease: one that hangs must not cost the lease
+_CALL_S: Final = 5.0  # how long one call of the lease's thread may take, at most
+CALLS: Final = 3  # calls within the length of a lease, so that one call that hangs does not cost the lease
 
 
 class BigtableLease(Lease):
-    """Renews the lease over a channel of its own, whatever the loop does."""
+    """Renews the lease over a channel of its own, even while the loop is held."""
 
     said: str
 
@@ -63,14 +63,15 @@ class BigtableLease(Lease):
         limits = {"timeout": min(_CALL_S, self._lease_s / CALLS), "metadata": metadata_of(self._place)}
         try:
             refused = self._write(change(self._place, wanted), **limits).predicate_matched
-            if refused:  # by another process; or by this change itself, whose answer was lost
+            if refused:  # another process has changed the row; or this one has, in an attempt whose answer was lost
                 now_holder = notice_in(self._read(question(self._place), **limits)).holder
                 if now_holder.token != holder.token:
                     return False
                 if now_holder.number == holder.number:
                     self._asked_at, self.said = 0.0, "a change of the lease is neither made nor refused"
                     return None
-                # An earlier change was made, and other processes count from that one: this change is still to be made.
+                # An earlier change of this process was made. Other processes count the lease from that change, so this
+                # one must still be made.
                 self._holder = now_holder
                 return self._change(wanted)
         except grpc().RpcError as error:

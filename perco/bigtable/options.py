@@ -10,18 +10,18 @@ from perco.settings import check_options
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BigtableOptions:
     """Attributes:
-    channels: connections; each takes some 100 calls at a time.
-    in_flight: calls at a time, at most; further ones wait.
+    channels: the number of connections; each carries some 100 calls at a time.
+    in_flight: calls at a time, at most; further calls wait.
     call_s: how long one call may take, in seconds, with all its attempts; and for how long a direct client may go on
         without asking whether its session has ended. A client uses the server's `call_s`, or its own if that is
         shorter.
-    late_s: how long after the end of a call, at most, Bigtable may still apply a mutation that it has not answered, in
-        seconds.
-    lease_s: how long a process owns the store without renewing its lease, in seconds: after the owner's death, the next
-        owner waits for this time.
-    own: whether to own the store, if no other process does. None: yes, unless it was last served with
-        `perco serve --direct`; then wait for such a server, and be its client. False: never; be the client of such a
-        server.
+    late_s: how long after the end of a call Bigtable may still apply a mutation that it has not answered, at most, in
+        seconds. Below 2 s, this holds only if the network delivers or drops each call within `late_s`.
+    lease_s: how long a process owns the store without renewing its lease, in seconds. After the owner has died, the
+        next owner waits for this time.
+    own: whether to own the store if no other process does. None: yes, unless the store was last served with
+        `perco serve --direct`; in that case, wait for such a server and be its client. False: never; be the client of
+        such a server.
     """
 
     channels: int = 4

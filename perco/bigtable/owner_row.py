@@ -1,13 +1,13 @@
 """The row that names the owner of a store, and the rows of the tickets that it gives to clients: requests and answers.
 
 The owner's row has three columns, each with a few cells; the newest cell of a column counts. The first column has a
-cell for each change of hands and each renewal of the lease. The timestamp rises by 1 each time. The value is the
-owner's token (empty once the owner has released the store), how long a permit lasts, how late a mutation may be, how
-long the lease lasts, and the owner's command. The second column has the address at which clients find the owner; the
-timestamp is the number of the owner's claim. The third column has the floor (T13), as the timestamp.
+cell for each change of owner and each renewal of the lease. The cell's timestamp rises by 1 each time. Its value is the
+owner's token (empty once the owner has released the store), how long a permit lasts, how late a mutation may take
+effect, how long the lease lasts, and the owner's command. The second column has the address at which clients find the
+owner; the timestamp is the number of the owner's claim. The third column has the floor (T13), as the timestamp.
 
-A ticket has a row with the token of the owner that gave it. A second, newer cell says that the ticket's session has
-ended. So whichever of the two mutations arrives last, an ended ticket stays ended (F3).
+A ticket has a row with the token of the owner that issued the ticket. A second, newer cell says that the ticket's
+session has ended. So an ended ticket stays ended, even if the mutation that admitted it arrives last (F3).
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ _ALL: Final = [(WRITE, column, 0, TS_MAX, 1) for column in (_HOLDER, _ADDRESS, _
 
 
 class Holder(NamedTuple):
-    """The newest cell of the owner's row: its number, 0 if there is none; the owner's token, "" if there is no owner;
-    for how long its clients' permits last, how late a mutation may be, and for how long its lease lasts, in seconds
-    (the next owner waits for as long); the command of its process."""
+    """The newest cell of the first column of the owner's row.
+
+    Attributes: `number`, the cell's number, 0 if there is none; `token`, the owner's, "" if there is no owner;
+    `call_s`, how long its clients' permits last; `late_s`, how late a mutation may take effect; `lease_s`, how long the
+    lease lasts (the next owner waits for as long); `told`, the command of the owner's process. Times are in seconds.
+    """
 
     number: int
     token: str
@@ -45,7 +48,7 @@ class Holder(NamedTuple):
 
     @property
     def lasts_s(self) -> float:
-        """How long after a permit was given, at most, what is done under it may still take effect, in seconds."""
+        """For how many seconds after a permit was issued a mutation sent under it may still take effect, at most."""
         return self.call_s + self.late_s
 
 
@@ -55,8 +58,8 @@ NOBODY: Final = Holder(0, "", 0.0, 0.0, 0.0, "")
 class Notice(NamedTuple):
     """The contents of the owner's row and of a ticket's.
 
-    Attributes: `address`, where the owner serves direct clients, or served them last, "" for nowhere; `floor`, 0 for
-    none; `admitted`, whether the ticket that was asked about is good.
+    Attributes: `address`, at which the owner serves direct clients, or last served them, "" for none; `floor`, 0 for
+    none; `admitted`, whether the ticket that was asked about is valid.
     """
 
     holder: Holder
@@ -89,7 +92,7 @@ def notice(rows: Iterable[ReadRow], ticket: str = "") -> Notice:
                 if row.key == OWNER_KEY and cell.name == qualifier(WRITE, _HOLDER):
                     token, call_s, late_s, rest = value.split(" ", 3)
                     lease_s, _, told = rest.partition(" ")
-                    if not lease_s.replace(".", "", 1).isdigit():  # an earlier version did not note it
+                    if not lease_s.replace(".", "", 1).isdigit():  # an earlier version of perco did not write it
                         lease_s, told = "0", rest
                     holder = Holder(number, token, float(call_s), float(late_s), float(lease_s), told)
                     continue
@@ -105,13 +108,13 @@ def notice(rows: Iterable[ReadRow], ticket: str = "") -> Notice:
 
 
 def notice_in(responses: Iterable[Any]) -> Notice:
-    """Like `notice`, but from the stream of a call that blocks. Raises: Corruption."""
+    """Like `notice`, but from the response stream of a blocking call. Raises: Corruption."""
     chunks = Chunks()
     return notice(row for response in responses for row in chunks.take(response))
 
 
 def _set(column: int, ts: int, value: bytes) -> list[Any]:
-    """Put a cell of a column, and remove all older ones."""
+    """The mutations that put a cell of a column, and remove the column's older cells."""
     name = {"family_name": PROTOCOL_FAMILY, "column_qualifier": qualifier(WRITE, column)}
     mutation = types().Mutation
     return [
@@ -125,7 +128,7 @@ def _mutate(place: Place, key: bytes, mutations: Sequence[Any]) -> Any:
 
 
 def change(place: Place, holder: Holder) -> Any:
-    """The request that makes this the newest cell, if the row has not changed since the cell before it."""
+    """The request that puts `holder` as the newest cell, unless there is a cell with its number or a higher one."""
     predicate = filters.predicate([(ABSENT, WRITE, _HOLDER, holder.number, TS_MAX)])
     assert predicate is not None
     value = f"{holder.token} {holder.call_s} {holder.late_s} {holder.lease_s} {holder.told}".encode()
@@ -139,14 +142,14 @@ def change(place: Place, holder: Holder) -> Any:
 
 
 def serve_at(place: Place, claim: int, address: str) -> Any:
-    """The request that publishes an address for clients. `claim`: the number of the owner's claim, so that an address
-    that a former owner publishes late does not count."""
+    """The request that publishes an address for clients. `claim`: the number of the owner's claim; because of it, an
+    address that a former owner publishes late does not count."""
     return _mutate(place, OWNER_KEY, _set(_ADDRESS, claim, address.encode()))
 
 
 def raise_floor(place: Place, ts: int) -> Any:
-    """The request that publishes a floor for clients. A floor that arrives late is below the floor of that time, and
-    does not count."""
+    """The request that publishes a floor for clients. A floor that arrives late is below the present floor, so it does
+    not count."""
     return _mutate(place, OWNER_KEY, _set(_FLOOR, ts, b""))
 
 
@@ -155,7 +158,7 @@ def _key(ticket: str) -> bytes:
 
 
 def admit(place: Place, ticket: str, token: str) -> Any:
-    """The request that makes a ticket good, as long as `token` is the owner's. A ticket that has ended stays ended."""
+    """The request that makes a ticket valid while `token` is the owner's. A ticket that has ended stays ended."""
     name = {"family_name": PROTOCOL_FAMILY, "column_qualifier": qualifier(WRITE, _HOLDER)}
     cell = types().Mutation(set_cell={**name, "timestamp_micros": micros(_GIVEN), "value": token.encode()})
     return _mutate(place, _key(ticket), [cell])
@@ -167,7 +170,7 @@ def dismiss(place: Place, ticket: str) -> Any:
 
 
 def forget(place: Place, ticket: str) -> Any:
-    """The request that removes the row of a ticket. Send it only when `admit` can no longer make that ticket good."""
+    """The request that removes a ticket's row. Send it only when no `admit` for that ticket can still take effect."""
     return _mutate(place, _key(ticket), [types().Mutation(delete_from_row={})])
 
 

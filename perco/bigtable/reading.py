@@ -1,7 +1,7 @@
-"""Puts requests together into calls, and finds the cells of each request in the answer. Pure.
+"""Combines requests into calls, and finds the cells of each request in the answer. Pure.
 
-Requests of the same shape share a call, even if their timestamps differ: the call reads a few more versions. If the
-call may have left out versions that a request needs, that request gets a call of its own.
+Requests of the same shape share a call, even if their timestamps differ; in that case, the call reads a few more
+versions. If the call may have left out versions that a request needs, that request gets a call of its own.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from perco.bigtable.chunks import ReadCell, ReadRow
 from perco.bigtable.keys import DATA_FAMILY, MICROS, column_of, place_of, qualifier
 from perco.storage import Query, RowCells, ScanCell, ScanQuery
 
-_SPARE: Final = 3  # further versions that are read if requests for different timestamps share a call
+_SPARE: Final = 3  # how many more versions to read if requests for different timestamps share a call
 
-Shape: TypeAlias = tuple[tuple[str, int, int, int, int], ...]  # for each query: the group, the column, and n
+Shape: TypeAlias = tuple[tuple[str, int, int, int, int], ...]  # (group, column, n, low, high) of each query
 Places: TypeAlias = dict[tuple[str, bytes], dict[int, bytes]]  # (family, qualifier) -> timestamp -> value
 
 
 def by_place(row: ReadRow) -> Places:
-    """The cells of a row. Several filters may have let the same cell through, one of them without its value."""
+    """The cells of a row, by place. Several filters may have let the same cell through, some without its value."""
     out: Places = {}
     cell: ReadCell
     for cell in row.cells:
@@ -32,8 +32,8 @@ def by_place(row: ReadRow) -> Places:
 
 
 def shape_of(queries: Sequence[Query]) -> Shape:
-    """Requests of the same shape share a call. If a request asks twice for one column, its timestamps are part of its
-    shape: otherwise it would be unknown which versions the call left out."""
+    """The shape of a request; requests of the same shape share a call. If a request asks for one column twice, its
+    timestamps are part of its shape, because it would otherwise be unknown which versions the call left out."""
     where = {query[:2] for query in queries}
     if len(where) == len(queries):
         return tuple((group, column, n, 0, 0) for group, column, _, _, n in queries)
@@ -53,8 +53,8 @@ def shared(requests: Sequence[Sequence[Query]]) -> list[Query]:
 
 
 def chosen(places: Places, wanted: Sequence[Query], asked: Sequence[Query]) -> RowCells | None:
-    """The cells of one request, from everything that its call has found; None: the call may have left some of them
-    out."""
+    """The cells of one request (`wanted`) among those that its call (`asked`) has found; None: the call may have left
+    some of them out."""
     out: RowCells = []
     for (group, column, low, high, n), (_, _, _, asked_high, limit) in zip(wanted, asked, strict=True):
         found = places.get((place_of(group)[0], qualifier(group, column)), {})
@@ -86,6 +86,6 @@ def scanned(places: Places, query: ScanQuery) -> list[ScanCell]:
 
 
 def _is_of(tag: bytes, name: bytes) -> bool:
-    """Whether a qualifier of the data family belongs to the group with that tag: then a column of four bytes follows
-    the tag."""
+    """Whether a qualifier of the data family belongs to the group with that tag: if so, only the four bytes of the
+    column follow the tag."""
     return len(name) == len(tag) + 4

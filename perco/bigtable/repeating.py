@@ -16,13 +16,13 @@ from perco.errors import PercoError, Unavailable
 
 _PAUSE_S: Final = 0.02  # before the first repetition of a call
 _PAUSE_MAX_S: Final = 1.0
-_FIRST: Final = 4  # the first attempt may take `call_s` divided by this, each later one twice as long as the one before
+_FIRST: Final = 4  # the first attempt may take `call_s` / _FIRST, and each later one twice as long as the one before
 
 # Errors after which a call may succeed if it is repeated.
 AGAIN: Final = frozenset(
     {"UNAVAILABLE", "ABORTED", "INTERNAL", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNKNOWN", "CANCELLED"}
 )
-# Errors that say that a call was not carried out.
+# Errors after which it is certain that the call was not carried out.
 NOT_DONE: Final = frozenset(
     {
         *("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED", "FAILED_PRECONDITION"),
@@ -56,7 +56,7 @@ class Repeating:
         return trio.current_time() + self._options.call_s
 
     async def put(self, requests: Sequence[Any]) -> None:
-        """Make calls that do no harm if they are made twice; repeat those that fail temporarily. Raises:
+        """Make calls that do no harm if they are made twice, and repeat those that fail temporarily. Raises:
         Unavailable."""
         await self._repeat(requests, self.usable)
 
@@ -68,7 +68,7 @@ class Repeating:
             await trio.lowlevel.checkpoint()
             return []
         deadline = self._until()
-        attempt_s = self._options.call_s / _FIRST  # if a call hangs, there is time for another
+        attempt_s = self._options.call_s / _FIRST  # if a call hangs, there is still time for another attempt
         answers: list[Any] = [None] * len(calls)
         left = list(range(len(calls)))
         attempt = 0

@@ -2,9 +2,9 @@
 
 S1  A mutation of a row is one call of CheckAndMutateRow, which is atomic. There are no groups. Two mutations of one row
     in one call of `apply` are made one after the other, in order.
-S4  If Bigtable refuses a mutation because of what it contains (if it is too large, for example), only that one fails.
-T4  If no answer comes, a mutation may have been applied: `NoReply`. It is not sent again here. It may still be applied,
-    for as long as `BigtableOptions.late_s` after the call has ended.
+S4  If Bigtable refuses a mutation because of its contents (for example, if it is too large), only this mutation fails.
+T4  If no answer comes, the mutation may have been applied, and its verdict is `NoReply`. This module does not send it
+    again. For `BigtableOptions.late_s` after the call has ended, it may still be applied.
 T13 See `Bare`: the owner sends no mutation below the floor. Nor does a client (`client.py`).
 """
 
@@ -62,8 +62,8 @@ from perco.storage import (
 )
 from perco.storage.lease import now
 
-_KEYS_MAX: Final = 100  # in one call; more are read side by side
-_REVERSED_MAX: Final = 1 << 16  # rows that are read forward at most, if the server cannot read backward
+_KEYS_MAX: Final = 100  # keys in one call; if there are more, several calls are made side by side
+_REVERSED_MAX: Final = 1 << 16  # rows read forward, at most, if the server cannot read in reverse
 
 
 FORMAT: Final = 1
@@ -80,8 +80,8 @@ def probes(place: Place) -> list[Any]:
 
 
 class Attempt(NamedTuple):
-    """Limits of the calls for some mutations. `until`: when they must end, by `now()`, which also counts the time for
-    which the machine is suspended. `check`: raises an error if no more calls may be sent."""
+    """Limits of the calls for some mutations. `until`: when the calls must end, by `now()`, which also counts the time
+    for which the machine is suspended. `check`: raises an error if no more calls may be sent."""
 
     until: float
     check: Callable[[], None]
@@ -153,7 +153,7 @@ class BigtableRows(Repeating):
     # ------------------------------------------------------------ reads
 
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
-        """Cells of rows; each row as of one moment. Raises: Unavailable."""
+        """Read cells of rows, each row as of one moment. Raises: Unavailable."""
         if not requests:
             await trio.lowlevel.checkpoint()
             return []
@@ -181,7 +181,7 @@ class BigtableRows(Repeating):
     async def _read_plans(
         self, requests: Sequence[ReadRequest], plans: list[tuple[list[int], list[Query]]], out: list[RowCells | None]
     ) -> None:
-        """Make one call for each plan: for requests whose queries differ only in their timestamps."""
+        """Make one call for each plan: the indices of requests that share a call, and the queries of that call."""
         calls = []
         for indices, queries in plans:
             row_filter = filters.reading(queries)
@@ -200,7 +200,7 @@ class BigtableRows(Repeating):
                 out[index] = chosen(rows.get(row_key(table, row), {}), wanted, queries)
 
     async def format(self) -> int:
-        """The number of the store's format; 0: it has none. Raises: Unavailable."""
+        """The number of the store's format; 0: none is recorded. Raises: Unavailable."""
         [[found]] = await self.read([(SYSTEM_TABLE, FORMAT_ROW, [(DATA, 0, 0, TS_MAX, 1)])])
         return found[0][0] if found else 0
 
@@ -210,8 +210,8 @@ class BigtableRows(Repeating):
             raise FormatUnknown(self.place.shown, f"format {found}" if found else "no format", f"format {FORMAT}")
 
     async def look_backwards(self) -> None:
-        """Find out whether the server reads rows in reverse, once the calls of `probes` have been made. A server that
-        does not know the field `reversed` ignores it, and reads forward. Raises: Unavailable."""
+        """Find out whether the server reads rows in reverse. Make the calls of `probes` first. A server that does not
+        know the field `reversed` ignores it, and reads forward. Raises: Unavailable."""
         request = types().ReadRows(
             table_name=self.place.table, app_profile_id=self.place.app_profile, reversed=True, rows_limit=2
         )
@@ -227,7 +227,7 @@ class BigtableRows(Repeating):
         return await read_in_parts(self.read, requests, bytes_max)
 
     async def scan(self, request: ScanRequest) -> ScanPage:
-        """A page of rows, each as of one moment. Raises: Unavailable."""
+        """Read a page of rows, each row as of one moment. Raises: Unavailable."""
         table, start, stop, queries, reverse, rows_max, bytes_max, seeks_max = request
         self.locate(table, b"")
         if stop is not None and stop <= start:
@@ -243,7 +243,7 @@ class BigtableRows(Repeating):
         asked = sum(1 if query.columns is None else len(query.columns) for query in queries)
         rows_max = max(1, min(rows_max, seeks_max // (asked + 1)))
         forward = reverse and not self.backwards
-        made.rows_limit = _REVERSED_MAX if forward else rows_max + 1  # the next page begins with the last of these
+        made.rows_limit = _REVERSED_MAX if forward else rows_max + 1  # the next page begins at the extra row
         made.reversed = reverse and not forward
         within = made.rows.row_ranges.add()
         within.start_key_closed = row_key(table, start)
@@ -270,7 +270,7 @@ class BigtableRows(Repeating):
         return ScanPage(rows, passed if reverse else passed + b"\x00")
 
     async def _scan_hinted(self, request: ScanRequest) -> ScanPage:
-        """A page of rows, found by their hints. Needless hints are removed (N7)."""
+        """Read a page of rows that hints lead to. Needless hints are removed (N7)."""
         table, start, stop, queries, _, rows_max, bytes_max, _ = request
         rows_max = min(rows_max, _KEYS_MAX)
         asked = self._reading(filters.hints())
@@ -302,7 +302,7 @@ class BigtableRows(Repeating):
         return ScanPage(rows, following)
 
     async def _remove_hints(self, needless: dict[bytes, list[Hint]], marked: Collection[bytes]) -> None:
-        """Remove hints (N7). If this fails for a hint, a later scan finds it and tries again."""
+        """Remove hints (N7). If this fails for a hint, a later scan finds the hint and tries again."""
         if not needless:
             return
         if replaced := [key for key in needless if key in marked]:
@@ -319,12 +319,13 @@ class BigtableRows(Repeating):
 
     async def _ask(self, calls: Sequence[Scan]) -> list[Scanned]:
         """Make calls that only read; repeat those that fail temporarily. Raises: Unavailable, Corruption."""
-        return await self._repeat(calls, self.check)  # G1: the next owner may remove what only this process still reads
+        return await self._repeat(calls, self.check)  # G1: a new owner may remove what only this process still reads
 
     # ------------------------------------------------------------ mutations
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
-        """The verdict of each mutation. The call can be cancelled only before the first mutation is sent (T10)."""
+        """Apply mutations; returns the verdict of each. The call can be cancelled only until the first mutation is sent
+        (T10)."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self.usable()
         self._must_fit(mutations)
@@ -334,7 +335,7 @@ class BigtableRows(Repeating):
         return verdicts  # type: ignore[return-value]
 
     def _must_fit(self, mutations: Sequence[Mutation]) -> None:
-        """Raises: UsageError, before any mutation is sent."""
+        """Check the tables of mutations before any mutation is sent. Raises: UsageError."""
         for mutation in mutations:
             self.locate(mutation.table, b"")
             assert len(mutation.rows) == 1, "S1: this store has no groups"
@@ -395,8 +396,8 @@ class BigtableRows(Repeating):
     async def _send(
         self, indices: Sequence[int], calls: Sequence[Any], verdicts: list[Verdict | None], deadline: float
     ) -> list[int]:
-        """Make the calls of these mutations, and note their verdicts. Returns the indices of the mutations that were
-        refused."""
+        """Make the calls of the mutations with these indices, and note their verdicts. Returns the indices of the
+        mutations that Bigtable has refused."""
         refused: list[int] = []
         if not calls:
             return refused
@@ -412,8 +413,9 @@ class BigtableRows(Repeating):
         return refused
 
     def _acknowledge(self, sent: Sequence[int], verdicts: list[Verdict | None]) -> None:
-        """Acknowledge mutations only if this process has owned the store until now. Then the next owner, which reads
-        the catalogue and the pins when it claims the store, will see them (O1)."""
+        """Turn the acknowledgements of mutations into `NoReply` unless this process has owned the store until now. So
+        the next owner, which reads the catalogue and the pins when it claims the store, sees every acknowledged write
+        (O1)."""
         try:
             self.check()
         except PercoError as error:
@@ -430,9 +432,9 @@ class BigtableRows(Repeating):
         attempt: Attempt,
         stamps: dict[int, int],
     ) -> None:
-        """Write the hints of these mutations (N7), and note the stamp of each, by index. A mutation whose hint could
-        not be written is taken out of `left` and `calls`: it must not be sent. Writing the hints takes at most half of
-        the time that is left, because the other mutations wait for it."""
+        """Write the hints of these mutations (N7), and note each hint's stamp by the mutation's index in `stamps`. If a
+        hint cannot be written, its mutation is taken out of `left` and `calls`, because it must not be sent. Writing
+        the hints takes at most half of the time that is left, because the other mutations wait for it."""
         missing: dict[int, Any] = {}
         for index in left:
             if wants_hint(mutations[index]):
@@ -465,7 +467,7 @@ class BigtableRows(Repeating):
         return NoReply(f"Bigtable did not answer: {failure}")
 
     def _call(self, mutation: Mutation) -> Any:
-        """The call that makes a mutation; None: it writes nothing. Raises: UsageError, Corruption."""
+        """The call that applies a mutation; None: the mutation writes nothing. Raises: UsageError, Corruption."""
         row, checks, writes = mutation.rows[0]
         if not writes:
             return None
@@ -500,8 +502,8 @@ class BigtableRows(Repeating):
         verdicts: list[Verdict | None],
         attempt: Attempt,
     ) -> None:
-        """Find out which check of each refused mutation does not hold: Bigtable says only that one of them does not. A
-        mutation whose checks all hold by now is sent again."""
+        """Find out which check of each refused mutation failed, because Bigtable says only that one of them did. If all
+        checks of a mutation hold by now, it is sent again."""
         for round in range(1 << 30):
             try:
                 found = await self._failing([mutations[index] for index in refused])
@@ -545,7 +547,7 @@ class BigtableRows(Repeating):
         return out
 
     async def _only_checked(self, mutation: Mutation) -> Verdict:
-        """The verdict of a mutation that only checks, found by a read: Bigtable refuses a call that writes nothing."""
+        """The verdict of a mutation that only checks, from a read: Bigtable refuses a call that writes nothing."""
         try:
             [failing] = await self._failing([mutation])
         except PercoError as error:
@@ -562,8 +564,8 @@ def _holds(check: Check, found: Sequence[Cell]) -> bool:
 
 
 def turns(mutations: Sequence[Mutation], wanted: Iterable[int]) -> list[list[int]]:
-    """Divide the mutations with these indices into turns. Those of one turn have different rows, and are sent side by
-    side; the turns follow one another."""
+    """Divide the mutations with these indices into turns. The mutations of one turn have different rows, and are sent
+    side by side; one turn is sent after another."""
     out: list[list[int]] = []
     seen: dict[tuple[str, bytes], int] = {}
     for index in wanted:
@@ -576,7 +578,7 @@ def turns(mutations: Sequence[Mutation], wanted: Iterable[int]) -> list[list[int
 
 
 def _last_of_each(writes: Sequence[Write]) -> list[Write]:
-    """The writes; of several writes of one cell, only the last."""
+    """The writes without those that a later write of the same cell replaces."""
     if len(writes) == 1:
         return list(writes)
     return list({(group, column, ts): (group, column, ts, value) for group, column, ts, value in writes}.values())

@@ -1,7 +1,7 @@
 """Opens a store on Bigtable, and claims it, so that this process owns it.
 
-One process owns the store: it draws the timestamps. Other processes reach the rows through the owner, at an address
-that it serves; or as direct clients, with tickets from the owner. Transactions commit in two phases.
+One process owns the store, and draws the timestamps. Other processes reach the rows either through the owner, at an
+address that it serves, or as direct clients, with tickets from the owner. Transactions commit in two phases.
 """
 
 from __future__ import annotations
@@ -26,40 +26,44 @@ from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Mutation, Refused
 from perco.storage.bare import Bare, Where
 from perco.storage.lease import LeasedStore, command, locked, now
 
-_PASS_S: Final = 60.0  # for a search of all observed tables, at most
-_LOOKS: Final = 10  # looks at the owner's row in the time of a lease
+_PASS_S: Final = 60.0  # how long a search of all observed tables may take
+_LOOKS: Final = 10  # how often to look at the owner's row within the length of a lease
 
 
 class Searched(Bare):
-    """`Bare` over a store that is searched. `tickets`: the tickets of direct clients, which write, too; None: there are
-    none."""
+    """`Bare` over a store whose cells are counted by a search. `tickets`: the tickets of direct clients, which also
+    write; None: there are no direct clients."""
 
     tickets: Tickets | None = None
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
         """See `OwnerStore.raise_floor`."""
-        # First the clients' floor: below its own floor, this process rolls back without a marker, so no client may
-        # still prewrite there (T13).
+        # The clients' floor comes first: this process rolls back without a marker below its own floor, so no client may
+        # be able to prewrite there (T13).
         if self.tickets is not None:
             await self.tickets.raise_floor(ts, wait=wait)
             if not wait:
-                return  # permits with the former floor have not ended; the floor is the same for all tables anyway
+                # Permits with the former floor may not have expired, so this process must not raise its own floor yet.
+                # A table that was added needs no call, because the floor is the same for all tables.
+                return
         await super().raise_floor(ts, wait=wait)
 
     async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
         """See `OwnerStore.look`. This process does not notice the writes of direct clients, so every look searches
-        again. A look sees all these groups of a row at one moment. So it finds every cell that was there when it began,
-        and that was neither removed by a run nor rolled back since; `Idle` notices runs (N7)."""
+        again. A look reads all these groups of a row as of one moment. So it finds every cell that was there when the
+        look began, unless an observer's run has removed the cell or it has been rolled back since; `Idle` notices runs
+        (N7)."""
         if self.tickets is None:
             await super().look(tables, groups, again=again)
             return
-        async with self._looking:  # one look at a time: an earlier one cannot overwrite the counts of a later one
+        async with self._looking:  # one look at a time, so that no look overwrites the counts of a later one
             wanted = [(table, group) for table in tables for group in groups]
             before = {where: -1 if self._may_change(where) else self._sends[where] for where in wanted}
-            for where in wanted:  # counts of an earlier look must not be mixed with those of this one
+            for where in wanted:  # counts of an earlier look must not be mixed with those of this look
                 self._found[where] = -1, self.count(*where)
             counts: dict[Where, int] = {}
-            # Callers that give up ask again: without the shield, a pass that takes longer would never end.
+            # A caller that gives up asks again later. Without the shield, a pass that takes longer than callers wait
+            # would never be completed.
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _PASS_S) as scope:
                 for table in sorted(tables):
                     found = await self._cells_of(table, groups)
@@ -83,8 +87,8 @@ class BigtableStore(LeasedStore):
 
     @classmethod
     async def open(cls, url: str, options: BigtableOptions, *, direct: bool = False) -> BigtableStore:
-        """Claim the store, whose table `perco bigtable init` has made. `direct`: keep the address of the server, which
-        clients look up; otherwise clear it.
+        """Claim the store, whose table `perco bigtable init` has made. `direct`: keep the published address, at which
+        clients find the server; otherwise clear it.
 
         Raises: StoreLocked, if another process owns it; FormatUnknown, Unavailable, UsageError.
         """
@@ -93,7 +97,8 @@ class BigtableStore(LeasedStore):
         try:
             store.rows.add(SYSTEM_TABLE, ())
             await store._claim(direct=direct)
-            # Counted from now, because mutations of a former owner, and of its clients, may still arrive (T13).
+            # `Searched` counts this time from now on: mutations of a former owner and of its clients may arrive until
+            # it has passed (T13).
             lasts_s = store._ours.lasts_s
             store.rows.hints.keep_to(store._ours.late_s, lasts_s)
             store.store = Searched(store.rows, store.rows.tables, store._ours.late_s, former_s=lasts_s)
@@ -107,7 +112,8 @@ class BigtableStore(LeasedStore):
     # ------------------------------------------------------------ opening
 
     async def _asked(self, request: Any) -> Any:
-        """The answer to one call. A call that hangs must not cost the next owner more than a part of the lease.
+        """The answer to one call. The call may take only a part of the lease's length, because a claim's lease counts
+        from before the call.
 
         Raises: CallFailed."""
         deadline = trio.current_time() + min(self._options.call_s, self._options.lease_s / CALLS)
@@ -117,7 +123,7 @@ class BigtableStore(LeasedStore):
         return answer
 
     async def _notice(self) -> Notice:
-        """Read the owner's row, again if that fails temporarily. Raises: CallFailed, Corruption."""
+        """Read the owner's row; repeat the read if it fails temporarily. Raises: CallFailed, Corruption."""
         until = trio.current_time() + self._options.call_s
         for attempt in range(1 << 30):
             try:
@@ -130,9 +136,9 @@ class BigtableStore(LeasedStore):
         raise AssertionError("the deadline ends the loop first")
 
     async def _claim(self, *, direct: bool) -> None:
-        """Become the owner, once the last owner has not renewed its lease for the whole length of the lease (O1).
+        """Become the owner as soon as the last owner has not renewed its lease for the whole length of the lease (O1).
 
-        Raises: StoreLocked, if the last owner renews it; Unavailable.
+        Raises: StoreLocked, if the last owner renews its lease; Unavailable.
         """
         place, options = self.rows.place, self._options
         lease_s = options.lease_s
@@ -142,10 +148,10 @@ class BigtableStore(LeasedStore):
             while True:
                 if not holder.token or now() - seen >= max(lease_s, holder.lease_s):
                     before = now()
-                    # At least as long as those of former owners: this owner waits until the permits of their clients
-                    # have ended.
+                    # These times are never shorter than those of former owners, because this owner waits until the
+                    # permits of their clients have expired.
                     call_s, late_s = max(options.call_s, holder.call_s), max(options.late_s, holder.late_s)
-                    # A token of its own for each claim: an earlier one may take effect late, and does not count.
+                    # Each claim has a token of its own, so that an earlier claim that takes effect late does not count.
                     ours = Holder(holder.number + 1, secrets.token_hex(8), call_s, late_s, lease_s, command())
                     if await self._take(ours):
                         self._lease = BigtableLease(place, ours, lease_s, before)
@@ -158,15 +164,15 @@ class BigtableStore(LeasedStore):
                 current, address, _, _ = await self._notice()
                 if current.token and current.token == holder.token and current.number != holder.number:
                     raise locked(place.shown, current.told)
-                # Another claim, perhaps of a process that has died since; or the store was claimed, and released.
+                # Another process has claimed the store (and may have died since), or the store has been released.
                 if current.token != holder.token or not current.token:
                     holder, seen = current, now()
         except CallFailed as error:
             raise self.rows.told(error) from error
 
     async def _take(self, ours: Holder) -> bool:
-        """Make a claim. Returns whether this process is the owner now; if the answer is lost, it reads that from the
-        row."""
+        """Make a claim. Returns whether this process is the owner now. If the answer is lost, read the owner's row to
+        find out."""
         try:
             answer = await self._asked(change(self.rows.place, ours))
             return not answer.predicate_matched
@@ -177,7 +183,8 @@ class BigtableStore(LeasedStore):
             return (found.token, found.number) == (ours.token, ours.number)
 
     async def _begin(self) -> None:
-        """Note the store's format, and find out what the server can do. Raises: FormatUnknown, Unavailable."""
+        """Record or check the store's format, and find out whether the server reads rows in reverse. Raises:
+        FormatUnknown, Unavailable."""
         row = (FORMAT_ROW, [(ABSENT, DATA, 0, 0, TS_MAX)], [(DATA, 0, FORMAT, b"")])
         [verdict] = await self.rows.apply([Mutation(SYSTEM_TABLE, (row,))])
         if verdict is not APPLIED:
@@ -190,8 +197,8 @@ class BigtableStore(LeasedStore):
     # ------------------------------------------------------------ direct clients
 
     def let_clients_in(self) -> Tickets:
-        """Let direct clients in, with tickets. Call this before anything is committed: direct clients do not see the
-        entries in this process's memory (C4)."""
+        """Admit direct clients, with tickets, from now on. Call this before anything is committed, because direct
+        clients do not see the entries in this process's memory (C4)."""
         if self.store.tickets is None:
             self.store.tickets = Tickets(self.rows, self._ours)
         return self.store.tickets
@@ -218,6 +225,6 @@ class BigtableStore(LeasedStore):
         self._closed = True
         if self.forked:
             return  # the channels and the lease are the parent's
-        await self.rows.calls.aclose()  # first: the next owner may claim the store as soon as the lease is given back
+        await self.rows.calls.aclose()  # first: another process may claim the store as soon as the lease is released
         if self._lease is not None:
             await trio.to_thread.run_sync(self._lease.end)

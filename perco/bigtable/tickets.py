@@ -1,13 +1,14 @@
 """The owner's side of direct clients of a store on Bigtable.
 
 Each client gets a ticket with its session, and each ticket has a row in the table. To get a permit, which lasts for
-`call_s`, a client reads that row and the owner's (`client.py`).
+`call_s`, a client reads its ticket's row and the owner's row (`client.py`).
 
-F3   When a session has ended, its ticket ends. Once `call_s` plus `late_s` have passed since then, nothing that the
-     session has sent can take effect, and nothing that it reads counts. Until then, the vacuum waits.
-T13  The floor is in the owner's row. Once `raise_floor` has returned, no client's mutation below it can take effect.
-O1   Tickets of a former owner are not good. The permits of its clients may not have ended yet, so a new owner waits for
-     them, as for the former owner's own mutations.
+F3   When a session has ended, the owner ends the session's ticket. Once `call_s` plus `late_s` have passed since then,
+     nothing that the session has sent can take effect, and nothing that it reads counts. Until then, the vacuum waits.
+T13  The floor is in the owner's row. Once `raise_floor` with `wait` has returned, no client's mutation below the floor
+     can take effect.
+O1   Tickets of a former owner are void, but the permits of its clients may not have expired. So a new owner waits for
+     them, as it waits for the former owner's own mutations.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _AGAIN_S: Final = 0.2
 
 class _Ticket:
     """The ticket of a session that asked for one. `ended`: the session has ended, and the ticket's row must say so;
-    `ended_at`: when the row said so, in trio's time."""
+    `ended_at`: when Bigtable had acknowledged that, in trio's time."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -42,22 +43,22 @@ class Tickets:
     """Loop thread only.
 
     Args:
-        owner: the claim of this process.
+        owner: the cell of this process's claim in the owner's row.
     """
 
     on_gone: list[Callable[[], None]]
 
     def __init__(self, rows: BigtableRows, owner: Holder) -> None:
         self._rows, self._token = rows, owner.token
-        self._lasts_s = owner.lasts_s  # how long after a permit was given, what is done under it may take effect
+        self._lasts_s = owner.lasts_s  # how long after a permit was issued a mutation sent under it may take effect
         self._all: dict[str, _Ticket] = {}  # the tickets that may have a row
         self._settling = trio.Lock()
         self._floor = 0
-        self._told_at = -math.inf  # when the last floor was in the store
+        self._told_at = -math.inf  # when Bigtable had acknowledged the last floor
         self.on_gone = []
 
     async def admit(self, ticket: str) -> None:
-        """Let the client that shows this ticket in. Raises: SessionEnded, Unavailable, StoreLocked."""
+        """Admit the client that presents this ticket. Raises: SessionEnded, Unavailable, StoreLocked."""
         known = self._all.setdefault(ticket, _Ticket())  # before the first await: `end` must find it
         await self._rows.put([owner_row.admit(self._rows.place, ticket, self._token)])
         self._rows.check()  # else the ticket is void, and the client waits for the next owner
@@ -65,19 +66,19 @@ class Tickets:
             raise SessionEnded()
 
     def end(self, ticket: str) -> None:
-        """Note that the session of this ticket has ended. `settle` ends the ticket."""
+        """Note that the session of this ticket has ended. `settle` then ends the ticket."""
         if (known := self._all.get(ticket)) is not None:
             known.ended = True
 
     async def settle(self) -> None:
-        """Return once the tickets of all sessions that have ended are no longer good. Raises: Unavailable."""
+        """End the tickets of all sessions that have ended. Raises: Unavailable."""
         async with self._settling:
             ended = [(name, each) for name, each in self._all.items() if each.ended and each.ended_at == math.inf]
             await self._rows.put([owner_row.dismiss(self._rows.place, name) for name, _ in ended])
             for _, each in ended:
                 each.ended_at = trio.current_time()
         if ended:
-            self._tell()  # their clients may not have reported notify cells
+            self._tell()  # their clients may not have reported the notify cells that they put
 
     async def run(self) -> None:
         """End the tickets of sessions that have ended, and call the functions in `on_gone`. Once nothing that was sent
@@ -108,10 +109,10 @@ class Tickets:
             act()
 
     async def _clear(self) -> None:
-        """Note the tickets that former owners gave, as ended: their clients may have died, too, and what they have sent
-        may still take effect.
+        """Note the tickets of former owners as ended: their clients may have died, and what those clients have sent may
+        still take effect.
 
-        Raises: Unavailable, StoreLocked: the others may be those of the next owner."""
+        Raises: Unavailable; StoreLocked, because the tickets found may be those of the next owner."""
         found = await self._rows.tickets()
         self._rows.check()
         for name in found:

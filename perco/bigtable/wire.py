@@ -1,4 +1,5 @@
-"""Google's messages and gRPC, imported when a store on Bigtable is opened: the rest of perco does not need them."""
+"""Google's messages and gRPC. They are imported only when a store on Bigtable is opened: the rest of perco does not
+need them."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def google_auth() -> tuple[Any, Any]:
 
 
 class Types:
-    """The protocol buffers of the data API, without the wrappers of Google's client."""
+    """The protocol-buffer classes of the data API, without the wrappers of Google's client."""
 
     def __init__(self) -> None:
         data = _imported("google.cloud.bigtable_v2.types.data")
@@ -51,7 +52,7 @@ class Types:
 
 
 class AdminTypes:
-    """The protocol buffers of the API for administrators."""
+    """The protocol-buffer classes of the admin API."""
 
     def __init__(self) -> None:
         calls = _imported("google.cloud.bigtable_admin_v2.types.bigtable_table_admin")
@@ -66,11 +67,11 @@ class AdminTypes:
 
 @cache
 def types() -> Types:
-    """Raises: UsageError, if they are not installed."""
+    """The classes of the data API. Raises: UsageError, if they are not installed."""
     return Types()
 
 
 @cache
 def admin_types() -> AdminTypes:
-    """Raises: UsageError, if they are not installed."""
+    """The classes of the admin API. Raises: UsageError, if they are not installed."""
     return AdminTypes()

@@ -1,4 +1,5 @@
-"""Observers: scanners find their changes, a worker runs them, at most once per change.
+"""Observers: scanners find the changes, and the worker runs the observers. At most one run commits for each change.
 
-Read `protocol/claim.py` (does this row need this observer?), `working.py`, `worker.py`, `scanner.py`, `workers.py`.
+Read, in this order: `protocol/claim.py` (whether a row needs an observer to run), `working.py`, `worker.py`,
+`scanner.py`, `workers.py`.
 """

@@ -1,18 +1,21 @@
 """Notifies a new observer, or a new version of one, of existing data: page by page, while reads and writes go on.
 
-N10 The registration is announced with every timestamp; then a timestamp is drawn and recorded: `ObserverEntry.at`. A
-    transaction that draws its commit_ts later knows of the observer and notifies it itself. So the backfill only covers
-    earlier commits: it reads each row's version at `at`, and if there is one, puts a notify cell.
-N2  The cell has the timestamp `at`, not the change's own. A run that may remove it has seen it, so it began after `at`
-    and knows of the registration. A run of a lower version, in flight or in a process that has not heard of the
-    registration yet, cannot remove it.
-N3  For a higher version, the cell is also put where a lower version has acknowledged a delete.
+N10 The registration is announced first: from then on, every timestamp comes with the new version of the catalogue. Then
+    a timestamp is drawn and recorded: `ObserverEntry.at`. A transaction that draws its commit_ts later finds the
+    observer in the catalogue, and notifies it. So the backfill only covers earlier commits: it reads each row as of
+    `at`, and if the observed cell has a value there, puts a notify cell.
+N2  The notify cell is put at `at`, not at the commit timestamp of the change. Only a run that has seen the notify cell
+    may remove it. Such a run began after `at`, so it uses the catalogue that has the registration. A run of a lower
+    version cannot remove the notify cell: neither a run in flight, nor a run in a process that does not have the new
+    catalogue yet.
+N3  For a higher version of an observer, a notify cell is also put for each delete that a lower version has
+    acknowledged.
 C4  The backfill first waits for the one-step commits at or below `at`.
 
-Progress is noted after each page, once the page's notify cells are stored. A cell may be put twice, which changes
-nothing, but none is missed. The backfill holds nothing open and needs no old version: if the version at `at` has been
-collected, a newer one has notified the observer. An interrupted backfill continues in the next process, or in several
-at once.
+Progress is noted after each page, once the page's notify cells are stored. So a notify cell may be put twice, which
+changes nothing, but none is left out. The backfill holds no snapshot open, and needs no old versions: if the version at
+`at` has been collected, there is a newer one, whose commit has notified the observer. If a backfill is interrupted, the
+next process continues it; several processes may do so at once.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ class BackfillOptions:
     """Attributes:
     on: notify new observers of existing data in the background, as soon as the store is open.
     share: the part of the loop's time that the backfill may take in the background; 1: it yields, but does not pause.
-    page_rows: rows to read and notify at a time; progress is noted after each page.
+    page_rows: how many rows to read at a time; progress is noted after each page.
     """
 
     on: bool = True
@@ -75,8 +78,8 @@ class BackfillOptions:
 
 
 class Noted(NamedTuple):
-    """Progress of the registration at `at`: rows below `next` are done; `rows`: how many were read; `notified`: how
-    many notify cells were put."""
+    """Progress of the backfill for the registration at `at`. Rows below `next` are done; `rows`: how many rows were
+    read; `notified`: how many notify cells were put."""
 
     at: int
     next: bytes
@@ -89,7 +92,7 @@ class BackfillProgress:
     """Progress of an observer's backfill.
 
     Attributes: `id` and `version` of the observer; `table` that it observes; `rows` read so far; `notified`: changes
-    that it was notified of so far; `done`.
+    of which the observer was notified so far; `done`: whether the backfill is complete.
     """
 
     id: str
@@ -101,7 +104,7 @@ class BackfillProgress:
 
 
 async def noted(store: RowStore, entry: ObserverEntry) -> Noted:
-    """Progress of an observer's registration, as last noted. Raises: Corruption."""
+    """Progress of an observer's backfill, as last noted. Raises: Corruption."""
     [[cells]] = await store.read([(SYSTEM_TABLE, BACKFILL_ROW, [(DATA, entry.number, 1, 1, 1)])])
     found = unpack_noted(cells[0][1]) if cells else None
     return found if found is not None and found.at == entry.at else Noted(entry.at, b"", 0, 0)
@@ -119,12 +122,12 @@ def unpack_noted(value: bytes) -> Noted:
 
 
 async def progress_of(store: RowStore, catalogue: Catalogue) -> list[BackfillProgress]:
-    """Progress of all observers, as last noted. Observers that are done have no counts."""
+    """Progress of all observers' backfills, as last noted. If a backfill is done, its counts are 0."""
     out = []
     for id, entry in catalogue.observers.items():
         far = Noted(0, b"", 0, 0)
         if not entry.ready and entry.at:
-            with contextlib.suppress(Corruption):  # `check` reports it; the backfill starts over
+            with contextlib.suppress(Corruption):  # `perco check` reports it; the backfill starts from the beginning
                 far = await noted(store, entry)
         out.append(BackfillProgress(id, entry.version, entry.table, far.rows, far.notified, entry.ready))
     return out
@@ -153,7 +156,7 @@ class Backfill:
 
     @property
     def left(self) -> bool:
-        """Whether an observer has not been notified of all existing data yet."""
+        """Whether some observer has not been notified of all existing data yet."""
         return any(not entry.ready for entry in self._catalogue().observers.values())
 
     def wake(self) -> None:
@@ -185,7 +188,7 @@ class Backfill:
 
         Args:
             share: the part of the loop's time that the backfill may take.
-            tell: called after every page.
+            tell: called with the observer's progress after every page.
 
         Raises: StoreError if the store cannot be written to, Unavailable if no answer came.
         """
@@ -201,12 +204,12 @@ class Backfill:
     async def _observer(
         self, id: str, share: float, tell: Callable[[BackfillProgress], None]
     ) -> BackfillProgress | None:
-        """Draw and record the timestamp of an observer that has none; otherwise do all pages. None: the catalogue has
-        changed, so look at the observer again."""
+        """Run the backfill of one observer. If the observer has no timestamp yet, only draw and record one. Returns
+        None if the catalogue has changed: the caller must then look at the catalogue again."""
         driver, store = self._driver, self._driver.store
         entry = self._catalogue().observers[id]
         if not entry.at:
-            # N10: transactions that draw later know of the observer.
+            # N10: a transaction that draws its commit_ts after this finds the observer in the catalogue.
             await driver.oracle.announce(self._catalogue().binds)
             at = await driver.oracle.draw()
             await self._change(lambda catalogue: catalogue.began_at(id, entry.version, at))
@@ -244,7 +247,7 @@ class Backfill:
         return *queries, ScanQuery(WRITE, (ack_of(number, entry.number),), 0, TS_MAX)
 
     async def _notify(self, id: str, entry: ObserverEntry, rows: list[ScanRow]) -> int:
-        """Put the notify cells of a page; returns how many."""
+        """Put the notify cells for a page of rows; returns how many."""
         began = time.perf_counter()
         number = column_of(self._catalogue().tables[entry.table].columns[entry.column].number)
         ack = ack_of(number, entry.number)
@@ -254,8 +257,8 @@ class Backfill:
             if commit_ts:
                 assert commit_ts <= entry.at
                 put = (NOTIFY, ack, entry.at, pack_cause(commit_ts, 0))
-                # N6: if the message arrives late, or twice, a change that has been given up meanwhile must not wait
-                # again.
+                # N6: this mutation may take effect late, or twice. If the change has been given up meanwhile, the
+                # observer must not be notified of it again.
                 given_up = (ABSENT, FAILED_LIST, ack, entry.at, entry.at)
                 mutations.append(Mutation(entry.table, ((row, (given_up,), (put,)),)))
         self._worked += time.perf_counter() - began
@@ -269,10 +272,10 @@ class Backfill:
     async def _change_of(
         self, entry: ObserverEntry, row: bytes, number: int, found: Sequence[Sequence[ScanCell]]
     ) -> int:
-        """The timestamp of the change that a row's observer must be notified of; 0: none.
+        """The timestamp of the change of which a row's observer must be notified; 0: there is none.
 
-        A lock in the way may belong to a transaction that did not know of the observer, so the lock is settled first
-        (T9).
+        If the observed cell is locked, the lock is settled first (T9): it may not list the new observer, and then its
+        transaction does not notify the observer.
         """
         locks, writes, *acks = found
         try:
@@ -287,8 +290,8 @@ class Backfill:
         return seen.commit_ts
 
     async def _note(self, entry: ObserverEntry, far: Noted) -> None:
-        """Note that a page is done, in place of the previous note. A note that arrives late, or twice, is still
-        true."""
+        """Note that a page is done; this replaces the previous note. A note that takes effect late, or twice, does no
+        harm: the rows that it covers are done."""
         put = (DATA, entry.number, 1, msgpack.packb(far))
         [verdict] = await self._driver.store.apply([Mutation(SYSTEM_TABLE, ((BACKFILL_ROW, (), (put,)),))])
         if verdict is not APPLIED:

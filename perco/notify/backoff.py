@@ -1,7 +1,7 @@
 """Decides when a failed run may be tried again.
 
 N6  A failing observer neither loses its notification (the notify cell stays in the store) nor starves others: each
-    (row, observer) waits longer after each failure, and runs that failed before have a bounded share of the worker.
+    (row, observer) waits longer after each failure, and retries of failed runs have a bounded share of the worker.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from perco.settings import check_options
 
-_Key = tuple[str, bytes, int]  # table, row, ack column
+_Key = tuple[str, bytes, int]  # table, row, acknowledgement column
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackoffOptions:
     """Attributes:
     first_s, max_s: the pause doubles from the first to the longest, with up to half of it random.
-    remembered_max: rows remembered; the oldest is forgotten first, and is then tried again sooner.
+    remembered_max: how many failed runs to remember. Beyond that, the oldest is forgotten, and is tried again sooner.
     """
 
     first_s: float = 0.1
@@ -34,7 +34,7 @@ class Backoff:
     """Remembers which runs failed, how often, and when each of them may be tried again. Times are the caller's
     monotonic clock.
 
-    Attribute `rows`: the rows whose runs failed; empty if none waits for a retry.
+    Attribute `rows`: for each failed run, how often it failed and when it may be tried again; empty if there is none.
     """
 
     rows: dict[_Key, tuple[int, float]]
@@ -55,7 +55,7 @@ class Backoff:
         return entry is not None and entry[1] > now
 
     def failed(self, key: _Key, now: float, attempts: int = 0) -> float:
-        """Count a failure; returns when to try again. `attempts`: the caller's own count, used if higher."""
+        """Count a failure; returns when to try again. `attempts`: the caller's own count, used if it is higher."""
         attempts = max(attempts, self.attempts(key) + 1)
         pause = min(self._options.first_s * 2.0 ** min(attempts - 1, 30), self._options.max_s)
         until = now + pause * self._rng.uniform(0.5, 1.0)

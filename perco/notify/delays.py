@@ -1,15 +1,16 @@
 """Decides when a change is due, for observers with a delay.
 
-An observer with a delay is due `delay_s` after the newest change that its run would see, or `max_delay_s` after the
-oldest change that no run has seen, whichever comes first: so it also runs on a row that never stops changing (N4).
+A run of an observer with a delay is due `delay_s` after the newest change that it would see, or `max_delay_s` after the
+oldest change that no run has seen, whichever comes first. So the observer also runs on a row that never stops changing
+(N4).
 
 The store does not record when each timestamp was handed out. For a timestamp handed out after the worker began, this
-process uses the moment when it first saw a notify cell at or above that timestamp. For an earlier one it uses the
-clock's notes (O3): the first note at or above a timestamp was made after the timestamp was handed out. Both moments err
-on the late side, so no run is too early by the clock that they were read from. The error is bounded: once a worker has
-seen a change, it waits at most the delay, by the monotonic clock, whatever the wall clock does. If the wall clock was
-set forward, changes from before the worker began are due sooner; if it was set back, they wait for at most the delay
-once more.
+process uses the moment when it first saw a notify cell at or above that timestamp. For an earlier timestamp, it uses
+the notes of the clock (O3): the first note at or above a timestamp was made after the timestamp was handed out. Either
+moment may be too late, but never too early. So no run begins too early, measured by the clock that gave the moment. The
+error is bounded: once a worker has seen a change, it waits for at most the delay, measured by the monotonic clock,
+whatever the wall clock does. If the wall clock was set forward, changes from before the worker began are due sooner; if
+it was set back, they wait for at most one more delay.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from perco.schema.schema import Manner
 _MARKS_MAX: Final = 4096
 _REMEMBERED_MAX: Final = 100_000
 
-_Key = tuple[str, bytes, int]  # table, row, ack column
+_Key = tuple[str, bytes, int]  # table, row, acknowledgement column
 
 
 class Delays:
     """Delays of one observer. Times are readings of the caller's monotonic clock, in seconds.
 
     Args:
-        manner: when the observer is to run.
+        manner: states the observer's delays.
         last: every timestamp up to this one was handed out before `now`; higher ones are handed out later.
         wall_ms: the wall time now.
         noted: returns the wall time, in ms, of the first note of the clock at or above a timestamp, if there is one.
@@ -42,7 +43,7 @@ class Delays:
         self._manner = manner
         self._first, self._began, self._wall_ms, self._noted = last, now, wall_ms, noted
         # Marks: all timestamps up to `_upto[i]` had been handed out by the moment `_by[i]`. Timestamps first seen
-        # within one step share a mark, at the step's end; marks older than any wait are dropped.
+        # within one step share a mark, whose moment is the end of the step. Marks older than any wait are dropped.
         self._step_s = manner.max_delay_s / _MARKS_MAX
         self._upto: list[int] = []
         self._by: list[float] = []
@@ -91,7 +92,7 @@ class Delays:
             del self._held[next(iter(self._held))]
 
     def held(self, key: _Key, now: float) -> float:
-        """Until when a row must wait, as `hold` noted, or 0."""
+        """The time until which a row must wait, as noted by `hold`; 0: it need not wait."""
         until = self._held.get(key)
         if until is None:
             return 0.0

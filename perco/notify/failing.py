@@ -1,9 +1,9 @@
 """Handles failed runs: counts them, and gives up the change at the limit.
 
-N6  Failures are counted in the notify cell itself, so the count survives restarts; at the limit the change moves to the
-    failed list. Each step is one checked mutation of the row (`protocol/failed.py`); a refusal means that another
-    process has dealt with the change. A run that awaits asyncio on trio does not count as an attempt: the program is
-    wrong, not the change.
+N6  Failures are counted in the notify cell itself, so the count survives restarts. When the count reaches the limit,
+    the change moves to the failed list. Each step is one checked mutation of the row (`protocol/failed.py`); if the
+    store refuses it, another process has already handled the change. If an observer awaits asyncio although it runs on
+    trio, its failed run does not count as an attempt: the program is wrong, not the change.
 N9  A change whose chain is too long is given up without an attempt.
 """
 
@@ -19,7 +19,7 @@ from perco.schema.schema import Observer
 from perco.storage import APPLIED
 from perco.txn.engine import Engine
 
-KINDS_MAX = 256  # kinds of failures that are remembered, because their traceback has been logged
+KINDS_MAX = 256  # kinds of failures whose traceback has been logged: how many of them to remember
 
 log: logging.Logger = logging.getLogger("perco.observer")
 
@@ -71,8 +71,9 @@ def awaits_asyncio(engine: Engine, observer: Observer, error: Exception) -> Awai
 class FailureLog:
     """Logs failed runs: the first of a kind with its whole traceback, each later one in one line.
 
-    If a service is down, the runs for all waiting changes fail, again and again, with the same error. A change that is
-    given up keeps its own traceback in the failed list. Past `KINDS_MAX` kinds the oldest one is forgotten.
+    The reason: if a service is down, the runs for all waiting changes fail, again and again, with the same error. No
+    traceback is lost, because each change that is given up keeps its own on the failed list. Beyond `KINDS_MAX` kinds,
+    the oldest one is forgotten.
     """
 
     def __init__(self) -> None:
@@ -96,7 +97,7 @@ class FailureLog:
 
 
 def _kind(id: str, error: BaseException) -> _Kind:
-    while isinstance(error, BaseExceptionGroup):  # of a nursery: the error of its first task
+    while isinstance(error, BaseExceptionGroup):  # from a nursery: take the error of its first task
         error = error.exceptions[0]
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -106,15 +107,15 @@ def _kind(id: str, error: BaseException) -> _Kind:
 
 
 async def note_failure(engine: Engine, ack: Cellref, failed: ObserverFailedError, attempts_max: int) -> bool:
-    """Count a failure, or give up the change; returns whether it is on the failed list now.
+    """Count a failure, or give up the change; returns whether the change is on the failed list now.
 
-    If the store has no space for that, the change keeps waiting, and the next failure counts.
+    If the store has no space for that, the change keeps waiting, and the next failed run tries again.
 
     Args:
-        attempts_max: runs that may fail; 0: any number.
+        attempts_max: how many runs may fail for a change; 0: any number.
     """
     if isinstance(failed.error, Corruption):
-        return False  # the store's failure: the change waits until it is repaired
+        return False  # the store is damaged: the change waits until it has been repaired
     driver, run = engine.driver, failed.run
     too_long = isinstance(failed.error, ChainTooLong)
     if not too_long and not 0 < attempts_max <= failed.attempts:
@@ -133,7 +134,7 @@ async def note_failure(engine: Engine, ack: Cellref, failed: ObserverFailedError
 def _cell(engine: Engine, ack: Cellref, failed: ObserverFailedError, attempts: int) -> FailedCell:
     _, depth, path, _ = unpack_cause(failed.run.cause)
     root = failed.run.root
-    if failed.run.failed is not None:  # it replaces a change that was given up earlier
+    if failed.run.failed is not None:  # the new entry replaces that of a change given up earlier
         try:
             root = min(root, unpack_failed(failed.run.failed[1]).root)
         except Corruption as error:

@@ -1,8 +1,8 @@
 """The failed list, as users see it: `db.failed`, `db.replay_failed`, `db.drop_failed`.
 
-N3  Dropping a failed change acknowledges it without a run: an ordinary ack, by a transaction that began when there was
-    no newer change. If there is a newer change, or a higher version of the observer must still run for this one, an ack
-    would cancel that run: then the failed change only leaves the list.
+N3  Drop acknowledges a failed change without a run. The acknowledgement is an ordinary one, made by a transaction that
+    began when there was no newer change. If there is a newer change, or if a higher version of the observer must still
+    run for this one, an acknowledgement would suppress that run. In that case, drop only takes the change off the list.
 N6  A failed change stays on the list until it is replayed or dropped, or until a run for a newer change commits.
 """
 
@@ -54,7 +54,7 @@ class FailedChange:
     Attributes:
         observer, table, column, key: the observer, and the cell that it observed.
         commit_ts: of the change; if several were given up together, of the newest.
-        attempts: runs that failed; 0: none was made, because the chain was too long.
+        attempts: how many runs failed; 0: the observer was not run, because the chain was too long.
         error: of the last run, in one line; `traceback`: its traceback.
         cause: commit timestamp of the transaction that began the chain, which was not an observer's run (N9).
         chain: ids of the observers whose runs led to the change (only the most recent ones, if there are many); () if
@@ -86,7 +86,7 @@ class Listed(NamedTuple):
 class FailedList:
     """Reads the failed list, and takes changes off it. Loop thread only.
 
-    `worker`: the one that runs here, if any.
+    `worker`: returns the worker that runs in this process, if any.
     """
 
     def __init__(self, engine: Engine, keeper: Keeper, worker: Callable[[], Worker | None]) -> None:
@@ -171,8 +171,8 @@ class FailedList:
         return next((entry for entry in entries if entry.number == observer_of(ack)), None)
 
     def _waits_besides(self, ack: int, ts: int, notified: Sequence[Cell]) -> bool:
-        """Whether a higher version of the observer was, or will be, notified of the change on which a lower one failed
-        (N10)."""
+        """Whether a higher version of the observer was, or will be, notified of a change on which a lower version
+        failed (N10)."""
         entry = self._entry_of(ack)
         to_come = entry is not None and not entry.ready and ts < (entry.at or TS_MAX)
         return to_come or bool(notified and notified[0][0] > ts)
@@ -202,7 +202,8 @@ class FailedList:
     # ------------------------------------------------------------ changing
 
     async def _for_each(self, observer: str | None, key: Any, do: Callable[[Listed], Awaitable[bool]]) -> int:
-        """Apply `do` to the listed changes, page by page, all of a page at once; returns for how many it succeeded."""
+        """Apply `do` to the listed changes, page by page, and to all changes of a page concurrently. Returns for how
+        many it returned True."""
         done = 0
         failures: list[Exception] = []
 
@@ -211,7 +212,7 @@ class FailedList:
             try:
                 left = await do(listed)
                 done += left
-            except Exception as error:  # raised below, without the group of the nursery
+            except Exception as error:  # raised below, so that the nursery does not wrap it in a group
                 failures.append(error)
 
         async with aclosing(self.listed(observer, key)) as pages:
@@ -232,7 +233,7 @@ class FailedList:
         return done
 
     async def _leave(self, listed: Listed, mutation: Mutation) -> bool:
-        """Make the mutation that takes a change off the list. Returns False if the change was no longer there.
+        """Apply the mutation that takes a change off the list. Returns False if the change was no longer there.
 
         Raises: WriteUnknown, if a reply was lost and the store could not be reached afterwards (T4).
         """
@@ -250,8 +251,8 @@ class FailedList:
                 queries = ((FAILED_LIST, ack.column, ts, ts, 1), (LOCK, ack.column, 0, TS_MAX, 1))
                 [[there, locks]] = await self._engine.driver.store.read([(ack.table, ack.row, queries)])
                 if not there:
-                    return isinstance(verdict, NoReply)  # it may have arrived after all
-                if locks:  # they belong to a run that may be about to commit and remove the change, or is dead
+                    return isinstance(verdict, NoReply)  # the mutation may have taken effect after all
+                if locks:  # of a run, which is dead, or may be about to commit and remove the change
                     await self._engine.driver.clear(ack, Blocked(*locks[0]))
             raise Unavailable(f"{where}: other transactions kept changing its failed change")
 
@@ -268,7 +269,7 @@ class FailedList:
         raise Unavailable("a failed change could not be dropped: other transactions kept writing its row")
 
     async def _try_to_drop(self, listed: Listed) -> bool | None:
-        """Returns whether the change was dropped; None: a lock was in the way, and has been settled."""
+        """Try once. Returns whether the change was dropped; None: a lock was in the way, and has been settled."""
         (table, row, ack), ts, cell = listed
         column, driver = observed_column(ack), self._engine.driver
         txn = await begin(self._engine, None)
@@ -287,7 +288,7 @@ class FailedList:
             if not writes or writes[0][0] > ts or self._waits_besides(ack, ts, notified):
                 txn.discard()
                 return await self._leave(listed, forget(listed.ack, ts))
-            covers = tuple([seen for seen, _ in notified])  # older notify cells go with the failed change
+            covers = tuple([seen for seen, _ in notified])  # older notify cells are removed with the failed change
             entry = self._entry_of(ack)
             head, cause = ack_head(entry.version if entry else 1), pack_cause(cell.root, cell.depth, cell.path)
             runs.acknowledge(txn, Intent(table, row, ack, ACK, head + cause, (), (*covers, -ts)))

@@ -1,11 +1,11 @@
 """Decides, in the owner, whether a store is idle.
 
-N7  *Idle*: at one moment no notify cell, pending signal or lock of an observed cell existed anywhere. In one process a
-    counter on the loop helps: while no observed write, signal, removal or recovery is in flight (`Fates.observed` is 0)
-    and no orphaned lock is left (`Sweeper.clean`), no notify cell can appear, so one look at all tablets proves that
-    the store is idle. A lock of an observed cell that cannot be read may be a notification: the store is not idle, and
-    waiting ends with an error. Nor is the store idle while a run is in flight here: another run may have removed that
-    run's notify cells (N5).
+N7  *Idle*: there was one moment at which no notify cell, pending signal or lock on an observed cell existed anywhere.
+    In one process, a counter on the loop helps. No notify cell can appear while no observed write, signal, removal or
+    recovery is in flight (`Fates.observed` is 0), and no orphaned lock is left (`Sweeper.clean`). At such a time, one
+    look at all tablets proves that the store is idle. An unreadable lock on an observed cell may stand for a
+    notification, so a store that has one is not idle, and a wait ends with an error. The store is not idle either while
+    this process has a run in flight, because another run may have removed that run's notify cells (N5).
     If a store does not count its cells, `Idle.look` searches the store to count them.
 """
 
@@ -28,8 +28,8 @@ from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, SHARED, OwnerStore
 from perco.txn.engine import Engine
 
 _LOOKS_APART_S: Final = 0.02
-_SEARCHES_APART_S: Final = 0.05  # of a store that has to be searched
-_AGAIN_S: Final = 0.5  # between two checks that the workers of other processes are still there
+_SEARCHES_APART_S: Final = 0.05  # if the store does not count its cells, and so has to be searched
+_AGAIN_S: Final = 0.5  # between two checks that other processes still have workers, and between repeated searches
 
 
 class Idle:
@@ -37,9 +37,9 @@ class Idle:
 
     Attributes:
         busy_elsewhere: whether another process has a run in flight.
-        works_elsewhere: returns the observers that other processes run; None: workers may be about to connect. This
-            attribute and `busy_elsewhere` are None if the store is not served.
-        claimed_elsewhere: how many rows other processes have ever claimed, if they write directly.
+        works_elsewhere: returns the observers that other processes run, or None if their workers may be about to
+            connect. If the store is not served, this attribute and `busy_elsewhere` are None.
+        claimed_elsewhere: returns how many rows other processes have ever claimed; None if no process writes directly.
     """
 
     def __init__(
@@ -54,9 +54,11 @@ class Idle:
         self._engine, self._waiting, self._store = engine, waiting, store
         self._sweeper, self._backfill, self._worker = sweeper, backfill, worker
         self._looked: trio.Event | None = None  # set when something has changed; None: no task waits
-        self._trusted = False  # nothing was left to settle when the last look began: no former owner's mutation is left
+        # Whether the last search counts: nothing was left to settle before it (so no mutation of a former owner was
+        # left) or after it, and no claim or run of another process interfered.
+        self._trusted = False
         self._again_at = -math.inf  # when cells that were found may be searched for once more
-        self._begun = self._done = 0  # searches: begun, and the last one that was completed
+        self._begun = self._done = 0  # numbers of searches: the last one begun, and the last one completed
         self._searching: trio.Event | None = None  # set when the search under way has ended
         self._stuck_found = 0  # locks that cannot be settled, as of the last look
         self.busy_elsewhere: Callable[[], bool] | None = None
@@ -92,7 +94,7 @@ class Idle:
         return self.now()
 
     async def _search(self) -> None:
-        """Return after a search that began after this call; calls share one."""
+        """Wait for the end of a search that began after this call; concurrent calls share a search."""
         wanted = self._begun + 1
         while self._done < wanted:
             if self._searching is not None:
@@ -110,7 +112,7 @@ class Idle:
     async def _search_once(self) -> None:
         tables = list(dict.fromkeys(self._waiting.observed_tables()))
         settled = self._settled()
-        # The store may apply a late copy of an earlier mutation: cells that were found may be gone.
+        # The store may have applied a late copy of an earlier mutation, which removed cells that a search had found.
         now = trio.current_time()
         stale = not self._store.once and self.pending() > 0 and now >= self._again_at
         again = settled and (stale or not self._trusted)
@@ -123,7 +125,7 @@ class Idle:
             self._stuck_found = sum(bool(cells) for [cells] in await self._store.read(stuck))
         else:
             self._stuck_found = 0
-        # A run of another process, which the look did not see, may have ended since, and left notify cells.
+        # A run of another process, which the search did not see, may have ended meanwhile, and left notify cells.
         self._trusted = settled and self._settled() and claimed == self._claimed()
 
     def _claimed(self) -> tuple[int, bool]:
@@ -134,7 +136,7 @@ class Idle:
         return self.claimed_elsewhere(), self.busy_elsewhere is not None and self.busy_elsewhere()
 
     def _wanted(self) -> Sequence[str]:
-        """The groups of observed tables whose counts are required: locks only if clients write, too."""
+        """The groups of observed tables whose counts are required; locks are required only if clients write, too."""
         return (PENDING, NOTIFY) if self.busy_elsewhere is None else (PENDING, NOTIFY, LOCK)
 
     def _sure(self) -> bool:
@@ -159,10 +161,11 @@ class Idle:
         return [observer.id for observer in worker.observers.values()] if worker is not None else []
 
     def locked_observed(self) -> bool:
-        """Whether an observed table has a lock, which may be on an observed cell, and belong to another process.
+        """Whether an observed table has a lock: it may be on an observed cell, and a transaction of another process may
+        have put it there.
 
-        Locks that cannot be settled stay, so they do not count; `_stuck` finds out whether one may be a notification
-        (N7).
+        Locks that cannot be settled stay, so they do not count here; `_stuck` finds out whether one of them may stand
+        for a notification (N7).
         """
         locks, prompt = self.entries(LOCK), self._store.prompt
         if not locks:
@@ -173,15 +176,16 @@ class Idle:
         return locks > sum(bool(cells) for [cells] in found)
 
     def _stuck_locks(self, tables: Collection[str]) -> list[ReadRequest]:
-        """Reads of the locks of these tables that cannot be settled."""
+        """The requests that read those locks of these tables that cannot be settled."""
         stuck = [(cell, ts) for cell, ts in self._sweeper.stuck if cell.table in tables and cell.column != ANY_COLUMN]
         return [(cell.table, cell.row, ((LOCK, cell.column, ts, ts, 1),)) for cell, ts in stuck]
 
     def sweep_pending(self) -> None:
-        """Let the sweeper settle pending entries: no reader encounters a signal, so no other task will (N5)."""
+        """Wake the sweeper if there are pending entries: no reader looks at them, so no other task settles them
+        (N5)."""
         if not self._settled() or self._engine.fates.observed:
             return
-        # A store that may apply a mutation twice may have got a late copy of a prewrite since the last sweep.
+        # A store that may apply a mutation twice may have applied a late copy of a prewrite since the last sweep.
         copied = not self._store.once and self.busy_elsewhere is not None and self.locked_observed()
         if self.entries(PENDING) or copied:
             self._engine.driver.orphaned.set()
@@ -200,8 +204,8 @@ class Idle:
         )
 
     def _stuck(self) -> Corruption | None:
-        """The error of a lock of an observed cell that can be neither settled nor understood, if there is such a lock:
-        the lock may be a notification (N1)."""
+        """The error about a lock on an observed cell that can be neither settled nor decoded, if there is such a lock:
+        it may stand for a notification (N1)."""
         if not self._sweeper.stuck:
             return None
         signals, tables = self._engine.known.catalogue.signals, self._waiting.observed_tables()
@@ -214,12 +218,12 @@ class Idle:
         return None
 
     def _settled(self) -> bool:
-        """Whether nothing is left to discover: neither locks that were left behind (N1, N7), nor changes that a new
-        observer has not been notified of (N10)."""
+        """Whether no hidden work is left: neither locks that were left behind (N1, N7), nor existing data of which a
+        new observer has not been notified (N10)."""
         return self._swept() and not self._engine.driver.orphaned.is_set() and not self._backfill.left
 
     def _swept(self) -> bool:
-        """Whether no orphaned lock is left. Before the first sweep that is certain only if there is no lock at all, and
+        """Whether no orphaned lock is left. Before the first sweep, this is certain only if there is no lock at all and
         the writers of all tablets are in this process: then everything that a dead process wrote is already visible."""
         if self._sweeper.clean or not self._sweeper.first or not self._engine.fates.alone:
             return self._sweeper.clean
@@ -229,9 +233,9 @@ class Idle:
     async def wait_idle(self) -> int:
         """Wait until the store is idle. Returns how many changes are on the failed list.
 
-        Raises: UsageError, SchemaMismatch, Corruption if it would never be idle.
+        Raises: UsageError, SchemaMismatch, Corruption if the store would never become idle.
         """
-        await trio.lowlevel.checkpoint()  # here: nothing may run between the last look and the return
+        await trio.lowlevel.checkpoint()  # here, because no other task may run between the last look and the return
         self._again_at = -math.inf
         while not await self.look():
             self._engine.background.check()
@@ -246,7 +250,7 @@ class Idle:
             self.sweep_pending()
             with trio.move_on_after(again_s):
                 await looked.wait()
-            await trio.sleep(self.looks_apart_s)  # waiting must not cost more than working
+            await trio.sleep(self.looks_apart_s)  # so that the wait does not cost more than the work itself
         return self.failed()
 
     async def wait_for(self, ts: int) -> None:
@@ -269,12 +273,13 @@ class Idle:
         return None if self._engine.fates.observed or not self._settled() else self._stuck()
 
     async def _check_readable(self) -> None:
-        """Check that the wait can end (N7). Raises: Corruption if only unreadable cells are left."""
+        """Check that the wait can end (N7). Raises: Corruption or UsageError if no change is left for which the
+        observer can run."""
         if not self._engine.fates.observed and self._settled():
             await self._waiting.must_be_readable(self._stuck())
 
     async def _check_served(self) -> None:
-        """Check that some worker runs the observers that changes wait for. Raises: UsageError, SchemaMismatch."""
+        """Check that some worker runs the observers for which changes wait. Raises: UsageError, SchemaMismatch."""
         catalogue = self._engine.known.catalogue
         if self._backfill.left and not self._backfill.options.on:
             raise UsageError(

@@ -1,7 +1,7 @@
 """Observers, as users see them: `db.observers`, `db.pause`, `db.resume`.
 
-N10 Pausing creates a binding version of the catalogue: a run that began before that version, and has not yet drawn its
-    commit timestamp, does not commit, whichever process it runs in.
+N10 A pause creates a version of the catalogue that writers must know: a run that began before that version, and has not
+    yet drawn its commit timestamp, does not commit, whichever process it runs in.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ObserverState:
         id, table, column: its id, and the column that it observes.
         version: the highest that was declared.
         paused: whether the observer is paused; `ready`: whether its backfill is done.
-        outputs: (table, column) of the cells that its runs have been seen to write, and of the signals that they have
-            raised.
+        outputs: (table, column) of the cells that its runs have written, and of the signals that they have raised, as
+            far as workers have noted them.
     """
 
     id: str
@@ -41,7 +41,10 @@ class ObserverState:
 
 
 class ObserverStates:
-    """Lists the observers of a store, pauses and resumes them. Loop thread only. `worker`: the one that runs here."""
+    """Lists the observers of a store, pauses and resumes them. Loop thread only.
+
+    `worker`: returns the worker that runs in this process, if any.
+    """
 
     def __init__(self, engine: Engine, keeper: Keeper, worker: Callable[[], Worker | None]) -> None:
         self._engine, self._keeper, self._worker = engine, keeper, worker

@@ -1,8 +1,8 @@
-"""Records which columns each observer writes: the edges of the pipeline that no declaration contains.
+"""Records which columns each observer writes: the edges of the pipeline that are not declared anywhere.
 
-A row of the system table for each pair: `output/`, the observer's number, the column's, and the table's name. It is
-put once, after the first run that writes there; putting it again changes nothing. If a process dies before that, the
-next run puts it.
+The system table has a row for each pair of an observer and a column. The row's key is `output/`, the observer's number,
+the column's number, and the table's name. A worker puts the row after the first run that writes there; putting it again
+changes nothing. If the process dies before that, the next run that writes there puts it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Where = tuple[str, bytes, int]
 
 
 class Output(NamedTuple):
-    """A column that an observer writes; `column`: in the store."""
+    """A column that an observer writes; `column`: its number in the store."""
 
     observer: int
     table: str
@@ -39,7 +39,7 @@ class Outputs:
     def note(self, observer: int, table: str, column: int) -> None:
         """Note that a run has committed a write to a column that is not in `seen` yet."""
         if observer_of(column):
-            return  # the run's own ack
+            return  # the run's own acknowledgement
         self.seen[observer].add((table, column))
         self._background.spawn(lambda: self._put(observer, table, column))
 

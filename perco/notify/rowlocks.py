@@ -1,8 +1,8 @@
 """Advisory row locks: which task runs observers on which row.
 
 N8  A scanner takes a row's lock before it runs observers there, and jumps elsewhere when it finds a row that another
-    scanner holds, in this process or in another (`Elsewhere`). The locks save work and nothing else: correctness
-    rests on the ack alone (N3).
+    scanner has locked, in this process or in another (`Elsewhere`). The locks only save work: correctness depends on
+    the acknowledgement alone (N3).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 
 
 class RowLocks:
-    """(table, row) -> the scanner that holds it. Bounded by the runs in flight."""
+    """(table, row) -> the scanner that holds the row's lock. There are at most as many locks as runs in flight."""
 
     __slots__ = ("_held",)
 
@@ -37,8 +37,8 @@ class RowLocks:
         return len(self._held)
 
 
-# The result of claiming a row: it was free, but not granted; this process has it; another process has it; another
-# process had it a moment ago, for the same change.
+# The result of a claim on a row: the row was free, but not granted; this process has it; another process has it;
+# another process had it a moment ago, for the same change.
 FREE: Final = 0
 CLAIMED: Final = 1
 HELD: Final = 2
@@ -46,8 +46,8 @@ DONE: Final = 3
 
 
 class Dirty(NamedTuple):
-    """A row that waits for observers. `acks`: their ack columns; `newest`: the commit timestamp of the newest waiting
-    change; `root`: the oldest cause of the waiting changes (N9)."""
+    """A row that waits for observers. `acks`: their acknowledgement columns; `newest`: the commit timestamp of the
+    newest waiting change; `root`: the oldest cause of the waiting changes (N9)."""
 
     row: bytes
     acks: list[int]
@@ -59,15 +59,16 @@ class Elsewhere(Protocol):
     """Row locks among processes that run observers on one store."""
 
     def waits(self, where: tuple[str, bytes], newest: int, now: float) -> float:
-        """The time until which to leave a row alone, because another process has already seen `newest`, its newest
-        waiting change, and looks there again by itself; 0: there is no need to wait."""
+        """The time until which this process should leave a row alone; 0: it need not wait. It should wait if another
+        process has already seen the row's newest waiting change (`newest`), and will look at the row again by
+        itself."""
         ...
 
     async def take(self, table: str, wanted: Sequence[Dirty], most: int, *, halts: bool) -> bytes:
         """Claim up to `most` rows of a table, in order; returns the result for each.
 
         Args:
-            halts: after a row has been claimed, stop claiming at the first one that another process has.
+            halts: once a row has been claimed, stop at the first row that another process has.
 
         Raises: Unavailable, SessionEnded.
         """
@@ -76,12 +77,12 @@ class Elsewhere(Protocol):
     def release(self, where: tuple[str, bytes]) -> None: ...
 
     def let_go(self, where: tuple[str, bytes]) -> None:
-        """Release the claim on a row that no task of this process works on: another task may have claimed it, and
-        then found it locked here."""
+        """Release this process's claim on a row, if it has one, because none of its tasks works on the row. (A task may
+        have claimed the row, and then found it locked by another task of this process.)"""
         ...
 
     def full(self) -> None:
-        """Announce that there is more to do than this process may run, so that another one looks."""
+        """Announce that there is more to do than this process may run, so that another process looks for work."""
         ...
 
     def sleeps(self) -> None:

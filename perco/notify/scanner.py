@@ -2,14 +2,14 @@
 
 N8  A scanner starts at a random key of a random tablet and walks on from there, around the whole store. When it finds a
     row on which another scanner runs observers, it teleports: it jumps to a new random place, so that scanners never
-    clump behind a slow row. It sleeps after a whole tour: it clears the wake flag, looks, then sleeps. A wake-up is
-    sent only after the notify cells are visible. A wake-up wakes one scanner; a scanner that finds more than it may run
-    wakes the next. A scanner skips changes that are not due yet, and wakes when the first of them is due.
+    clump behind a slow row. It first clears the wake flag, then tours the whole store, and only then sleeps. A wake-up
+    is sent only after the notify cells are visible. A wake-up wakes one scanner; a scanner that finds more than it may
+    run wakes the next. A scanner skips changes that are not due yet, and wakes when the first of them is due.
 
-If observers have different priorities, a scanner first tours for the highest priority, then for each lower one as far
-as that one's share goes. It repeats this until it has gone all the way around for each priority. Lower priorities give
-way: before the scanner uses a free slot for one, it looks for work of higher priorities, at most a few times in
-succession.
+If observers have different priorities, a scanner first tours the store for the highest priority, and then for each
+lower one, as far as the share of that priority allows. It repeats this until no tour was cut short. Lower priorities
+give way: when a slot becomes free during a tour for a lower priority, the scanner first looks again for work of higher
+priorities, but only a few times in succession.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from perco.storage import NOTIFY, TS_MAX, ScanCell, ScanPage, ScanQuery, ScanReq
 log: logging.Logger = logging.getLogger("perco.store")
 
 _AWAY_S = 1.0  # between two looks at a store that does not answer
-_INSTEAD_MAX = 16  # rows that a scanner also asks for, in case other processes have the first ones
+_INSTEAD_MAX = 16  # further rows that a scanner asks for, in case other processes have the first ones
 _FURTHER_DOWN = 0.25  # the chance that a scanner goes on to lower priorities while a higher one has more to do
 _WAYS_GIVEN_MAX = 3  # how often in succession a lower priority gives way to a higher one
 
@@ -63,7 +63,7 @@ class _Walk:
     """A page of dirty rows.
 
     Attributes:
-        claims, before: the scanner's number of claims after its last jump, and its number when it read this page.
+        claims, before: how many rows the scanner had claimed at its last jump, and when it read this page.
         taken: rows for which the scanner has a slot and this process's lock, but no claim yet.
         stale_from: where to continue reading, if the rest of the page is stale.
     """
@@ -76,8 +76,8 @@ class _Walk:
         self.stale_from: bytes | None = None
 
     def is_stale(self, claims: int, most: int) -> bool:
-        """Whether other scanners may have run the page's rows meanwhile, because many rows were claimed since it was
-        read."""
+        """Whether other scanners may have run the page's rows meanwhile, because this scanner has claimed many rows
+        since it read the page."""
         return claims - self.before >= most
 
 
@@ -109,15 +109,15 @@ class Scanner:
         self.position: tuple[str, bytes] | None = None
         self._most = slots
         self._slots = trio.Semaphore(slots)
-        self._ready: deque[tuple[str, bytes, list[int], bool]] = deque()  # claimed, for the next runner
+        self._ready: deque[tuple[str, bytes, list[int], bool]] = deque()  # claimed rows for the next runner
         self._runners = slots  # runners that may still be started: tasks that run observers, row after row
         self._idle = trio.lowlevel.ParkingLot()
         self._tables = tables
         self._due = math.inf  # when the first change that this tour skipped is due
-        self._passed = 0  # rows skipped, with nothing to run now
+        self._passed = 0  # rows skipped, because no observer may run there now
         self._level: frozenset[int] | None = None  # the observers of the priority that it tours for
         self._share = math.inf  # rows that it may still claim
-        self._given = 0  # how often it gave way in succession
+        self._given = 0  # how often it has given way in succession
         self._rng = random.Random(worker.engine.random.getrandbits(64))
 
     async def run(self) -> None:
@@ -130,14 +130,14 @@ class Scanner:
                     self._due, self._passed = math.inf, 0
                     try:
                         await self._tour(nursery)
-                    except Corruption as error:  # an unreadable key: it is not known what follows it
+                    except Corruption as error:  # an unreadable key: the rows after it cannot be found
                         self.worker.engine.driver.note_damage(error)
                     except (Unavailable, SessionEnded) as error:  # R6: the connection to the server was lost
                         log.warning("%s; looking again", error)
                         await trio.sleep(_AWAY_S)
                         continue
                     if self._passed > self.worker.options.page_rows and self._due < math.inf:
-                        await trio.sleep(trio.current_time() - began)  # many wait: leave half of the time to others
+                        await trio.sleep(trio.current_time() - began)  # many rows wait: leave half the time to others
                     # The next retry that was not due yet when the tour began (N6).
                     failed = self.worker.backoff.next_due(began)
                     await self.worker.sleep(min(self._due, math.inf if failed is None else failed))
@@ -165,11 +165,12 @@ class Scanner:
             self.counters.teleports += 1
 
     async def _tour_by_priority(self, nursery: trio.Nursery) -> None:
-        """Tour for the highest level completely, and for each lower level as far as its share goes; repeat until no
-        level was cut short.
+        """Tour the store completely for the highest level, and for each lower level as far as its share allows; repeat
+        until no level was cut short.
 
-        The share is in proportion to the rows that the scanner skipped on its tour for the highest level. Below a level
-        that was cut short, it goes on only one time in four, at random.
+        The share is a quarter of the number of rows that the scanner skipped on its tour for the highest level, but at
+        least its number of slots. After a level that was cut short, the scanner goes on to lower levels only one time
+        in four, at random.
         """
         cut = True
         while cut:
@@ -187,7 +188,7 @@ class Scanner:
             await trio.lowlevel.checkpoint()
 
     async def _ride(self, nursery: trio.Nursery) -> bool:
-        """Walk all the way around the store. Returns whether the scanner ended the ride early."""
+        """Walk around the whole store. Returns whether the scanner ended the ride early."""
         claims = self.counters.claims
         for place in await self._ahead():
             if await self._walk(nursery, place, claims):
@@ -195,8 +196,9 @@ class Scanner:
         return False
 
     async def _ahead(self) -> list[Place]:
-        """All places, from the first one with notify cells at or after a random place; those between are left out. The
-        first place begins at a random key, and the part before the key comes last."""
+        """The places to walk, in order. The first one is a random place or, if that has no notify cells, the next place
+        that has some; places skipped on the way are left out. The first place begins at a random key; its part before
+        that key comes last."""
         places = self._places()
         at = self._rng.randrange(len(places)) if places else 0
         places = places[at:] + places[:at]
@@ -230,18 +232,18 @@ class Scanner:
         ]
 
     async def _page(self, place: Place, rows: int, *, reverse: bool = False) -> ScanPage:
-        """The first dirty rows of a place, or the last."""
+        """The first dirty rows of a place; with `reverse`, the last."""
         query = ScanQuery(NOTIFY, None, 0, TS_MAX, 1)
         request = ScanRequest(place.table, place.low, place.high, (query,), reverse, rows)
         return await self.worker.engine.driver.store.scan(request)
 
     async def _walk(self, nursery: trio.Nursery, place: Place, claims: int) -> bool:
-        """Claim the dirty rows of a place in order. Returns whether the ride ends here: because the scanner teleports
-        from a row that another scanner holds, gives way to a higher priority, or has used up its share.
+        """Claim the dirty rows of a place in order. Returns whether the ride ends here, because the scanner teleports
+        from a row that another scanner has, gives way to a higher priority, or has used up its share.
 
-        `claims`: the scanner's number of claims after its last jump. It teleports only if it has claimed a row since
-        then. Otherwise a jump gains nothing: the scanner has just come to a random place, and if few rows are dirty,
-        all of them may be held.
+        `claims`: how many rows the scanner had claimed at its last jump. It teleports only if it has claimed a row
+        since then. Otherwise, a jump gains nothing: the scanner has only just jumped to a random place, and if few rows
+        are dirty, other scanners may have all of them.
         """
         query = ScanQuery(NOTIFY, None, 0, TS_MAX, CELLS_PER_ROW)
         start: bytes | None = place.low
@@ -289,7 +291,7 @@ class Scanner:
                 if self._gives_way():
                     self._slots.release()
                     return True
-                now = trio.current_time()  # others may have been faster while this one waited
+                now = trio.current_time()  # other scanners may have run the row meanwhile
                 acks = [ack for ack in acks if worker.claimable(table, row, ack, now)]
             if not acks or not self._takes(table, row):
                 self._slots.release()
@@ -314,8 +316,8 @@ class Scanner:
         return False
 
     async def _claim_elsewhere(self, elsewhere: Elsewhere, nursery: trio.Nursery, walk: _Walk, at: int) -> bool:
-        """Like `_claim`, but asks the owner. It also asks for later rows of the page, so that a claim rarely fails
-        altogether."""
+        """Like `_claim`, but asks the owner. It also asks for later rows of the page, so that it rarely gets no row at
+        all."""
         worker, table = self.worker, walk.table
         while walk.taken:
             instead = await self._instead(walk, at)
@@ -323,7 +325,7 @@ class Scanner:
             self.counters.asked += 1
             states = await elsewhere.take(table, wanted, len(walk.taken), halts=worker.options.teleport)
             tried, walk.taken = walk.taken, []
-            left = 0  # slots
+            left = 0  # slots to release
             for dirty, state in zip(tried, states[: len(tried)], strict=True):
                 if state == CLAIMED:
                     self._begin(nursery, table, dirty)
@@ -333,7 +335,7 @@ class Scanner:
                     left += 1
                     self._unlock(table, dirty.row)
             for dirty, state in zip(instead, states[len(tried) :], strict=True):
-                # Another scanner of this process may have locked the row meanwhile: that scanner runs or releases it.
+                # If another scanner of this process has locked the row meanwhile, that scanner runs or releases it.
                 if state == CLAIMED and self._takes(table, dirty.row):
                     self._begin(nursery, table, dirty)
                     left -= 1
@@ -348,9 +350,9 @@ class Scanner:
         return False
 
     async def _instead(self, walk: _Walk, at: int) -> list[Dirty]:
-        """Further rows of the page to ask for, in case others have the first ones."""
+        """Further rows of the page to ask for, in case other processes have the first ones."""
         found: list[Dirty] = []
-        most = _INSTEAD_MAX  # further on in a page, claims mostly succeed
+        most = _INSTEAD_MAX  # claims on rows further on in a page mostly succeed
         for row, cells in walk.rows[at : at + most]:
             if self.worker.rows.holder(walk.table, row) is None and not self._is_elsewhere(walk.table, row, cells):
                 acks = await self._wanted(walk.table, row, cells)
@@ -380,7 +382,7 @@ class Scanner:
         self._slots.release()
 
     def _unlock(self, table: str, row: bytes) -> None:
-        """Release the row, but keep the slot."""
+        """Release the row's lock, but keep the slot."""
         if self.worker.options.row_locks:
             self.worker.rows.release(table, row)
             if self.worker.elsewhere is not None:
@@ -401,10 +403,10 @@ class Scanner:
         return self.worker.options.teleport and self.counters.claims > walk.claims
 
     async def _wanted(self, table: str, row: bytes, cells: list[ScanCell]) -> list[int]:
-        """Of the acks for which a row has notify cells, those whose observers may run now."""
+        """The acknowledgement columns for which a row has notify cells, and whose observers may run now."""
         worker, now = self.worker, trio.current_time()
         acks = list(dict.fromkeys([column for column, _, _ in cells]))
-        if len(cells) == CELLS_PER_ROW:  # one observer's cells may hide another's (N11)
+        if len(cells) == CELLS_PER_ROW:  # the cells of further observers may have been cut off (N11)
             acks = await self._waiting(table, row)
         level = self._level
         if level is not None:
@@ -434,14 +436,14 @@ class Scanner:
         return False
 
     async def _waiting(self, table: str, row: bytes) -> list[int]:
-        """The acks for which a row has notify cells."""
+        """The acknowledgement columns for which a row has notify cells."""
         acks = self.worker.acks(table)
         [found] = await self.worker.engine.driver.store.read(
             [(table, row, [(NOTIFY, ack, 0, TS_MAX, 1) for ack in acks])]
         )
         return [ack for ack, cells in zip(acks, found, strict=True) if cells]
 
-    @trio.lowlevel.enable_ki_protection  # trio protects only its system tasks: the main task must get Ctrl-C
+    @trio.lowlevel.enable_ki_protection  # trio protects only its system tasks; Ctrl-C must reach the main task
     async def _serve(self) -> None:
         """A runner: runs the observers of claimed rows until cancelled."""
         while True:
@@ -457,7 +459,8 @@ class Scanner:
                 self._stop(error)
 
     def _stop(self, error: BaseException) -> None:
-        """Pass on an observer's SystemExit, KeyboardInterrupt or the like, perhaps in a group with a cancellation."""
+        """Stop the store with an observer's SystemExit, KeyboardInterrupt or the like, which may have come in a group
+        with a cancellation; raise the cancellation."""
         cancelled = None
         if isinstance(error, BaseExceptionGroup):
             cancelled, rest = error.split(trio.Cancelled)
@@ -481,7 +484,7 @@ class Scanner:
             if worker.options.row_locks:
                 worker.rows.release(table, row)
             self._slots.release()
-            worker.wake_up()  # a scanner that skipped this row looks again
+            worker.wake_up()  # so that a scanner that skipped this row looks again
 
 
 def _newest(cells: list[ScanCell]) -> int:

@@ -1,11 +1,12 @@
-"""Settles locks that no transaction clears: those that a dead process left, or that were left because of a full disk.
+"""Settles locks that transactions left behind, because their process died or because the disk was full.
 
-L1  When a store is opened all its locks are dead; later, all whose start_ts is not in the live set.
-N1  The lock of an observed cell is the pending notification: rolling it forward puts the notify cells. So its
-    observers run even if no transaction reads the cell.
-N5  Pending entries are settled, too: made final if committed, or removed once the primary has been rolled back.
-N7  A lock that cannot be understood, or whose primary cannot be, stays, and is reported once; all others are settled.
-    It may be a notification, so it is kept in `stuck`.
+L1  When a store is opened, all its locks are dead. Later, a lock is dead if its start_ts is not in the live set.
+N1  The lock on an observed cell stands for the pending notification: when the lock is rolled forward, the notify cells
+    are put. So the cell's observers run even if no transaction reads the cell.
+N5  Pending entries are settled, too: they are replaced with notify cells if their transaction has committed, and
+    removed once its primary has been rolled back.
+N7  A lock that is unreadable, or whose primary is, stays, and is reported once; all others are settled. Such a lock may
+    stand for a notification, so it is kept in `stuck`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from perco.protocol.records import Cellref
 from perco.storage import LOCK, PENDING, SHARED, TS_MAX, OwnerStore, ScanQuery, ScanRequest
 from perco.txn.driver import Driver
 
-ANY_COLUMN: Final = -1  # in place of a stuck lock's column: the locks there may be in any column
+ANY_COLUMN: Final = -1  # instead of a stuck lock's column: there may be locks in any column
 _RETRY_S = 1.0
 _RETRY_MAX_S = 30.0
 _WIDTH: Final = 32
@@ -49,12 +50,12 @@ class Sweeper:
         self._store, self._driver = store, driver
         self.swept: Callable[[], None] = lambda: None  # called after each sweep
         self.clean = False  # N7: no orphaned lock is left anywhere, except those that are stuck
-        self.first = True  # it has not swept yet: each lock that was left behind is still in a tablet
+        self.first = True  # no sweep has ended yet: each lock that was left behind is still in a tablet
         self.settled = 0
         self.stuck: dict[tuple[Cellref, int], Corruption] = {}  # as of the last sweep
 
     async def run(self) -> None:
-        """Sweep once, then whenever something was left behind; after a failure again, with growing pauses."""
+        """Sweep once, and then whenever locks were left behind. After a failure, try again, with growing pauses."""
         delay = _RETRY_S
         while True:
             self._driver.orphaned = trio.Event()
@@ -94,7 +95,7 @@ async def sweep(store: OwnerStore, driver: Driver, spared: Callable[[Cellref, in
                 query = ScanQuery(group, None, 0, TS_MAX, 1 << 20)
                 try:
                     page = await store.scan(ScanRequest(table, start, None, (query,)))
-                except Corruption as error:  # an unreadable key: it is not known what follows it
+                except Corruption as error:  # an unreadable key: the rows after it cannot be found
                     driver.note_damage(error)
                     swept.stuck[Cellref(table, start, ANY_COLUMN), 0] = error.again()
                     break
@@ -103,7 +104,7 @@ async def sweep(store: OwnerStore, driver: Driver, spared: Callable[[Cellref, in
                     for row, [locks] in page.rows
                     for column, start_ts, value in locks
                 ]
-                # Where calls take a round trip, several locks are settled side by side.
+                # If each call takes a round trip, several locks are settled concurrently.
                 width = 1 if store.prompt is not None else _WIDTH
                 for at in range(0, len(found), width):
                     left = [
@@ -120,13 +121,13 @@ async def sweep(store: OwnerStore, driver: Driver, spared: Callable[[Cellref, in
 
 
 async def _settle_together(driver: Driver, left: Sequence[tuple[Cellref, int, bytes]], swept: Swept) -> None:
-    """Settle these side by side. Raises: the first error, once all have ended."""
+    """Settle these locks concurrently. Raises: the first error, once all attempts have ended."""
     failed: list[Exception] = []
 
     async def settle(cell: Cellref, start_ts: int, packed: bytes) -> None:
         try:
             await _settle(driver, cell, start_ts, packed, swept)
-        except Exception as error:  # raised below, alone instead of in a group
+        except Exception as error:  # raised below, so that the nursery does not wrap it in a group
             failed.append(error)
 
     async with trio.open_nursery() as nursery:

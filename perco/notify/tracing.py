@@ -1,11 +1,12 @@
-"""Traces what a row's values came from, and what followed from the same cause, as a tree. Reads only.
+"""Traces the causes of a row's values, and everything that followed from the same causes, as trees. Only reads.
 
-N9  The ack of a run records its cause, and so does the record that a run for a signal leaves (N5). One pass over the
-    write records of a store finds a chain's runs, and the writes of each: the cells with its commit timestamp. The
-    chain is known only at the end of the pass, so the pass keeps what it reads: whole pages up to a bound, and of
-    further pages only the timestamps (12 bytes for each record, 28 for each ack). Afterwards it rereads those few of
-    the further pages that belong to the tree. The store keeps nothing for this. Cells that have been collected, or
-    written again since, are missing: then a run is shown with the observers that led to it.
+N9  The acknowledgement of a run records its cause, and so does the record that a run for a signal leaves (N5). One pass
+    over the write records of a store finds the runs of a chain, and what each of them wrote: the cells with its commit
+    timestamp. Which runs belong to the chain is known only at the end of the pass, so the pass keeps what it reads:
+    whole pages up to a bound, and of all further pages only the timestamps (12 bytes for each record, 28 for each
+    acknowledgement). Afterwards, it reads again those few of the further pages that belong to the tree. The store keeps
+    no data just for this. Cells that have been collected, or written again since, are missing from the tree. If the
+    cause of a run is missing, the run is shown with the observers that led to it.
 """
 
 from __future__ import annotations
@@ -44,15 +45,16 @@ class Traced:
 
     Attributes:
         commit_ts: of the transaction.
-        observer: its observer; None: the transaction came from outside.
-        on: the cell that it observed, or the signal that it ran for; None from outside.
-        depth, attempts: of a run.
-        through: the observers between its parent here and itself that have left no trace.
-        writes: the cells that still have its timestamp.
+        observer: the observer that ran in the transaction; None: it was not an observer's run.
+        on: the cell that the run observed, or the signal for which it ran; None: it was not an observer's run.
+        depth, attempts: of a run: its place in the chain, from 1, and its number of attempts.
+        through: the observers between its parent in this tree and itself whose runs have left no trace.
+        writes: the cells that still have a write record at its commit timestamp.
         runs: the runs that followed.
-        asked: it wrote the row that is being traced.
-        signal: `on` is a signal.
-        unsure: no run is known, but the record of a run for a signal may have been collected (G4).
+        asked: whether it wrote the row that is being traced.
+        signal: whether `on` is a signal.
+        unsure: whether runs may be missing: none is known, but the record of a run for a signal may have been collected
+            (G4).
     """
 
     commit_ts: int
@@ -70,20 +72,20 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    cell: Cellref  # the ack, or where a run for a signal left its record
+    cell: Cellref  # of the acknowledgement, or of the record that a run for a signal left
     commit_ts: int
     start_ts: int
     root: int
     depth: int
     path: bytes
     attempts: int
-    raised: int  # of a run for a signal: when it was raised; else 0
+    raised: int  # of a run for a signal: the timestamp at which the signal was raised; else 0
 
 
 async def trace(
     engine: Engine, table: str, row: bytes, tell: Callable[[int], None] = lambda rows: None
 ) -> list[Traced]:
-    """The trees of causes that the newest values of a row belong to, the newest first; [] for a row without values.
+    """The trees to which the newest values of a row belong, the newest tree first; [] if the row has no values.
 
     Args:
         tell: called with the number of rows read so far.
@@ -101,16 +103,16 @@ class _Page(NamedTuple):
 
 
 class _Index:
-    """All write records of a store: which timestamps lie in which page, and which belong to a root."""
+    """An index of all write records of a store: which page has which timestamps, and which runs have which root."""
 
     def __init__(self) -> None:
         self.pages: list[_Page] = []
         self._kept = 0  # cells in pages that are kept whole
         self._stamps, self._on = array("Q"), array("I")  # of each record: its timestamp, its page
-        self._runs, self._roots = array("Q"), array("Q")  # of each ack: its timestamp, its root
+        self._runs, self._roots = array("Q"), array("Q")  # of each acknowledgement: its timestamp, its root
 
     def add(self, table: str, start: bytes, page: ScanPage, runs: Sequence[_Run]) -> None:
-        """The next page, and the runs whose acks are in it."""
+        """Add the next page, and the runs whose acknowledgements are in it."""
         stamps = [ts for _, [cells] in page.rows for _, ts, _ in cells]
         self._stamps.extend(stamps)
         self._on.extend([len(self.pages)] * len(stamps))
@@ -121,7 +123,7 @@ class _Index:
         self.pages.append(_Page(table, start, page.next, rows))
 
     def roots(self, stamps: set[int]) -> set[int]:
-        """The roots of the transactions at these timestamps; a transaction from outside is its own root."""
+        """The roots of the transactions at these timestamps. A transaction that was not a run is its own root."""
         roots = {ts: root for ts, root in zip(self._runs, self._roots, strict=True) if ts in stamps}
         return {roots.get(ts, ts) for ts in stamps}
 
@@ -172,7 +174,7 @@ class _Tracing:
         return trees
 
     async def _cut(self) -> int:
-        """The timestamp below which records of runs for signals may have been collected; 0: there are none."""
+        """The timestamp below which records of runs for signals may have been collected; 0: none can have been."""
         observed = {(entry.table, entry.column) for entry in self._engine.known.catalogue.observers.values()}
         tables = self._engine.known.catalogue.tables
         signalled = {table for table, column in observed if tables[table].columns[column].is_signal}
@@ -193,7 +195,7 @@ class _Tracing:
         return set(found.values())
 
     async def _index(self) -> _Index:
-        """Make the one pass over the store."""
+        """Read all write records of the store once, and index them."""
         index = _Index()
         for table in self._engine.known.catalogue.tables:
             start: bytes | None = b""

@@ -1,6 +1,6 @@
-"""Finds the changes that wait for observers, by looking at the rows, and checks whether waiting for them can end.
+"""Finds the changes that wait for observers, by reading the rows, and checks whether a wait for them can end.
 
-N7  Changes that are not handled yet are notify cells, pending signals and locks of observed cells.
+N7  A change that is not handled yet has a notify cell, a pending signal, or a lock on an observed cell.
 N9  Every notify cell carries the root cause of its chain.
 """
 
@@ -27,7 +27,7 @@ NOTHING_RUNS: Final = (
     "changes wait for observers and no worker runs them; wait inside `async with db.worker():`, or start a worker in "
     "another process"
 )
-# All changes that are not handled (N7).
+# The queries for all changes that are not handled (N7).
 _WAITING: Final = tuple(ScanQuery(group, None, 0, TS_MAX, _CELLS_PER_ROW) for group in (LOCK, PENDING, NOTIFY))
 
 
@@ -35,7 +35,8 @@ class Waiting:
     """Loop thread only.
 
     Attributes:
-        tells_s: how long to spend, after a deadline has passed, on finding out what waits.
+        tells_s: how long to spend, after a deadline has passed, on counting the changes that still wait, which the
+            error reports.
         watch_elsewhere: watches runs in other processes; set only in the owner of a store that is served.
     """
 
@@ -50,7 +51,7 @@ class Waiting:
     ) -> None:
         """
         Args:
-            stuck: locks that can be neither settled nor understood, by cell and start timestamp.
+            stuck: returns the locks that can be neither settled nor decoded, by cell and start timestamp.
         """
         self._engine, self._keeper, self._worker, self._stuck = engine, keeper, worker, stuck
         self.tells_s = tells_s
@@ -69,7 +70,7 @@ class Waiting:
         return {(o.table, column_of(tables[o.table].columns[o.column].number)) for o in observers}
 
     def _observed_columns(self, table: str) -> set[int]:
-        """The store's numbers for a table's observed columns, and for their acks."""
+        """The store's numbers of a table's observed columns, and of their acknowledgement columns."""
         observed = {column for of, column in self.observed_cells() if of == table}
         return observed | {
             ack_of(column, o.number) for column in observed for o in self._engine.known.catalogue.observers.values()
@@ -104,9 +105,9 @@ class Waiting:
     async def none_up_to(self, ts: int) -> bool:
         """Whether no change with a root cause at or before `ts` waits for an observer or is about to wait (N7, N9).
 
-        It looks at notify cells, and at locks of observed cells and signals, which become notify cells (N1, N5). A look
-        may miss a cause, because a run may carry the cause from rows not looked at yet to rows already looked at. So a
-        look does not count if any such run was in flight.
+        It looks at notify cells, and at locks on observed cells and pending signals, which become notify cells (N1,
+        N5). A look may miss a cause: a run may carry the cause from a row that has not been looked at yet to one that
+        has. So a look does not count if such a run was in flight meanwhile.
         """
         if self._engine.driver.entered.up_to(ts) or self._engine.known.catalogue.unready():
             return False  # C4, N10: some notify cells are not visible yet
@@ -122,7 +123,8 @@ class Waiting:
                     page = await self._engine.driver.store.scan(ScanRequest(table, start, None, _WAITING))
                     for row, found in page.rows:
                         if any(len(cells) == _CELLS_PER_ROW for cells in found):
-                            # In this order, one after the other: a lock becomes a notify cell, never the other way.
+                            # Read one group after the other, in this order: a lock may become a notify cell, but a
+                            # notify cell never becomes a lock.
                             found = [
                                 await self.row_cells(table, row, query.group, cells)
                                 for query, cells in zip(_WAITING, found, strict=True)
@@ -158,7 +160,7 @@ class Waiting:
         return cells
 
     def _oldest_cause(self, table: str, row: bytes, notified: Sequence[ScanCell], locks: Sequence[ScanCell]) -> int:
-        """The smallest root cause in a row's notify cells, and in the notify cells that its locks of observed cells
+        """The smallest root cause in a row's notify cells, and in the notify cells that its locks on observed cells
         would become.
 
         Raises: Corruption if a cause cannot be read; Corruption or AwaitsAsyncio if the observer cannot run for a
@@ -186,8 +188,8 @@ class Waiting:
         return oldest
 
     async def must_be_readable(self, last: Corruption | AwaitsAsyncio | None) -> None:
-        """Raises Corruption or UsageError if nothing is left but changes for which this worker cannot run the observer,
-        and perhaps a damaged lock, whose error is `last`."""
+        """Raises Corruption or UsageError if all that is left are changes for which this worker cannot run the
+        observer, and perhaps a damaged lock, whose error is `last`."""
         worker = self._worker()
         if last is None and (worker is None or not worker.damaged):
             return
@@ -200,8 +202,8 @@ class Waiting:
             raise last.again()
 
     def check_run(self, waiting: Collection[str], running: Collection[str]) -> None:
-        """Check that some program runs one of the observers that changes wait for. `running`: the observers of programs
-        with a worker.
+        """Check that some program runs one of the observers for which changes wait. `running`: the observers of
+        programs with a worker.
 
         Raises: UsageError, SchemaMismatch.
         """
@@ -245,7 +247,7 @@ class Waiting:
         return counts
 
     async def _notified(self) -> AsyncGenerator[tuple[str, bytes, int, int], None]:
-        """(table, row, ack column, ts) of every notify cell."""
+        """(table, row, acknowledgement column, ts) of every notify cell."""
         for table in self.observed_tables():
             start: bytes | None = b""
             while start is not None:

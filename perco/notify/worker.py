@@ -1,16 +1,16 @@
-"""Runs observers: one transaction per run, with the ack as its primary.
+"""Runs observers: one transaction per run, with the acknowledgement as its primary.
 
-N2  The mutation that commits the ack removes the notify cells that the run saw.
-N3  At most one run commits per change: the ack is read and written by the run's own transaction.
-N5  A run for a signal has no ack that decides: its commit removes the notify cells that it saw, and leaves a record of
-    its cause. If it writes nothing, they are removed afterwards, and no record is left.
-N6  A failing observer keeps its notification, waits longer each time, and has a bounded share of the worker. So does
-    one that finds an unreadable cell. A change for which the observer's own function fails too often is given up
-    (`protocol/failed.py`).
-N9  A chain of observers that is over the limit is given up.
+N2  The mutation that commits the acknowledgement removes the notify cells that the run saw.
+N3  At most one run commits per change: the run's own transaction reads and writes the acknowledgement.
+N5  A run for a signal has no acknowledgement. Its commit removes the notify cells that it saw, and leaves a record of
+    its cause. If it writes, raises and locks nothing, the notify cells are removed afterwards, and no record is left.
+N6  A failing observer keeps its notification, waits longer each time, and has a bounded share of the worker. The same
+    holds for an observer that encounters an unreadable cell. A change for which the observer's own function fails too
+    often is given up (`protocol/failed.py`).
+N9  A change whose chain of observers is over the limit is given up.
 N10 Notify cells of observers that this program does not have, or has in a lower version than the store's, are left
-    alone. A run belongs to the catalogue that it began under: if a higher version was registered before its commit
-    timestamp was drawn, it aborts, and is not run again here.
+    alone. A run belongs to the catalogue under which it began: if a higher version of the observer was registered
+    before the run drew its commit timestamp, the run aborts, and is not repeated here.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class WorkerOptions:
     concurrency: runs in flight, over all scanners.
     scanners: tasks that look for work, each with its share of the runs.
     conflicts_max: conflicts after which a run backs off like a failed one.
-    page_rows: rows of notify cells read at a time.
+    page_rows: rows with notify cells that a scanner reads at a time.
     failing_share: the part of the runs in flight that may be retries of failed ones.
-    attempts: how many runs of an observer may fail for a change, with an error of its own, before the change is moved
-        to the failed list; 0: it is never given up. Counted in the store, so the count survives restarts.
+    attempts: how many runs of an observer may fail for a change, with an error of the observer itself, before the
+        change is moved to the failed list; 0: it is never given up. The store keeps the count, so it survives restarts.
     chain_max: how many observers, each triggered by the one before it, a chain may have; 0: any number.
-    outputs: note in the store which columns each observer writes, once for each: for `db.observers()` and
-        `perco observers --graph`.
+    outputs: note in the store which columns each observer writes, once for each column. `db.observers()` and
+        `perco observers --graph` show these notes.
     """
 
     concurrency: int = 64
@@ -97,7 +97,7 @@ class WorkerOptions:
 
 
 def too_old(observer: Observer, version: int) -> str:
-    """The message for an observer of which the store has a higher version."""
+    """The message about an observer of which the store has a higher version than this program."""
     return (
         f"observer {observer.id!r} is version {version} in this store, and version {observer.version} in this program, "
         "which leaves its changes alone: they wait for a program that has the newer one. To return to what the older "
@@ -119,9 +119,9 @@ def _change(observer: Observer, row: bytes, seen: Value | Missing, attempt: int,
 class ObserverCounters:
     """Counters of one observer since the worker was started.
 
-    `runs`: begun; `commits`: acknowledged changes; `collapsed`: changes that a commit acknowledged beyond its first
+    `runs`: begun; `commits`: runs that have completed; `collapsed`: changes beyond the first that such a run handled
     (N4); `conflicts`, `failures`: runs that did not commit; `given_up`: changes that were moved to the failed list
-    (N6); `running`: now; `seconds`: spent in its function.
+    (N6); `running`: runs in flight now; `seconds`: time spent in its function.
     """
 
     runs: int = 0
@@ -135,7 +135,7 @@ class ObserverCounters:
 
 
 class Watch:
-    """Whether a run that carries a cause at or before `ts` was in flight during a look (N7)."""
+    """Notes in `moved` whether a run that carries a cause at or before `ts` was in flight during a look (N7)."""
 
     ts: int
     moved: bool
@@ -165,12 +165,12 @@ class Worker:
     def __init__(self, engine: Engine, observers: Mapping[int, Observer], options: WorkerOptions) -> None:
         self.engine, self.options = engine, options
         self._declared = dict(observers)
-        self.observers: dict[int, Observer] = {}  # those of them that may run
-        self.superseded: dict[str, int] = {}  # by id: the store has a higher version than this program
-        self._binds = -1  # the catalogue that `observers` was compared with
+        self.observers: dict[int, Observer] = {}  # the declared observers that may run
+        self.superseded: dict[str, int] = {}  # by id: the store's version, if it is higher than this program's
+        self._binds = -1  # `binds` of the catalogue with which `observers` was compared
         self.delays: dict[int, Delays] = {}  # of those observers that have one
-        self.levels: list[frozenset[int]] = []  # observers of the same priority, the highest first
-        self.elsewhere: Elsewhere | None = None  # where other processes run observers, too
+        self.levels: list[frozenset[int]] = []  # sets of observers of the same priority, the highest priority first
+        self.elsewhere: Elsewhere | None = None  # set if other processes run observers, too
         self.renew()
         oracle, now = engine.oracle, trio.current_time()
         for number, observer in observers.items():
@@ -179,20 +179,21 @@ class Worker:
         self.rows = RowLocks()
         self.backoff = Backoff(options.backoff, engine.random)
         self.counters = {observer.id: ObserverCounters() for observer in observers.values()}
-        self.again = False  # woken when no scanner slept: the next to end its tour makes another
+        self.again = False  # there was a wake-up while no scanner slept: the next one to end its tour makes another
         self._asleep = trio.lowlevel.ParkingLot()
         self.failure_log = FailureLog()
-        self.last_failures: dict[str, tuple[int, str, BaseException]] = {}  # by observer: how often, where, what
-        # N7: rows on which an observer cannot run (unreadable cells, or it awaits asyncio): up to which change, why.
+        self.last_failures: dict[str, tuple[int, str, BaseException]] = {}  # by observer: count, row, error
+        # N7: rows on which an observer cannot run (unreadable cells, or it awaits asyncio): for changes up to which
+        # timestamp, and why.
         self.damaged: dict[tuple[str, bytes, int], tuple[int, Corruption | AwaitsAsyncio]] = {}
         self.on_run: Callable[[str, Any, float], None] | None = None
-        self._roots: dict[int, int] = {}  # of the runs in flight, by their start_ts
+        self._roots: dict[int, int] = {}  # root causes of the runs in flight, by their start_ts
         self._watches: set[Watch] = set()
         self._failing = 0
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
         self._chain_max = options.chain_max or 1 << 62
         self.outputs = Outputs(engine.driver.store, engine.background, observers) if options.outputs else None
-        # For each observer: the head of its acks' causes (N3), and its step in the paths of its effects (N9).
+        # For each observer: the head of its acknowledgements (N3), and its step in the paths of chains (N9).
         self._marks = {n: (ack_head(observer.version), n.to_bytes(2, "big")) for n, observer in observers.items()}
         self._claims = Claims(engine, self._marks)
 
@@ -222,14 +223,15 @@ class Worker:
         self.levels = [frozenset(by_priority[priority]) for priority in sorted(by_priority, reverse=True)]
 
     def wake_up(self) -> None:
-        """Have a scanner look, because there may be work: one that sleeps, or the next to end its tour (N8)."""
+        """Have a scanner look for work: a scanner that sleeps or, if none does, the next one to end its tour (N8)."""
         if self._asleep:
             self._asleep.unpark()
         else:
             self.again = True
 
     def pass_on(self) -> None:
-        """Have another scanner look, here or in another process: one has found more than it may run."""
+        """Have another scanner look for work, here or in another process, because one has found more than it may
+        run."""
         if not self._asleep and self.elsewhere is not None:
             self.elsewhere.full()
         self.wake_up()
@@ -239,7 +241,7 @@ class Worker:
         return [observer.id for observer in self._declared.values()], [o.id for o in self.observers.values()]
 
     async def sleep(self, until: float | None) -> None:
-        """Sleep as a scanner, until there may be work, or until a time."""
+        """Let a scanner sleep until there may be work, or until a given time."""
         if self.again:
             await trio.lowlevel.checkpoint()
             return
@@ -249,7 +251,7 @@ class Worker:
             await self._asleep.park()
 
     async def look_at_catalogue(self) -> None:
-        """Adopt what another process has changed in the catalogue (N10)."""
+        """Adopt the changes that another process has made to the catalogue (N10)."""
         engine = self.engine
         if engine.oracle.catalogue_version > engine.known.catalogue.binds:
             await engine.renew()
@@ -257,7 +259,7 @@ class Worker:
             self.renew()
 
     async def committed(self) -> None:
-        """Wait for the runs that are committing now, not for those that have not begun to."""
+        """Wait for the runs that are committing now, but not for those that have not begun to commit."""
         for start_ts in list(self._roots):
             await self.engine.fates.wait(start_ts)
 
@@ -322,7 +324,7 @@ class Worker:
         return due > now
 
     def acks(self, table: str) -> list[int]:
-        """The acks of all observers that this worker could run on a row of a table."""
+        """The acknowledgement columns of all observers that this worker could run on a row of a table."""
         return [
             ack_of(self._bound(observer).column, number)
             for number, observer in self.observers.items()
@@ -334,7 +336,8 @@ class Worker:
         return known.bind_signal(column) if isinstance(column, Signal) else known.bind(column)
 
     def begin_row(self, table: str, row: bytes, acks: list[int]) -> bool:
-        """Whether one of these has failed before: then the row counts among the failing until `end_row` (N6)."""
+        """Returns whether one of these runs has failed before. If so, the row counts as failing until `end_row`
+        (N6)."""
         failing = bool(self.backoff.rows) and any(self.backoff.attempts((table, row, ack)) for ack in acks)
         self._failing += failing
         return failing
@@ -343,14 +346,15 @@ class Worker:
         self._failing -= failing
 
     async def run(self, table: str, row: bytes, ack: int) -> None:
-        """Run an observer on a row, until it has acknowledged, another run has, or it must wait (N6)."""
+        """Run an observer on a row, several times if necessary, until a run has handled the changes (this one or
+        another), or until the observer must wait (N6)."""
         observer = self.observers.get(observer_of(ack))
         if observer is None:
             return  # N10: paused or superseded since the row was claimed
         counters = self.counters[observer.id]
         key = (table, row, ack)
         conflicts = 0
-        turn: Turn | None = None  # once it has had a conflict
+        turn: Turn | None = None  # made at the first conflict
         counters.running += 1
         try:
             while True:
@@ -364,7 +368,7 @@ class Worker:
                         self.damaged.pop(key, None)
                         return
                     continue
-                except (TransientError, CommitUnknown) as error:  # unknown: the ack says whether it has run (N3)
+                except (TransientError, CommitUnknown) as error:  # if unknown, the next attempt finds out (N3)
                     counters.conflicts += 1
                     conflicts += 1
                     if conflicts >= self.options.conflicts_max:
@@ -410,7 +414,8 @@ class Worker:
         seen_ts: int,
         attempts: int = 0,
     ) -> None:
-        """`seen_ts`: the run has seen all notify cells up to it. `attempts`: how often it failed, as the store says."""
+        """Note a failed run. `seen_ts`: the run has seen all notify cells up to this timestamp. `attempts`: how often
+        it has failed, according to the store."""
         counters.failures += 1
         self.last_failures[observer.id] = counters.failures, self._where(*key[:2]), error
         self.backoff.failed(key, trio.current_time(), attempts)
@@ -432,12 +437,12 @@ class Worker:
     async def _try(
         self, observer: Observer, counters: ObserverCounters, table: str, row: bytes, ack: int, conflicts: int
     ) -> bool | None:
-        """Make one run. Returns whether nothing is left to do for what it saw; None: it must run later."""
+        """Make one run. Returns whether everything that it saw has been handled; None: the observer must run later."""
         txn = await begin(self.engine, observer.isolation, observer.id)
         try:
             return await self._run_in(txn, observer, counters, table, row, ack, conflicts)
         finally:
-            txn.discard()  # G1: however it ends, it no longer holds back the watermark
+            txn.discard()  # G1: however the run has ended, it no longer holds back the watermark
 
     async def _run_in(
         self,
@@ -489,7 +494,7 @@ class Worker:
                     raise UsageError("an observer may commit its transaction, but not discard it")
             except (TransientError, CommitUnknown, StoreError):
                 raise
-            except Exception as error:  # the user's code: its failure is not ours (N6)
+            except Exception as error:  # an error of the user's code, not of perco (N6)
                 raise ObserverFailedError(error, start_ts, verdict) from error
             counters.seconds += trio.current_time() - began
             if txn.outcome == "open":
@@ -510,7 +515,7 @@ class Worker:
         if self.on_run is not None:
             try:
                 self.on_run(observer.id, change.key, trio.current_time() - began)
-            except Exception:  # a listener's failure is not the observer's: it has committed
+            except Exception:  # the listener has failed, not the observer, whose run has committed
                 log.exception("the function given to on_run raised")
         return True
 

@@ -24,9 +24,10 @@ class Workers:
     """Loop thread only.
 
     Attributes:
-        worker: the one that runs here, if any.
-        scanner: makes its scanners.
-        on_begin, on_end: awaited before its scanners start, and after they have ended: a client tells its owner.
+        worker: the worker that runs in this process, if any.
+        scanner: makes the worker's scanners.
+        on_begin, on_end: awaited before the scanners start, and after they have ended. A client uses them to notify its
+            owner.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -37,7 +38,7 @@ class Workers:
         self.on_end: Callable[[], Awaitable[None]] = _nothing
 
     def running_here(self) -> Worker | None:
-        """The worker that runs here, if any."""
+        """The worker that runs in this process, if any."""
         return self.worker
 
     @asynccontextmanager
@@ -74,7 +75,7 @@ class Workers:
             await self.on_end()
 
     def _check_observers(self) -> None:
-        """Raises SchemaMismatch, UsageError for an observer that cannot run here, before that costs an attempt."""
+        """Raises SchemaMismatch, UsageError for an observer that cannot run here, before an attempt is spent on it."""
         schema, catalogue = self._engine.known.schema, self._engine.known.catalogue
         late = set(schema.observers) - set(catalogue.observers)
         if late:
@@ -126,5 +127,5 @@ class WorkerHandle:
         return [scanner.counters for scanner in self.scanners]
 
     def on_run(self, function: Callable[[str, Any, float], None]) -> None:
-        """Call a function after each committed run: (observer id, key, seconds)."""
+        """Call `function(observer id, key, seconds)` after each committed run."""
         self._worker.on_run = function

@@ -1,4 +1,4 @@
-"""Claims changes: reads, in the run's own transaction, why an observer must run.
+"""Claims changes: finds out, in the run's own transaction, whether and why an observer must run.
 
 N2  A run removes the notify cells that it has seen, and no others.
 N3  The acknowledgement is the run's primary.
@@ -52,7 +52,8 @@ class Claims:
     async def claim(
         self, txn: Transaction, observer: Observer, table: str, row: bytes, ack: int
     ) -> tuple[Run, Value | Missing] | bool:
-        """Why the observer must run, and what it observes; or whether there is nothing left to do."""
+        """Returns why the observer must run, and what it observes. If it need not run, returns True if nothing is left
+        to do, and False if a lock was in the way: then claim again."""
         driver, start_ts, column = self._engine.driver, txn.start_ts, observed_column(ack)
         if driver.entered.cells:
             await driver.past_cells(((table, row, ack), (table, row, column)), start_ts)  # C4
@@ -122,8 +123,8 @@ class Claims:
     async def _read(
         self, driver: Driver, ahead: Ahead | None, table: str, row: bytes, column: int, queries: list[Query], ts: int
     ) -> tuple[RowCells, Raw | None]:
-        """Read the cells that a claim needs of its row. With `ahead`, also read those that the observer is likely to
-        read there, and also return the observed cell, in the form that `ahead` takes."""
+        """Read the cells of a row that a claim needs. With `ahead`, also read the cells that the observer is likely to
+        read in this row, and also return the observed cell, in the form that `ahead` takes."""
         if ahead is None:
             [cells] = await driver.reads.read([(table, row, queries)])
             return cells, None
@@ -136,8 +137,8 @@ class Claims:
         return cells, read
 
     async def with_older(self, run: Run, ack: Cellref) -> Run:
-        """The run, completed with notify cells that it sees but does not remove: their causes are its causes too (N9),
-        and their failed attempts are its own (N6)."""
+        """The run, completed with the notify cells that it sees but does not remove: the run also has their causes
+        (N9), and their failed attempts count as its own (N6)."""
         root, attempts, below = run.root, run.attempts, run.covers[-1]
         while True:
             query = (NOTIFY, ack.column, 0, below - 1, _CAUSES_PER_READ)
@@ -153,7 +154,8 @@ class Claims:
             below = cells[-1][0]
 
     async def tidy(self, table: str, row: bytes, ack: int, covers: tuple[int, ...]) -> None:
-        """Remove notify cells and failed changes that an earlier run has seen, or signals that this one has (N2)."""
+        """Remove the notify cells that an earlier run has handled; or, after a run for a signal, the notify cells, and
+        the failed change, that this run has seen (N2). `covers`: their timestamps; a failed change's is negative."""
         driver = self._engine.driver
         writes = tuple((NOTIFY, ack, ts, None) if ts > 0 else (FAILED_LIST, ack, -ts, None) for ts in covers)
         with driver.observing():

@@ -19,8 +19,8 @@ SCHEMES: Final = ("postgresql://", "postgres://")
 _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _OWN: Final = re.compile(r"(?<=[?&])prefix=([^&]*)(&|$)")
 _EXAMPLE: Final = "postgresql://USER@HOST/DATABASE?prefix=NAME"
-# Settings of libpq, unless the address or the environment has others. They refuse standbys and hosts that do not
-# answer, and they end connections to a server that disappears without closing them.
+# Settings of libpq, unless the address or the environment has others. With them, libpq refuses standbys, gives up on
+# hosts that do not answer, and ends connections to a server that disappeared without closing them.
 _DEFAULTS: Final = {
     "target_session_attrs": "read-write",
     "connect_timeout": "3",
@@ -33,7 +33,7 @@ _DEFAULTS: Final = {
 
 
 def is_postgresql(url: str) -> bool:
-    """Whether it is the address of a store on PostgreSQL."""
+    """Whether `url` is the address of a store on PostgreSQL."""
     return url.startswith(SCHEMES)
 
 
@@ -41,8 +41,8 @@ def is_postgresql(url: str) -> bool:
 class Place:
     """A parsed address.
 
-    Attributes: `prefix` of the names of its tables; `conninfo`, what libpq connects with; `shown`, the address as
-    messages show it: user, hosts, database and prefix. Raises: UsageError.
+    Attributes: `prefix`, with which the names of the store's tables begin; `conninfo`, the connection string for libpq;
+    `shown`, the address as messages show it: user, hosts, database and prefix. Raises: UsageError.
     """
 
     url: str = field(repr=False)
@@ -61,7 +61,7 @@ class Place:
         rest, pq = _OWN.sub("", self.url).rstrip("?&"), libpq()
         try:
             options = pq.Conninfo.parse(rest.encode())
-        except error_of_libpq():  # its message may have the password
+        except error_of_libpq():  # the error's message may contain the password
             raise UsageError(
                 f"PostgreSQL cannot read this address: write {_EXAMPLE}, and %-escapes for special characters in it"
             ) from None

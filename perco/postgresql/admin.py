@@ -1,6 +1,6 @@
 """An administrator's tasks for a store on PostgreSQL: make its tables, grant rights, and examine the server.
 
-`perco postgresql init|check` call this; nothing here claims the store.
+`perco postgresql init|check` call this module; nothing in it claims the store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perco.postgresql.statements import FORMAT, TABLES, Statements
 _PRIVILEGE: Final = "42501"
 _RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _ROLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*")
-_OLDEST: Final = 120000  # the server's version
+_OLDEST: Final = 120000  # the lowest server version, as in `server_version_num`
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,9 @@ class Facts:
     """The findings of `inspect`.
 
     Attributes: `version` of the server; `owner`, the command of the process that owns the store, "" for none;
-    `address`, where it serves direct clients, "" for nowhere; `cells` and `dead`, as the server's statistics estimate
-    them; `used_bytes`, of tables and indexes; `findings`, sentences about what is wrong, each with its remedy.
+    `address`, at which the owner serves direct clients, "" for none; `cells` and `dead`, the numbers of rows that the
+    server's statistics estimate; `used_bytes`, the size of tables and indexes; `findings`, sentences about what is
+    wrong, each with its remedy.
     """
 
     version: str
@@ -44,7 +45,7 @@ class Facts:
 async def make_tables(connection: Connection, place: Place) -> bool:
     """Make the store's tables, unless they are there. Returns whether it made the tables.
 
-    Raises: FormatUnknown, if they were made by another version; Corruption; StoreError, without the right to make them;
+    Raises: FormatUnknown, if another version made them; Corruption; StoreError, if this role may not make them;
     Refusal.
     """
     statements = Statements(place.prefix)
@@ -59,7 +60,7 @@ async def make_tables(connection: Connection, place: Place) -> bool:
                     f"{place.shown}: its tables cannot be made: {refusal.said}. Let a role that may make them run: "
                     f"perco postgresql init URL --grant ROLE"
                 ) from refusal
-            if not await _are_there(connection, statements):  # else another process has made them meanwhile
+            if not await _are_there(connection, statements):  # if they are there now, another process has made them
                 raise
     [row] = await connection.run([(statements.format, [])])
     if not row:
@@ -76,7 +77,7 @@ async def _are_there(connection: Connection, statements: Statements) -> bool:
 
 @asynccontextmanager
 async def _connected(place: Place) -> AsyncIterator[Connection]:
-    """A connection for the block. Raises: Unavailable, StoreError."""
+    """Open a connection for the block. Raises: Unavailable, StoreError."""
     try:
         connection = await Connection.open(place)
         try:
@@ -90,8 +91,8 @@ async def _connected(place: Place) -> AsyncIterator[Connection]:
 
 
 async def init(url: str, grant: Sequence[str] = ()) -> bool:
-    """Make the tables of a store, and grant the rights that processes need to the roles in `grant`. Returns whether it
-    made the tables. Raises: UsageError, StoreError."""
+    """Make the tables of a store unless they are there, and grant the roles in `grant` the rights that processes need.
+    Returns whether the tables were made. Raises: UsageError, StoreError."""
     place = Place(url)
     for role in grant:
         if _ROLE.fullmatch(role) is None:
@@ -112,7 +113,7 @@ async def has_tables(url: str) -> bool:
 
 
 async def inspect(url: str) -> Facts:
-    """Look at the server and the tables. Raises: UsageError, StoreError."""
+    """Examine the server and the tables. Raises: UsageError, StoreError."""
     place = Place(url)
     async with _connected(place) as connection:
         statements = Statements(place.prefix)
@@ -141,7 +142,7 @@ async def inspect(url: str) -> Facts:
 
 
 async def _format_wrong(connection: Connection, place: Place) -> str:
-    """The finding about the store's format; "": the format is right, or this role may not look."""
+    """The finding about the store's format; "": the format is right, or this role may not read it."""
     try:
         [row] = await connection.run([(Statements(place.prefix).format, [])])
     except Refusal as refusal:

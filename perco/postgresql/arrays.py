@@ -1,4 +1,4 @@
-"""Arrays in PostgreSQL's binary format, for the parameters of prepared statements; and numbers, for their results."""
+"""Encodes arrays in PostgreSQL's binary format, as parameters of prepared statements; decodes numbers from results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INT8S: Final = 1016
 INT4S: Final = 1007
 TEXTS: Final = 1009
 
-_head = struct.Struct(">iiiii").pack  # dimensions, whether there are nulls, the element's type, length, first index
+_head = struct.Struct(">iiiii").pack  # dimensions, whether there are nulls, the elements' type, length, first index
 _size = struct.Struct(">i").pack
 _NULL: Final = _size(-1)
 
@@ -31,7 +31,7 @@ def int8(value: int) -> bytes:
 
 
 def number(value: bytes) -> int:
-    """An int4 or int8 of a result."""
+    """Decode an int4 or an int8 of a result."""
     return int.from_bytes(value, "big", signed=True)
 
 
@@ -56,7 +56,7 @@ def _fixed(type: int, code: str, size: int, values: Sequence[int]) -> bytes:
 
 
 def byteas(values: Sequence[bytes | None]) -> bytes:
-    """An array of bytea; None: null."""
+    """An array of bytea; None becomes null."""
     return _variable(BYTEA, values)
 
 

@@ -1,7 +1,8 @@
-"""The rows of a store on PostgreSQL for a direct client: it reads and writes them itself, with a ticket from the owner.
+"""The rows of a store on PostgreSQL for a direct client, which reads and writes them itself, with a ticket from the
+owner.
 
-O1  A client has a term of its own. After a lost connection, it begins the next term, once nothing that it has sent can
-    take effect (T4). Other clients do not wait for that.
+O1  A client has a term of its own. After it has lost a connection, it begins the next term as soon as nothing that it
+    sent before can take effect (T4). Other clients do not wait for that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from perco.postgresql.statements import Statements
 from perco.postgresql.tickets import alone
 from perco.storage.lease import CLOSED
 
-_NO_TABLES: Final = ("42P01", "42703")  # there is no store yet, or it was made by another version
+_NO_TABLES: Final = ("42P01", "42703")  # there is no store yet, or another version made it
 
 
 class ClientRows(PostgresqlRows):
@@ -59,7 +60,7 @@ class ClientRows(PostgresqlRows):
 
     def close(self) -> None:
         self._closed = True
-        if os.getpid() == self._process:  # else the connections are the parent's
+        if os.getpid() == self._process:  # in a forked child, the connections are the parent's
             super().close()
 
     def session_ended(self) -> None:
@@ -72,19 +73,20 @@ class ClientRows(PostgresqlRows):
         fence = self.fence
         async with self._renewing:
             if fence.term:
-                return  # another task has begun it while we waited
+                return  # another task has begun it meanwhile
             connection = await Connection.open(self.pool.place)  # the pool's connections may be busy
             try:
                 if not await self._next_term(connection):
                     fence.take(self.pool.place.prefix, await self._ticket())
-                    await self._next_term(connection)  # else the owner has ended it meanwhile: the caller tries again
+                    # If this fails, the owner has ended the new ticket already, and the caller tries again.
+                    await self._next_term(connection)
             except Refusal as refusal:
                 raise self.told(refusal) from refusal
             finally:
                 connection.close()
 
     async def _next_term(self, connection: Connection) -> bool:
-        """Begin a new term under the ticket. Returns whether the ticket is good."""
+        """Begin a new term under the ticket. Returns whether the ticket is valid."""
         fence = self.fence
         if not fence.token:
             return False
@@ -94,7 +96,7 @@ class ClientRows(PostgresqlRows):
         return bool(found)
 
     async def _wait_out(self, lock: bytes) -> None:
-        """T4: return once nothing that was sent with a former ticket is under way."""
+        """T4: return once no transaction that was sent under the former ticket with this lock is under way."""
         connection = await Connection.open(self.pool.place)
         try:
             await alone(self, connection, lock, self.statements.briefly, [b"1s"])
@@ -116,7 +118,7 @@ class ClientRows(PostgresqlRows):
         self.add({where: space for where, space in spaces.items() if where[0] in wanted})
 
     async def sample(self, table: str, pieces: int) -> list[bytes]:
-        """See `TicketRows.sample`. PostgreSQL does not tell."""
+        """See `TicketRows.sample`. PostgreSQL cannot sample keys."""
         await trio.lowlevel.checkpoint()
         return [b""]
 
@@ -132,7 +134,7 @@ class ClientRows(PostgresqlRows):
 
 
 async def address_of(place: Place) -> str:
-    """Where the store's owner serves direct clients, or served them last; "": nowhere.
+    """The address at which the store's owner serves direct clients, or last served them; "": none.
 
     Raises: Unavailable.
     """

@@ -1,10 +1,10 @@
-"""One connection to a PostgreSQL server, driven by trio: libpq does not block, and the loop waits for its socket.
+"""One connection to a PostgreSQL server, driven by trio: libpq does not block, and the trio loop waits for its socket.
 
     connection = await Connection.open(place)
     results = await connection.run([(statement, parameters), ...])
 
-`run` sends its statements in one pipeline, as one transaction: one round trip. PostgreSQL commits it when it answers
-the pipeline's end, so a result counts only once `run` has returned.
+`run` sends its statements in one pipeline, as one transaction: one round trip. PostgreSQL commits the transaction only
+at the end of the pipeline, so a result counts only once `run` has returned.
 
 T4  If the connection ends between the first byte sent and the last answer, the transaction may have been committed, or
     may be committed later: `Lost`.
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
 _BINARY: Final = 1
-# Errors that another connection may not have: read-only, statements or types that are no longer known.
+# Errors that may not occur on a new connection: a read-only server, an unknown prepared statement, and a prepared
+# statement whose types have changed.
 _OF_THE_SESSION: Final = frozenset({"25006", "26000", "0A000"})
 
 
@@ -34,7 +35,7 @@ Rows: TypeAlias = list[tuple[Any, ...]]  # the rows of a result; the values are 
 
 
 class Statement(NamedTuple):
-    """A statement that a connection prepares when it is first used. `types`: OIDs of its parameters."""
+    """A statement that a connection prepares at its first use. `types`: the OIDs of its parameters."""
 
     name: str
     sql: str
@@ -56,7 +57,7 @@ class Refusal(Exception):
 
 
 class Lost(Exception):
-    """The connection has ended. `sent`: statements had been sent, and may take effect (T4)."""
+    """The connection has ended. `sent`: whether statements were sent, which may still take effect (T4)."""
 
     said: str
     sent: bool
@@ -73,14 +74,14 @@ class Connection:
         self._pq = libpq()
         self._link = link
         self._prepared: set[str] = set()
-        self._ended = ""  # why it can no longer be used
+        self._ended = ""  # why this connection can no longer be used; "": it can
         self._warning = ""
 
     @classmethod
     async def open(cls, place: Place, settings: Sequence[str] = ()) -> Connection:
-        """Connect. `settings`: commands that are run first. Raises: Lost, Refusal."""
+        """Connect. `settings`: commands to run first. Raises: Lost, Refusal."""
         pq = libpq()
-        # This may block: libpq looks up names, and tries several hosts.
+        # In a thread, because this may block: libpq looks up names, and tries several hosts.
         link = await trio.to_thread.run_sync(
             partial(pq.PGconn.connect, place.conninfo.encode()), abandon_on_cancel=True
         )
@@ -105,17 +106,17 @@ class Connection:
         return not self._ended
 
     def is_alive(self) -> bool:
-        """Whether the connection is still open, as far as this host knows: the server may have ended it while it was
-        idle."""
+        """Whether the connection is still open, as far as this host knows. The server may have ended an idle
+        connection."""
         with contextlib.suppress(error_of_libpq()):
-            self._link.consume_input()  # the server's last message, and then the end
+            self._link.consume_input()  # the first call reads the server's last message, the second one the end
             self._link.consume_input()
         if self._link.status != self._pq.ConnStatus.OK:
             self.close()
         return not self._ended
 
     def close(self) -> None:
-        """End the connection. A transaction that it has sent may still be committed."""
+        """End the connection. A transaction that was sent over it may still be committed."""
         self._ended = self._ended or "closed"
         self._link.finish()
 
@@ -164,7 +165,7 @@ class Connection:
                     break
                 results.append(result)
         for name, result in zip(new, results, strict=False):
-            if result.status == self._pq.ExecStatus.COMMAND_OK:  # it stays prepared, whatever fails after it
+            if result.status == self._pq.ExecStatus.COMMAND_OK:  # it stays prepared, even if a later statement fails
                 self._prepared.add(name)
         for result in results:
             self._raise_for(result)
@@ -173,7 +174,7 @@ class Connection:
         return [_rows(result) for result in results[len(new) :]]
 
     def _raise_for(self, result: PGresult) -> None:
-        """Raises: Refusal; Lost, if the server ends the connection: it may have committed before that."""
+        """Raises: Refusal; Lost, if the server ends the connection: it may have committed before it did so."""
         pq = self._pq
         if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
             return
@@ -181,7 +182,7 @@ class Connection:
         said = (result.error_field(field.MESSAGE_PRIMARY) or result.error_message or b"").decode(errors="replace")
         sqlstate = (result.error_field(field.SQLSTATE) or b"").decode()
         if not sqlstate or result.error_field(field.SEVERITY_NONLOCALIZED) in (b"FATAL", b"PANIC"):
-            self.close()  # without a state it is libpq's own error, which may come after the commit
+            self.close()  # an error without a state is libpq's own, and may occur after the commit
             raise Lost(_plain(said), sent=True)
         if sqlstate in _OF_THE_SESSION:
             self.close()
@@ -189,8 +190,8 @@ class Connection:
         raise Refusal(sqlstate, _plain(said + (f"; {detail.decode(errors='replace')}" if detail else "")))
 
     def _noticed(self, result: PGresult) -> None:
-        """Keep the warning of a server that stops waiting for its standby: the server commits, and only this warning
-        says that it did not wait."""
+        """Keep the warning of a server that has stopped waiting for its standby. Such a server commits, and only this
+        warning says that the standby may lack the commit."""
         field = self._pq.DiagnosticField
         if result.error_field(field.SOURCE_FUNCTION) == b"SyncRepWaitForLSN":
             self._warning = _plain((result.error_field(field.MESSAGE_PRIMARY) or b"").decode(errors="replace"))
@@ -224,9 +225,8 @@ class _Talk:
     async def result(self) -> PGresult | None:
         """The next result; None: this statement has no more results.
 
-        Answers are read only once everything has been sent. That cannot block both sides: before a large statement,
-        there are only statements that are answered with one row, and after it only small ones, which wait in the
-        server's buffers.
+        Answers are read only once everything has been sent. This cannot deadlock. The statements before a large
+        statement are answered with one row each. The statements after it are small, and wait in the server's buffers.
         """
         link = self._link
         while link.flush():

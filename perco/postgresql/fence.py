@@ -1,5 +1,5 @@
-"""The fence of a store on PostgreSQL: every transaction that writes names a token and a term, so that a former owner or
-session changes nothing."""
+"""The fence of a store on PostgreSQL: every transaction that writes names a token and a term, so a former owner, or a
+session that has ended, can change nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from perco.errors import PercoError
 from perco.postgresql.arrays import int8, number
 
-LOCKS: Final[int] = 1 << 11  # how many numbers there are for the locks of rows
+LOCKS: Final[int] = 1 << 11  # how many different numbers the locks of rows have
 
 
 class Shown(NamedTuple):
@@ -23,13 +23,14 @@ class Shown(NamedTuple):
 
 class Fence:
     """The term and the token of this owner, or of a client; a client's token is its ticket. Each transaction that
-    writes names both, and writes nothing if the store has others. After a failover to a standby that lacks the last
-    term, the server may begin that term again, but it never makes up a token.
+    writes names both, and writes nothing if the store has another term or token. A term alone is not enough: after a
+    failover to a standby that lacks the last term, the same number may be used again. Tokens are random, and never
+    used again.
 
-    Attributes: `term`, 0 if what was sent under the last term may still take effect, and no new term has begun;
+    Attributes: `term`, or 0 if no new term has begun and mutations sent under the last term may still take effect;
     `deposed`, the reason why this process no longer owns the store; `lock`, the number of the lock that guards the
-    term; `session`, how many sessions of this client have ended: what one session has begun, a later one does not send
-    (R7).
+    term; `session`, how many sessions of this client have ended: a mutation that was begun in one session is not sent
+    in a later one (R7).
     """
 
     term: int
@@ -48,7 +49,7 @@ class Fence:
         return Shown(self.session, self.token.encode(), self.lock, self.term)
 
     def lapse(self, shown: Shown) -> None:
-        """End the term of `shown`, if it is still the present one."""
+        """End the term of `shown`, if it is still the present term."""
         if (self.token.encode(), self.term) == shown[1::2]:
             self.term = 0
 

@@ -1,4 +1,4 @@
-"""The lease under which a process owns a store on PostgreSQL (O1). A mutation that a former owner still sends writes
+"""The lease under which a process owns a store on PostgreSQL (O1). If a former owner still sends a mutation, it writes
 nothing, because it names an older term.
 """
 
@@ -23,7 +23,7 @@ class PostgresqlLease(Lease):
         self._place, self._token = place, token
         self._statements = Statements(place.prefix)
         self._link: Any = None
-        self._busy = False  # a statement has been sent, and not answered
+        self._busy = False  # a statement has been sent, and its answer has not been read
 
     def renew(self) -> bool | None:
         """See `Lease.renew`."""
@@ -35,9 +35,9 @@ class PostgresqlLease(Lease):
         self._ask(self._statements.release)
 
     def _ask(self, sql: str) -> int | None:
-        """Run a statement with the token; returns how many rows it changed, or None if there is no answer yet. The next
-        call then waits for the same answer: sending the statement again would leave one more waiting backend in the
-        server."""
+        """Run a statement with the token as its parameter; returns how many rows it changed, or None if there is no
+        answer yet. In that case, the next call waits for the same answer: if it sent the statement again, one more
+        backend of the server would be waiting."""
         pq = libpq()
         if self._link is None:
             self._link = pq.PGconn.connect(self._place.conninfo.encode())  # limited by `connect_timeout`
@@ -63,7 +63,7 @@ class PostgresqlLease(Lease):
         return None
 
     def _answer(self, link: Any) -> Any:
-        """The result of the statement; None: it did not arrive within the time of a lease."""
+        """The result of the statement; None: it did not arrive within the length of the lease."""
         poll = select.poll()
         poll.register(link.socket, select.POLLIN)
         until = now() + self._lease_s

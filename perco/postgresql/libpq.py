@@ -1,4 +1,5 @@
-"""psycopg's module over libpq, imported when a store on PostgreSQL is opened: the rest of perco does not need it."""
+"""psycopg's wrapper of libpq. It is imported only when a store on PostgreSQL is opened: the rest of perco does not need
+it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ INSTALL: Final = "a store on PostgreSQL needs psycopg: pip install 'perco[postgr
 
 
 def libpq() -> Any:
-    """`psycopg.pq`. Raises: UsageError, if it is not installed."""
+    """The module `psycopg.pq`. Raises: UsageError, if it is not installed."""
     try:
         return importlib.import_module("psycopg.pq")
     except ImportError as error:
@@ -19,5 +20,5 @@ def libpq() -> Any:
 
 
 def error_of_libpq() -> Any:
-    """The base of psycopg's errors."""
+    """The base class of psycopg's errors."""
     return importlib.import_module("psycopg").Error

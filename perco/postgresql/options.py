@@ -10,13 +10,13 @@ from perco.settings import check_options
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PostgresqlOptions:
     """Attributes:
-    connections: to the server, at most; besides the one that renews the owner's lease.
-    call_s: how long one call may take, in seconds, reconnecting included.
-    own: whether to own the store, if no other process does. None: yes, unless it was last served with
-        `perco serve --direct`; then wait for such a server, and be its client. False: never; be the client of such a
-        server.
-    lease_s: how long a process owns the store without renewing its lease, in seconds: after the owner's death, the next
-        owner waits for this time.
+    connections: how many for reads, at most; and as many again for writes. The owner has one more, for its lease.
+    call_s: how long one call may take, in seconds, including the time to reconnect.
+    own: whether to own the store if no other process does. None: yes, unless the store was last served with
+        `perco serve --direct`; in that case, wait for such a server and be its client. False: never; be the client of
+        such a server.
+    lease_s: how long a process owns the store without renewing its lease, in seconds. After the owner has died, the
+        next owner waits for this time.
     """
 
     connections: int = 4

@@ -3,11 +3,11 @@
 S1  A mutation, of one row or of several, is checked and written within one transaction of the server. The mutations of
     a call share a transaction if no two of them have a row in common; a later mutation sees the writes of those before
     it.
-S4  If the server refuses a mutation, for lack of space for example, only that one fails: the others are sent again,
-    without it.
+S4  If the server refuses a mutation, for example because its disk is full, only this mutation fails: the others are
+    sent again without it.
 C6  A mutation is sent again only if it certainly was not applied, so it takes effect at most once.
-T4  If a connection is lost, its mutations may have been applied. They are answered `NoReply` once they can no longer
-    take effect (`PostgresqlRows.renew`), or after `call_s`.
+T4  If a connection is lost, the mutations sent over it may have been applied. Their verdict is `NoReply`, which is
+    returned once they can no longer take effect (`PostgresqlRows.renew`), or after `call_s`.
 T13 See `Bare`: the owner refuses its own mutations below the floor; PostgreSQL refuses those of clients.
 """
 
@@ -48,25 +48,25 @@ from perco.storage import (
     read_in_parts,
 )
 
-_END: Final = b"\xff" * (ROW_BYTES_MAX + 1)  # no row is at or above it
-_PAUSES_MAX: Final = 10  # the longest pause, in units of `_PAUSE_S`
-_PAUSE_S: Final = 0.05  # before a statement that failed temporarily is sent again
-_ROWS_MAX: Final = 1000  # of all mutations that share a transaction, together
-_PART_BYTES: Final = 8 << 20  # of the values of these mutations
+_END: Final = b"\xff" * (ROW_BYTES_MAX + 1)  # above every row
+_PAUSES_MAX: Final = 10  # the longest pause between two attempts, in units of `_PAUSE_S`
+_PAUSE_S: Final = 0.05  # the pause before a statement that failed temporarily is sent again
+_ROWS_MAX: Final = 1000  # rows of all mutations that share a transaction
+_PART_BYTES: Final = 8 << 20  # size of the values of these mutations
 
-# Errors after which a transaction may succeed if it is sent again: conflicts with others, and timeouts.
+# Errors after which a transaction may succeed if it is sent again: conflicts with other transactions, and timeouts.
 _AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57014", "53300"})
 _CHECKED: Final[tuple[Callable[[Any], bytes], ...]] = (int4s, int4s, bools, int4s, byteas, int8s, int8s, int8s)
-_NO_SPACE: Final = 0  # a space without cells: only a damaged cell names a group that was never made
+_NO_SPACE: Final = 0  # has no cells. Used for a group that does not exist, which only a damaged cell can name
 YES: Final[Rows] = [(b"\x01",)]
-_NEXT: Final = int4(-1)  # in place of a query: the row after the page
+_NEXT: Final = int4(-1)  # in place of a query's index: this row is the one after the page
 _FULL: Final = "53100"
 _READ_ONLY: Final = "25006"
 _NO_TABLE: Final = "42P01"
 
 
 class Pool:
-    """Connections that are opened when needed. Loop thread only."""
+    """Connections, opened when they are needed. Loop thread only."""
 
     place: Place
     options: PostgresqlOptions
@@ -105,12 +105,12 @@ class PostgresqlRows:
     Attributes:
         renew: set by the store. Begins a new term, if the fence has none. After that, nothing that was sent under an
             earlier term can take effect (O1). Raises: Lost, PercoError.
-        wait_out: set by a client. Returns when nothing that was sent under that lock is under way. Raises: Lost,
-            PercoError.
+        wait_out: set by a client. Returns when no transaction that holds the given lock of a ticket is under way.
+            Raises: Lost, PercoError.
         usable: set by the store. Raises PercoError if the store is closed, or was opened before a fork.
         check: set by the store. Raises what `usable` raises, and an error if this process may no longer own the store.
-            A read counts only if `check` raises nothing after it: the next owner may remove what only this process
-            still reads (G1). A mutation needs no `check`, because PostgreSQL compares its term.
+            A read counts only if `check`, called after the read, raises nothing: a new owner may remove versions that
+            only this process still reads (G1). A mutation needs no `check`, because PostgreSQL compares its term.
     """
 
     pool: Pool
@@ -135,7 +135,7 @@ class PostgresqlRows:
         limit = f"SET statement_timeout = {round(1000 * options.call_s)}"
         settings = [SETTINGS, limit, DURABLE if durable else NOT_DURABLE]
         self.pool = Pool(place, options, settings)
-        self._writers = Pool(place, options, settings)  # a pool of their own: reads do not wait for writes (S3)
+        self._writers = Pool(place, options, settings)  # a separate pool, so that reads do not wait for writes (S3)
         self._durable = durable
         self.statements = Statements(place.prefix, client)
         self.fence = fence
@@ -185,7 +185,7 @@ class PostgresqlRows:
     # ------------------------------------------------------------ reads
 
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
-        """Cells of rows; all of them as of one moment. Raises: Unavailable."""
+        """Read cells of rows, all as of one moment. Raises: Unavailable."""
         if not requests:
             await trio.lowlevel.checkpoint()
             return []
@@ -199,7 +199,7 @@ class PostgresqlRows:
             for at, ts, value in await self._ask(statement, self._queries(asked)):
                 found[number(at) - 1].append((number(ts), value))
         for (_, _, query), cells in zip(asked, found, strict=True):
-            if len(cells) > 1:  # SQL promises no order of the whole result
+            if len(cells) > 1:  # SQL guarantees no order of the whole result
                 cells.sort(reverse=query[4] > 0)
         out, at = [], 0
         for _, _, queries in requests:
@@ -222,7 +222,7 @@ class PostgresqlRows:
         return await read_in_parts(self.read, requests, bytes_max)
 
     async def scan(self, request: ScanRequest) -> ScanPage:
-        """A page of rows, as of one moment. Raises: Unavailable."""
+        """Read a page of rows, as of one moment. Raises: Unavailable."""
         table, start, stop, queries, reverse, rows_max, bytes_max, seeks_max = request
         self.locate(table, start)
         if stop is not None and stop <= start:
@@ -286,7 +286,7 @@ class PostgresqlRows:
                     await trio.sleep(_PAUSE_S * min(attempt, _PAUSES_MAX))
                 attempt += 1
                 try:
-                    if not self.fence.term:  # a commit that the standby lacks might be read, and then undone (T4)
+                    if not self.fence.term:  # else a read might see a commit that a failover undoes (T4)
                         await self.renew()
                     if fence.session != session:
                         raise SessionEnded()
@@ -326,7 +326,8 @@ class PostgresqlRows:
     # ------------------------------------------------------------ mutations
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
-        """The verdict of each mutation. The call can be cancelled only before the first mutation is sent (T10)."""
+        """Apply mutations; returns the verdict of each. The call can be cancelled only until the first mutation is sent
+        (T10)."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self.usable()
         for mutation in mutations:  # an error here means that nothing was sent
@@ -380,7 +381,7 @@ class PostgresqlRows:
                         await self.renew()
                         continue
                     async with self._writers.connection() as connection:
-                        shown = self.fence.shown()  # it may have changed while all connections were busy
+                        shown = self.fence.shown()  # the fence may have changed while all connections were busy
                         if shown.session != session or not shown.term:
                             continue
                         sent = True
@@ -396,14 +397,14 @@ class PostgresqlRows:
                 if refusal.sqlstate in _AGAIN:
                     said = str(refusal)
                     continue
-                if len(part) > 1:  # S4: find those that are refused
+                if len(part) > 1:  # S4: find the mutations that are refused
                     middle = len(part) // 2
                     await self._apply_part(mutations, part[:middle], verdicts, deadline, session)
                     await self._apply_part(mutations, part[middle:], verdicts, deadline, session)
                     return
                 verdict = Failed(self.told(refusal))
                 break
-            except Unavailable as error:  # there is no term yet
+            except Unavailable as error:  # a new term could not be begun yet
                 said = error.what
                 continue
             except PercoError as error:
@@ -419,7 +420,7 @@ class PostgresqlRows:
             verdicts[i] = verdict
 
     async def settle(self) -> None:
-        """Make sure that nothing that was sent, and not answered, can still take effect. Raises: PercoError."""
+        """Return once no mutation that was sent and not answered can still take effect. Raises: PercoError."""
         said: Lost | None = None
         with trio.move_on_after(self._options.call_s):
             while not self.fence.term and self.fence.deposed is None:
@@ -434,7 +435,7 @@ class PostgresqlRows:
             raise Unavailable(f"{self.pool.place.shown} cannot be reached: {said or 'no reply'}") from said
 
     async def _forget(self, shown: Shown, deadline: float) -> None:
-        """Wait until what was sent under this term can no longer take effect, or the deadline has passed."""
+        """Wait until no mutation that was sent under this term can take effect, or until the deadline."""
         self.fence.lapse(shown)
         with trio.move_on_at(deadline), suppress(PercoError):
             await self.settle()
@@ -444,8 +445,8 @@ class PostgresqlRows:
     async def _send(
         self, connection: Connection, shown: Shown, locks: bytes, parameters: list[bytes], *, durably: bool
     ) -> dict[int, int] | None:
-        """Send a transaction; returns, for each refused mutation, which check failed. None: the store has another
-        term."""
+        """Send a transaction; returns the number of the failed check for each refused mutation. None: the store has
+        another term."""
         statements = self.statements
         before: list[tuple[Statement, list[bytes]]] = [(statements.durably, [])] if durably else []
         made, *floors = parameters[13:]
@@ -461,8 +462,9 @@ class PostgresqlRows:
         return None if -1 in refused else refused
 
     def _locks(self, mutations: Iterable[Mutation]) -> set[int]:
-        """The numbers under which PostgreSQL locks the rows of these mutations. There are only a few thousand numbers,
-        because a server has room for some 6 000 locks in all. Rows with the same number wait for each other."""
+        """The numbers of the advisory locks for the rows of these mutations. There are only 2 048 different numbers,
+        because a server has room for about 6 000 locks by default. Mutations of rows with the same number wait for each
+        other."""
         found = set()
         first = self._first_lock
         for mutation in mutations:
@@ -503,8 +505,8 @@ def _columns(query: ScanQuery) -> tuple[int, ...]:
 
 
 def _last_first(refused: tuple[bytes, bytes]) -> int:
-    """The order of refusals. If a mutation is refused twice, the first check, or the floor (-1), comes last, so that it
-    counts."""
+    """The sort key of refusals. If a mutation is refused for several reasons, the last one counts: the floor (-1), or
+    else the first check that failed."""
     return -number(refused[1])
 
 
@@ -522,8 +524,8 @@ def _put_in_order(query: ScanQuery, cells: list[ScanCell]) -> None:
 
 
 def _which(mutation: Mutation, failed: int) -> Refused:
-    """The refusal by the check that has this number among all checks of a mutation; -1: the mutation is below the
-    floor."""
+    """The refusal for the check with this number; the checks of all rows of the mutation are numbered in sequence. -1:
+    the mutation is below the floor."""
     if failed < 0:
         return Refused(0, -1)
     for i, (_, checks, _) in enumerate(mutation.rows):
@@ -534,11 +536,11 @@ def _which(mutation: Mutation, failed: int) -> Refused:
 
 
 def _parts(mutations: Sequence[Mutation], wanted: Sequence[int]) -> list[list[int]]:
-    """Divide the mutations with these indices into parts that share a transaction each. A mutation goes into a later
-    part than an earlier mutation that has a row in common with it."""
+    """Divide the mutations with these indices into parts, one for each transaction. If two mutations have a row in
+    common, the later one goes into a later part."""
     parts: list[list[int]] = []
     sizes: list[tuple[int, int]] = []  # rows and bytes
-    last: dict[tuple[str, bytes], int] = {}  # the last part that has a row
+    last: dict[tuple[str, bytes], int] = {}  # (table, row) -> the last part that has the row
     for i in wanted:
         mutation = mutations[i]
         at = max((last[key] + 1 for row in mutation.rows if (key := (mutation.table, row[0])) in last), default=0)

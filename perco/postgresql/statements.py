@@ -2,21 +2,22 @@
 
     PREFIX_cells    one row per cell: (space, row, col, ts) -> value, the newest version of a column first
     PREFIX_groups   the number ("space") of each table and locality group
-    PREFIX_owner    one row: the format; the owner's token, term and floor; how often it has renewed its lease; where it
-                    serves
+    PREFIX_owner    one row: the format; the owner's token, term and floor; how often the owner has renewed its lease;
+                    the address at which it serves
     PREFIX_sessions one row per direct client: its ticket, and its term
 
-A mutation is checked and written by one statement, after the rows that it names were locked: the statement's snapshot
-is taken when no other transaction can change them. Read committed is enough.
+One statement checks and writes a mutation. Earlier in the same transaction, advisory locks of the mutation's rows are
+taken. So when PostgreSQL takes the snapshot for that statement, no other transaction can change these rows, and the
+isolation level "read committed" is enough.
 
 S1  All checks of a mutation, and all its writes, are in one statement and one transaction.
-O1  Each transaction that writes takes a shared lock, which a change of the term takes exclusively; if the store has
-    another term by then, the transaction writes nothing. It takes this lock after the locks of its rows, so that no two
-    transactions can wait for each other.
-F3  The same holds for a client with its ticket: each ticket has a lock of its own. After a read, a process asks in the
-    same round trip whether its ticket or claim is still there. If so, the cells were read before the ticket or claim
-    ended.
-T13 A client's mutation below the floor is refused by the statement; the owner itself refuses its own.
+O1  Each transaction that writes takes a lock in shared mode; a change of the term takes the same lock exclusively. If
+    the store has another term when the transaction has the lock, the transaction writes nothing. It takes this lock
+    after the locks of its rows, so no two transactions can wait for each other.
+F3  The same holds for a client and its ticket: each ticket has a lock of its own. After a read, a process asks in the
+    same round trip whether its ticket (a client) or its claim (the owner) is still there. If so, the cells were read
+    before the ticket or the claim ended.
+T13 The statement refuses a client's mutation below the floor; the owner refuses its own mutations before it sends them.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from perco.postgresql.connection import Statement
 FORMAT: Final = 2
 TABLES: Final[tuple[str, ...]] = ("cells", "groups", "owner", "sessions")
 
-# Each statement is planned once, as a walk of the index for each of its keys; a hash or a scan of the whole table would
-# only look cheap while the table is small.
+# PostgreSQL plans each statement once, with an index lookup for each of the statement's keys. Other plans, such as hash
+# joins and scans of the whole table, are switched off, because they look cheap only while the table is small.
 SETTINGS: Final = (
     "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off; "
     "SET enable_mergejoin = off; SET enable_bitmapscan = off; SET jit = off; "
     "SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3; "
-    "SET tcp_user_timeout = 15000; "  # or a backend whose client has gone could hold locks for hours
+    "SET tcp_user_timeout = 15000; "  # otherwise, a backend whose client is gone could hold locks for hours
     "SET default_transaction_isolation = 'read committed'; SET client_encoding = 'UTF8'"
 )
 
-# A server that is configured to wait for more than its standby's disk keeps that setting.
+# If the server is configured with remote_apply, which waits for more than `on` does, it keeps this setting.
 DURABLE: Final = (
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') <> 'remote_apply'"
 )
@@ -106,8 +107,8 @@ CROSS JOIN LATERAL (
      ORDER BY ts LIMIT greatest(-q.n, 0))) c
 """
 
-# The rows of the page and the one after it, then their cells. Each row of the first part is found by a search in each
-# space for the row that follows.
+# Finds the rows of the page and the row after the page, then their cells. To find each next row, the statement searches
+# every space for the nearest row, and takes the first of these.
 _SCAN: Final = """
 WITH RECURSIVE rows(k, row) AS (
     SELECT 1, ({first})
@@ -156,8 +157,8 @@ _SCANNED: Final = (INT4S, INT4S, INT8S, INT8S, INT8S, INT4S, BOOLS)
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """The statements for a store. `prefix`: the names of its tables begin with it; `client`: for a direct client, not
-    the owner."""
+    """The statements for a store. `prefix`: the names of the store's tables begin with it; `client`: whether the
+    statements are for a direct client, and not for the owner."""
 
     prefix: str
     client: bool = False
@@ -233,12 +234,12 @@ class Statements:
             "end_holders",
             "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory' AND granted "
             "AND objsubid = 1 AND (classid::bigint << 32 | objid::bigint) = $1 AND pid <> pg_backend_pid() "
-            # A backend that is terminated while it waits for its standby shows others a commit that the standby lacks.
+            # If a backend is terminated while it waits for its standby, others see a commit that the standby lacks.
             "AND pid NOT IN (SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep') "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
             INT8,
         )
-        # Waits for every transaction that shares the lock (O1).
+        # Waits for every transaction that holds the lock in shared mode (O1).
         is_("wait_for_others", "SELECT pg_advisory_xact_lock($1)", INT8)
         is_(
             "claim",

@@ -1,8 +1,8 @@
-"""Opens a store on PostgreSQL: makes its tables if there are none, and claims it, so that this process owns it.
+"""Opens a store on PostgreSQL: makes its tables if there are none, and claims the store, so that this process owns it.
 
-One process owns the store, and draws the timestamps. Without direct clients, it alone writes, and its transactions
-commit as those over a folder do; other processes reach the store through it, at an address that it serves. Direct
-clients read and write the rows themselves, with tickets from the owner.
+One process owns the store, and draws the timestamps. Without direct clients, only the owner writes, and its
+transactions commit in the same way as in a store in a folder; other processes reach the store through the owner, at an
+address that it serves. Direct clients read and write the rows themselves, with tickets from the owner.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from perco.storage.bare import Bare
 from perco.storage.lease import LeasedStore, command, locked, now
 
 _FLAG: Final = (b"\x00", b"\x01")
-_LOOKS: Final = 10  # looks at the owner's row in the time of a lease
+_LOOKS: Final = 10  # how often to look at the owner's row within the length of a lease
 
 
 class Counted(Bare):
-    """`Bare` over a store that counts its cells in one statement. `tickets`: the tickets of direct clients, which
-    write, too; None: there are none."""
+    """`Bare` over a store that counts its cells in one statement. `tickets`: the tickets of direct clients, which also
+    write; None: there are no direct clients."""
 
     _store: PostgresqlRows
     tickets: Tickets | None = None
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
         """See `OwnerStore.raise_floor`."""
-        # First the clients' floor: below its own floor, this process rolls back without a marker, so no client may
-        # still prewrite there (T13).
+        # The clients' floor comes first: this process rolls back without a marker below its own floor, so no client may
+        # be able to prewrite there (T13).
         if self.tickets is not None:
             await self.tickets.raise_floor(ts, wait=wait)
         await super().raise_floor(ts, wait=wait)
@@ -52,13 +52,13 @@ class Counted(Bare):
             await self._store.settle()
 
     async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
-        """See `OwnerStore.look`. This process does not notice the writes of direct clients, so every look counts again,
-        everything as of one moment (N7)."""
+        """See `OwnerStore.look`. This process does not notice the writes of direct clients, so every look counts all
+        cells again, as of one moment (N7)."""
         if self.tickets is None:
             await super().look(tables, groups, again=again)
             return
         wanted = list(product(tables, groups))
-        async with self._looking:  # one look at a time: an earlier one cannot overwrite the counts of a later one
+        async with self._looking:  # one look at a time, so that no look overwrites the counts of a later one
             before = {where: -1 if self._may_change(where) else self._sends[where] for where in wanted}
             await self._store.settle()
             for where, count in (await self._store.counts(wanted)).items():
@@ -89,8 +89,8 @@ class PostgresqlStore(LeasedStore):
     async def open(
         cls, url: str, options: PostgresqlOptions, *, durable: bool, direct: bool = False
     ) -> PostgresqlStore:
-        """Claim the store, which is made if there is none. `direct`: keep the address of the server, which clients look
-        up; otherwise clear it.
+        """Make the store if there is none, and claim it. `direct`: keep the published address, at which clients find
+        the server; otherwise clear it.
 
         Raises: StoreLocked, if another process owns it; FormatUnknown, Unavailable, UsageError, StoreError.
         """
@@ -122,7 +122,7 @@ class PostgresqlStore(LeasedStore):
     # ------------------------------------------------------------ opening
 
     async def _owner(self, connection: Connection) -> tuple[str, int, str]:
-        """The owner's token, its renewals, and its command. Raises: Corruption."""
+        """The owner's token, the number of its renewals, and its command. Raises: Corruption."""
         [row] = await connection.run([(self.rows.statements.look, [])])
         if not row:
             raise Corruption(self.rows.pool.place.shown, f"{self.rows.statements.prefix}_owner has lost its row")
@@ -130,9 +130,9 @@ class PostgresqlStore(LeasedStore):
         return token.decode(), number(renewals), told.decode()
 
     async def _claim(self, connection: Connection, *, direct: bool) -> None:
-        """Become the owner, once the last owner has not renewed its lease for the whole length of the lease (O1).
+        """Become the owner as soon as the last owner has not renewed its lease for the whole length of the lease (O1).
 
-        Raises: StoreLocked, if the last owner renews it; Unavailable.
+        Raises: StoreLocked, if the last owner renews its lease; Unavailable.
         """
         lease_s, statements = self._options.lease_s, self.rows.statements
         holder, renewals, told = await self._owner(connection)
@@ -155,7 +155,7 @@ class PostgresqlStore(LeasedStore):
             now_holder, renewed, told = await self._owner(connection)
             if now_holder and now_holder == holder and renewed != renewals:
                 raise locked(self.rows.pool.place.shown, told)
-            if now_holder != holder:  # another claim, perhaps of a process that has died since
+            if now_holder != holder:  # another process has claimed the store, and perhaps died since
                 holder, renewals, seen = now_holder, renewed, now()
 
     async def _alone(self, connection: Connection, statement: Statement, parameters: list[bytes]) -> Rows:
@@ -166,7 +166,7 @@ class PostgresqlStore(LeasedStore):
         fence = self.rows.fence
         async with self._renewing:
             if fence.term or fence.deposed is not None:
-                return  # another task has begun it while we waited
+                return  # another task has begun it meanwhile
             connection = await Connection.open(self.rows.pool.place)  # the pool's connections may be busy
             try:
                 found = await self._alone(connection, self.rows.statements.next_term, [self._token.encode()])
@@ -181,8 +181,8 @@ class PostgresqlStore(LeasedStore):
                 connection.close()
 
     def let_clients_in(self) -> Tickets:
-        """Let direct clients in, with tickets. Call this before anything is committed: direct clients do not see the
-        entries in this process's memory (C4)."""
+        """Admit direct clients, with tickets, from now on. Call this before anything is committed, because direct
+        clients do not see the entries in this process's memory (C4)."""
         self.store.tickets = self._tickets
         return self._tickets
 
@@ -203,7 +203,7 @@ class PostgresqlStore(LeasedStore):
     # ------------------------------------------------------------ tables and groups
 
     async def adapt(self, catalogue: Catalogue) -> None:
-        """Give numbers to the tables and groups that a catalogue names. Raises: Unavailable."""
+        """Assign numbers to the tables and groups that a catalogue names. Raises: Unavailable."""
         wanted = [(name, group) for name in catalogue.tables for group in (*PROTOCOL_GROUPS, *catalogue.groups(name))]
         if all(self.rows.has(table, group) for table, group in wanted):
             return

@@ -1,12 +1,13 @@
 """The owner's side of direct clients of a store on PostgreSQL.
 
-Each client gets a ticket with its session: a row of PREFIX_sessions. PostgreSQL applies a client's mutation only if the
-row is there, and after each read, the client asks whether it is still there.
+Each client gets a ticket with its session. The ticket is a row of PREFIX_sessions. PostgreSQL applies a client's
+mutation only if this row is there, and after each read, the client asks whether the row is still there.
 
-F3   When a session has ended, its row is removed before the watermark can rise. After that, nothing that the session
-     has sent can take effect, and nothing that it reads counts.
-T13  The floor is in the store. Once `raise_floor` has returned, no client's mutation below it can take effect.
-O1   A new owner removes all tickets of the former one before it begins.
+F3   When a session has ended, its ticket's row is removed before the watermark can rise. After that, nothing that the
+     session has sent can take effect, and nothing that it reads counts.
+T13  The floor is in the store. Once `raise_floor` with `wait` has returned, no client's mutation below the floor can
+     take effect.
+O1   A new owner removes all tickets of the former owner before it begins.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NOT_ALLOWED: Final = "42501"
 _PATIENTLY: Final = b"10s"
 _LOOKS: Final = 10
 _TRIES: Final = 5
-_AT_ONCE: Final = 2  # connections of the pool, at most: the others read
+_AT_ONCE: Final = 2  # tickets removed at the same time, at most; the pool's other connections are for reads
 _AGAIN_S: Final = 0.2
 T = TypeVar("T")
 
@@ -39,9 +40,10 @@ T = TypeVar("T")
 async def alone(
     rows: PostgresqlRows, connection: Connection, lock: bytes, statement: Statement, parameters: list[bytes]
 ) -> Rows:
-    """Run a statement that changes a term, once no transaction of an earlier term is under way: such a transaction
-    shares this lock. A transaction that goes on for long is terminated: its process may have been stopped, or its host
-    lost, in the middle of sending it. Raises: Refusal, Lost, Unavailable."""
+    """Run a statement that begins or ends a term, once no transaction of an earlier term is under way. Such a
+    transaction holds `lock` in shared mode. If it holds the lock for more than a second, its backend is terminated: the
+    process may have been stopped, or its host lost, before it had sent the whole transaction. Raises: Refusal, Lost,
+    Unavailable."""
     statements = rows.statements
     for _ in range(_LOOKS):
         try:
@@ -71,7 +73,7 @@ class _Ticket:
 
     def __init__(self) -> None:
         self.ended = False
-        self.lock = trio.Lock()  # held by the task that makes or removes its row
+        self.lock = trio.Lock()  # held by the task that makes or removes the ticket's row
 
 
 class Tickets:
@@ -81,10 +83,10 @@ class Tickets:
         self._rows = rows
         self._all: dict[str, _Ticket] = {}  # the tickets that may have a row
         self._floor = 0
-        self.on_gone: list[Callable[[], None]] = []  # called when the session of a direct client has ended for good
+        self.on_gone: list[Callable[[], None]] = []  # to be called when a direct client's session has ended for good
 
     async def admit(self, ticket: str) -> None:
-        """Let the client that shows this ticket in. Raises: SessionEnded, Unavailable, StoreLocked."""
+        """Admit the client that presents this ticket. Raises: SessionEnded, Unavailable, StoreLocked."""
         known = self._all.setdefault(ticket, _Ticket())  # before the first await: `end` must find it
         async with known.lock:
             for _ in range(_TRIES):
@@ -96,16 +98,16 @@ class Tickets:
         raise Unavailable(f"{self._rows.pool.place.shown} does not accept a ticket")
 
     async def _insert(self, connection: Connection, ticket: str) -> bool:
-        """Insert the row. Returns whether it is there now; False: the store has another term. After that, and after a
-        lost connection, a new term begins. That shows whether this process still owns the store, and a late insert can
-        no longer bring back a ticket that was removed."""
+        """Insert the ticket's row. Returns whether the row is there now; False: the store has another term. In that
+        case, and after a lost connection, this process begins a new term. Doing so shows whether this process still
+        owns the store, and stops a late insert from bringing back a ticket that was removed."""
         fence, statements = self._rows.fence, self._rows.statements
         shown = fence.shown()
         try:
             *_, there = await connection.run(
                 [
                     (statements.durably, []),
-                    (statements.hold, [shown.lock]),  # a new owner waits for this, and then removes the row
+                    (statements.hold, [shown.lock]),  # a new owner waits for this lock, and then removes the row
                     (statements.admit, [ticket.encode(), shown.token, int8(shown.term)]),
                     (statements.is_there, [ticket.encode()]),
                 ]
@@ -118,14 +120,14 @@ class Tickets:
         return there == YES
 
     def end(self, ticket: str) -> None:
-        """Note that the session of this ticket has ended. `settle` removes the ticket."""
+        """Note that the session of this ticket has ended. `settle` then removes the ticket."""
         if (known := self._all.get(ticket)) is not None:
             known.ended = True
 
     async def settle(self) -> None:
         """F3: return once nothing that a session sent before it ended can still take effect.
 
-        Raises: Unavailable, if that is not certain for one of the sessions; the tickets of the others are removed.
+        Raises: Unavailable, if this is not certain for one of the sessions; the tickets of the others are removed.
         """
         ended = [(ticket, known) for ticket, known in self._all.items() if known.ended]
         if not ended:
@@ -178,8 +180,9 @@ class Tickets:
                 await self._talk(lambda connection, lock=lock: self._wait_for(connection, lock))  # type: ignore[misc]
 
     async def _wait_for(self, connection: Connection, lock: bytes) -> None:
-        """Wait for the transactions that a client has under way; those that it sends meanwhile wait, too. If the client
-        is dead, its session ends, and so does the wait."""
+        """Wait, for ten seconds at most, until the transactions that a client has under way have ended. Transactions
+        that the client sends meanwhile wait, too. If the client is dead, its session ends; `run` then terminates its
+        transactions, and the wait ends."""
         statements = self._rows.statements
         await connection.run([(statements.briefly, [_PATIENTLY]), (statements.wait_for_others, [lock])])
 
@@ -192,17 +195,17 @@ class Tickets:
             raise Unavailable(f"{self._rows.pool.place.shown} is owned by another process now")
 
     async def clear(self, connection: Connection) -> None:
-        """O1: remove the tickets of a former owner, each one once no transaction under it is under way. Raises:
-        Refusal, Lost."""
+        """O1: remove the tickets of former owners, each as soon as no transaction that names it is under way. Raises:
+        Refusal, Lost, Unavailable."""
         [found] = await connection.run([(self._rows.statements.tickets, [])])
         for (ticket,) in found:
             await self._remove(connection, ticket.decode())
 
     async def _talk(self, what: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run a short exchange on a connection of the pool. If the connection breaks, repeat the exchange once: that
+        """Run a short exchange on a connection of the pool. If the connection breaks, repeat the exchange once, which
         does no harm.
 
-        Raises: Unavailable; the error that the store's `told` makes of a refusal."""
+        Raises: Unavailable; for a refusal, the error that the store's `told` returns."""
         rows = self._rows
         for last in (False, True):
             try:

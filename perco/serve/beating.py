@@ -1,4 +1,5 @@
-"""A client's thread: it watches the loop, and sends pulses over a plain socket while the loop is held (R10)."""
+"""A client's heartbeat thread. It watches the loop and, while the loop is held, sends messages over the pulse, a plain
+socket (R10)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _RECEIVE_BYTES = 64 * 1024
 
 
 class PulseThread(LoopWatch):
-    """One client's thread, from its first greeting until the client closes.
+    """One client's heartbeat thread; it runs from the client's first greeting until the client closes.
 
     Args:
         dial: connects, within the given number of seconds. Raises: OSError.
@@ -29,7 +30,7 @@ class PulseThread(LoopWatch):
 
     pulse: Pulse
 
-    join_s: float | None = 0.5  # the thread may be connecting
+    join_s: float | None = 0.5  # not longer, because the thread may be connecting
 
     def __init__(
         self, options: HeartbeatOptions, wire: WireOptions, pulse: Pulse, dial: Callable[[float], socket.socket]

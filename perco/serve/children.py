@@ -1,11 +1,12 @@
 """Child processes, which do not outlive this one.
 
-The kernel kills a child when its parent ends (`die_with`), or more exactly the *thread* that started it. So the loop's
-thread starts the children; trio would start them from a worker thread, which may end earlier.
+The kernel kills a child when its parent ends (`die_with`) or, more exactly, when the *thread* that started it ends. So
+the loop's thread starts the children; trio would start them from a worker thread, which may end earlier.
 
-A new Python process takes a third of a second for its imports; a copy (fork) of a process that has done them takes a
-few milliseconds. A process with an event loop and threads cannot be forked safely, so a program that wants copies makes
-a `Mould` before it starts either: a fork server, which is a copy of itself that only makes further copies.
+A new Python process takes a third of a second for its imports. Copying (forking) a process that has already done them
+takes a few milliseconds. But a process with an event loop and threads cannot be forked safely. So a program that wants
+copies makes a `Mould` before it starts a loop or threads. The `Mould` is a fork server: a copy of the program that only
+makes further copies.
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ class Mould:
         self._whole = True  # no answer is outstanding
 
     async def copy(self, text: str, descriptors: Sequence[int]) -> Copy:
-        """Make a copy that has these descriptors; `act` gets the first. Raises: OSError; every call does so once one
-        has been cancelled."""
+        """Make a copy that has these descriptors; `act` gets the first. Raises: OSError; once a call has failed or been
+        cancelled, every later call raises it."""
         data = text.encode()
         assert len(data) < _TEXT_MAX
         async with self._asking:
@@ -189,7 +190,7 @@ def _make_copies(asked: socket.socket, act: Callable[[int, str], None]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, even if it is stopped."""
+    """Have the kernel kill this process when its parent ends, even if this process is stopped."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent has ended already

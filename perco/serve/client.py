@@ -1,12 +1,12 @@
-"""`perco.open` of a served store: the same database, with rows, timestamps and memory in another process.
+"""The client's side of `perco.open`: a database whose rows, timestamps and memory are in another process.
 
 This process runs its own transactions and observers. The server does the work that must run only once per store:
 sweeping, garbage collection, backfills for new observers.
 
-R5  When the server has ended the session, its transactions and snapshots read no more (`SessionEnded`, after which
-    `db.run` runs them again), and everything else continues in a new session.
+R5  Once the server has ended a session, the session's transactions and snapshots can read no more: they raise
+    `SessionEnded`, after which `db.run` runs the transaction again. Everything else continues in a new session.
 R8  A new owner holds the timestamps that a client's greeting lists, but no past snapshots. A client that has past
-    snapshots abandons everything that it holds, and says so.
+    snapshots abandons everything that it holds, and reports the timestamps of its greeting as done.
 N7  The server knows whether the store is idle: it sees every lock and notify cell, and which worker has which row.
 """
 
@@ -83,12 +83,12 @@ log: logging.Logger = logging.getLogger("perco.serve")
 Reach: TypeAlias = Callable[[Callable[[], Awaitable[str]]], TicketRows]
 
 _BYE_S = 1.0
-_TELLS_S = 1.0  # how long to ask what waits, after a deadline has passed
+_TELLS_S = 1.0  # how long to spend, after a deadline has passed, on finding out what waits
 _locals: weakref.WeakSet[RemoteLocal] = weakref.WeakSet()
 
 
 class RemoteLocal:
-    """In place of `LocalStore`: a client of a served store has no folder."""
+    """Takes the place of `LocalStore`, because a client of a served store has no folder."""
 
     link: Link
     store: RemoteRowStore
@@ -107,20 +107,20 @@ class RemoteLocal:
         _locals.add(self)
 
     async def adapt(self, catalogue: Catalogue) -> None:
-        """Have the server open, or make, what a catalogue names."""
+        """Have the server adopt the catalogue, and open, or make, what it names."""
         if catalogue.version > self.version:
             version = await self.link.call(Method.ADOPT, None, again=True)
             await self.store.refresh()
             self.version = version
 
     def check(self) -> None:
-        """Raises UsedAfterFork in a child of the process that opened this."""
+        """Raise UsedAfterFork in a forked child of the process that opened the store."""
         if self.forked:
             raise UsedAfterFork(self.link.name)
 
 
 def _after_fork() -> None:
-    """In a forked child: the connections belong to its parent."""
+    """In a forked child: note that the connections belong to its parent."""
     for local in _locals:
         local.forked = True
 
@@ -160,8 +160,8 @@ class RemoteOwner:
         rng = random.Random(options.seed)
         self._token, self._options = token if callable(token) else lambda: token, options
         self._connections = Background()  # ended last: tasks in flight still call the server
-        self._session = secrets.token_hex(16)  # not from the seed: others may have the same seed
-        self._ticket = ""  # shown to tablet servers
+        self._session = secrets.token_hex(16)  # not from the seed: other clients may have the same seed
+        self._ticket = ""  # presented to tablet servers
         self._too_much = False  # this client holds more than fits in a greeting
         self._wire, self._connect, self._rng = wire, connect, rng
         unmet = f"if this server uses TLS, open {name.replace('tcp:', 'tls:', 1)}" if name.startswith("tcp:") else ""
@@ -224,14 +224,14 @@ class RemoteOwner:
         return hello(self._token(), self._session, ()) if self._too_much else greeting
 
     def _holding(self) -> Message:
-        """Holds and claims that this client has (R7)."""
+        """The holds and claims that this client has (R7)."""
         elsewhere = worker.elsewhere if (worker := self.workers.worker) is not None else None
         claims = tuple(elsewhere.claims.items()) if isinstance(elsewhere, Elsewhere) else ()
         return tuple(self._oracle.holds.numbers), claims
 
     def _reach(self, number: int, port: int) -> Link:
-        """Start a link to a tablet server. A server that comes back needs no new session: the owner knows what this
-        client holds (F3)."""
+        """Start a link to a tablet server. When the link connects again, it needs no new session, because the owner
+        keeps track of what this client holds (F3)."""
 
         def welcomed(message: Message) -> bool:
             read_welcome(message)
@@ -263,7 +263,7 @@ class RemoteOwner:
             if self._together is not None:
                 self._together.store.end_reads()
             set.clear(holds.open)
-            self.link.tell(Method.DONE, greeted)  # G1, L1: `set.clear` has told the server nothing
+            self.link.tell(Method.DONE, greeted)  # G1, L1: `set.clear` has not notified the server
             holds.numbers.clear()
             self._begin_session()
         self.link.tell(Method.HOLDING, self._holding())
@@ -273,11 +273,12 @@ class RemoteOwner:
         elsewhere = worker.elsewhere if (worker := self.workers.worker) is not None else None
         if isinstance(elsewhere, Elsewhere):
             elsewhere.forget()
-        self.engine.driver.notified()  # N8: messages pushed meanwhile have not arrived
+        self.engine.driver.notified()  # N8: messages that the server pushed meanwhile are lost
         return kept
 
     def _say_that_it_ended(self, held: Held) -> None:
-        """R7: if every run of an observer ends the session, the observer runs again forever. The log says why."""
+        """Log that the session has ended, and why. An observer whose every run ends the session (R7) would run again
+        forever; the log then gives the reason."""
         if held.seconds < self._wire.silence_s:
             log.info("the server at %s has begun a new session for this client", self.link.name)
             return
@@ -290,7 +291,7 @@ class RemoteOwner:
 
     def _pushed(self, what: int, value: Any) -> None:
         if self.engine.background.ended:
-            return  # closed, or failed: it starts nothing any more
+            return  # this client is closed, or has failed: it starts no more tasks
         if what in (NOTIFIED, RELEASED):
             elsewhere = worker.elsewhere if (worker := self.workers.worker) is not None else None
             if isinstance(elsewhere, Elsewhere) and what == NOTIFIED:
@@ -303,7 +304,7 @@ class RemoteOwner:
             self.engine.driver.notified()  # N10: a scanner looks at the catalogue when it begins a tour
         elif what == MOVED:
             self.store.moved()
-            if not self.store.spread:  # else a tablet server that has lost the tablet says so
+            if not self.store.spread:  # otherwise, a server that no longer has the tablet says so (F2)
                 self.engine.background.spawn(self.store.catch_up)
         elif what == TASKS_ASKED:
             try:
@@ -326,14 +327,14 @@ class RemoteOwner:
         return read_folder(await self.link.call(Method.FOLDER, None, again=True))
 
     async def vacuum(self, progress: Callable[[VacuumResult], None] | None) -> VacuumResult:
-        """`progress` is called once, with the result."""
+        """Have the owner run the vacuum. `progress` is called once, with the result."""
         result = read_vacuum(await self.link.call(Method.VACUUM, None, again=True, writes=True))
         if progress is not None:
             progress(result)
         return result
 
     async def backfill(self, progress: Callable[[BackfillProgress], None] | None) -> list[BackfillProgress]:
-        """`progress` is called at the end, with each result."""
+        """Have the owner run its backfills. `progress` is called at the end, with each result."""
         found = await self.link.call(Method.BACKFILL, None, again=True, writes=True)
         done = [BackfillProgress(*each) for each in found]
         await self.keeper.renew()  # which observers are ready now
@@ -343,7 +344,7 @@ class RemoteOwner:
         return done
 
     async def split(self, table: str, row: bytes | None) -> Split:
-        """Raises: also WriteUnknown, if the answer is lost."""
+        """Have the owner split a tablet. Raises: also WriteUnknown, if the answer is lost."""
         try:
             return Split(*await self.link.call(Method.SPLIT, (table, row), again=False))
         except LostError as error:
@@ -352,7 +353,7 @@ class RemoteOwner:
             ) from error
 
     async def compact(self, table: str | None) -> list[Compacted]:
-        """Raises: also WriteUnknown, if the answer is lost."""
+        """Have the owner compact tablets. Raises: also WriteUnknown, if the answer is lost."""
         try:
             done = await self.link.call(Method.COMPACT, table, again=False)
         except LostError as error:
@@ -402,12 +403,12 @@ class RemoteOwner:
                 return
             worker = self.workers.worker
             if worker is not None and worker.damaged:
-                await self.waiting.none_up_to(ts)  # raises, if only changes that it cannot run for are left
+                await self.waiting.none_up_to(ts)  # raises, if the worker cannot run for any change that is left
             await self._check_workers(workers)
 
     async def _check_workers(self, workers: dict[str, int] | None) -> None:
-        """Raise if no process runs the observers: the wait would never end. After a server has been away, workers get
-        time to reconnect; `workers` None: the server says that some may be about to do so."""
+        """Raise an error if no process runs the observers, because the wait would never end. After the server has been
+        away, workers get time to reconnect. `workers`: None, if the server says that some may be about to reconnect."""
         if workers is None or trio.current_time() < self.link.back_since + BACK_S:
             return
         waiting = {id for id, count in (await self.waiting.counts(readable=True)).items() if count}
@@ -416,7 +417,8 @@ class RemoteOwner:
     # ------------------------------------------------------------ the beginning and the end
 
     async def begin_link(self, *, known: bool = False, readonly: bool = False) -> None:
-        """Connect, and bring the store's catalogue up to the schema; `known`: use the store's own schema.
+        """Connect, and add to the store's catalogue what the schema declares; `known`: use the store's own schema
+        instead.
 
         Raises: WrongToken, VersionMismatch, Unavailable, SchemaMismatch.
         """
@@ -463,7 +465,7 @@ def make_client(
     pulsing: Callable[[Pulse], LoopWatch] | None = None,
     reach: Reach | None = None,
 ) -> Database:
-    """A client's database, not connected yet. The arguments are those of `open_served`."""
+    """Make a client's database, which is not connected yet. The arguments are those of `open_served`."""
     owner = RemoteOwner(schema, options, wire, name, connect, token, pulsing, reach)
     return Database(owner.engine, owner.keeper, owner.workers, owner.waiting, owner, options)
 
@@ -487,7 +489,8 @@ async def open_served(
         connect: connects to the tablet server with the given number and port; 0 and 0: to the owner.
         pulsing: makes the object that watches the loop and sends pulses while it is held (R10); None: no pulses.
         remedy: the advice in the error when the server is away for too long; "": try again.
-        reach: makes the rows, if this client reads and writes them directly; its argument asks for the ticket.
+        reach: makes the rows of a direct client; its argument is a function that asks the owner for the ticket. None:
+            this client is not a direct one.
     """
     db = make_client(schema or Schema(), options, wire, name, connect, token, pulsing, reach)
     owner = remote_owner(db)
@@ -502,12 +505,12 @@ async def open_served(
 
 
 def remote_owner(db: Database) -> RemoteOwner:
-    """The connection of a client's database."""
+    """A client's connection to the owner of its store."""
     owner = inside(db).owner
     assert isinstance(owner, RemoteOwner), "this process has the store open itself"
     return owner
 
 
 def is_client(db: Database) -> bool:
-    """Whether another process owns the store."""
+    """Whether another process owns the database's store."""
     return not inside(db).owner.is_here

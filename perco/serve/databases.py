@@ -1,6 +1,7 @@
-"""Stores in databases, as `perco.open` sees them: who owns one, where it is served, and how a client reaches its rows.
+"""Stores in databases, as `perco.open` sees them: how a process becomes the owner, where the owner serves clients, and
+how a client reaches the rows.
 
-The modules of a database are imported only by programs that open one.
+A program imports the modules for a database only if it opens a store there.
 """
 
 from __future__ import annotations
@@ -46,26 +47,26 @@ class Owned(Backend, Protocol):
 class Remote(Protocol):
     """A store in a database.
 
-    Attributes: `shown`, its address, without a password; `own`, the option of that name for its kind of database.
+    Attributes: `shown`, the store's address, without a password; `own`, the option `own` for its kind of database.
     """
 
     shown: str
     own: bool | None
 
     def claim(self, *, direct: bool) -> Awaitable[Owned]:
-        """Become the owner. `direct`: keep the address of the server, which clients look up; otherwise clear it.
+        """Become the owner. `direct`: keep the published address of the server, for clients; otherwise, clear it.
 
         Raises: StoreLocked, FormatUnknown, Unavailable, UsageError, StoreError."""
         ...
 
     async def address(self) -> str:
-        """Where its owner serves direct clients, or served them last; "": nowhere.
+        """The address at which the owner serves direct clients, or last served them; "": there is none.
 
         Raises: Unavailable."""
         ...
 
     def rows(self, ticket: AskTicket) -> TicketRows:
-        """Its rows, for a client."""
+        """The store's rows, for a direct client."""
         ...
 
 
@@ -106,8 +107,8 @@ class _Bigtable:
         from perco.bigtable.client import address_of
 
         if self._rows is not None:
-            with suppress(TransactionClosed):  # of a client that could not be opened
-                return await self._rows.served_at()  # its channels are open
+            with suppress(TransactionClosed):  # the client could not be opened, so its rows are closed
+                return await self._rows.served_at()  # over channels that are open
             self._rows = None
         return await address_of(self._place, self._options.bigtable)
 
@@ -119,7 +120,7 @@ class _Bigtable:
 
 
 def remote_store(url: str, options: Options) -> Remote | None:
-    """The store with that address, if it is in a database. Raises: UsageError."""
+    """The store with that address; None: it is not in a database. Raises: UsageError."""
     if is_postgresql(url):
         return _Postgresql(url, options)
     if is_bigtable(url):
@@ -128,7 +129,7 @@ def remote_store(url: str, options: Options) -> Remote | None:
 
 
 def is_database(url: str) -> bool:
-    """Whether it is the address of a store whose rows are in a database."""
+    """Whether this is the address of a store whose rows are in a database."""
     return is_postgresql(url) or is_bigtable(url)
 
 

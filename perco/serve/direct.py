@@ -1,10 +1,10 @@
 """The row store of a direct client. The owner gives the client timestamps and a ticket; without a ticket, the store
-accepts no mutation from it.
+accepts no mutation from the client.
 
-F3  Every read and mutation shows the ticket of the session that it began in. The rows refuse it once the owner has
-    ended that session, whether or not this client knows about that yet.
+F3  Every read and mutation goes under the ticket of the session in which it began. Once the owner has ended that
+    session, the call is refused, whether or not this client already knows that the session has ended.
 R5  Once the session of a transaction has ended, the transaction's reads raise SessionEnded, and its mutations fail.
-N8  The owner cannot see notify cells that come and go: this client reports them.
+N8  The owner cannot see which notify cells this client puts and removes, so the client reports that it has done so.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from perco.storage import (
     Verdict,
 )
 
-_STALLED_S: Final = 1.0  # the server has stalled if calls wait, and it has said nothing for this long
-_LOOK_S: Final = 0.5  # between two looks for the server that owns the store: if this one has stalled
-_LOOK_MAX_S: Final = 3.0  # otherwise
+_STALLED_S: Final = 1.0  # the server has stalled if calls wait, and nothing was heard from it for this long
+_LOOK_S: Final = 0.5  # between two looks for the store's owner, if the present server has stalled
+_LOOK_MAX_S: Final = 3.0  # the same, if it has not stalled
 
 
 class TicketRows(RowStore, Protocol):
@@ -50,17 +50,18 @@ class TicketRows(RowStore, Protocol):
         ...
 
     def greeted(self, ticket: str) -> None:
-        """Note that the server has greeted with this ticket. Drop any other ticket: the next call asks for a new
-        one."""
+        """Note the ticket in the server's greeting. If the rows have another ticket, drop that one: the next call asks
+        for a new ticket."""
         ...
 
     async def served_at(self) -> str:
-        """Where the store's owner serves now; "": nowhere. Raises: Unavailable."""
+        """The address at which the store's owner serves now; "": there is none. Raises: Unavailable."""
         ...
 
     async def sample(self, table: str, pieces: int) -> list[bytes]:
-        """The first rows of pieces of a table, for tasks that read it side by side: at least so many, each about as
-        large, if the database can tell; else [b""]. Raises: Unavailable."""
+        """Divide a table into at least `pieces` pieces of about the same size, if the database can tell where, for
+        tasks that read it in parallel. Returns the first row of each piece; [b""], if the database cannot tell. Raises:
+        Unavailable."""
         ...
 
     def close(self) -> None: ...
@@ -94,11 +95,11 @@ class DirectRowStore(RemoteRowStore):
         return str(await self._link.call(Method.TICKET, None, again=True, held=True))
 
     def greeted(self, info: dict[str, Any]) -> None:
-        """See `RemoteRowStore.greeted`. The rows themselves state what they offer. A server that does not have this
-        store cannot give a ticket for it, so no transaction commits with that server's timestamps."""
+        """See `RemoteRowStore.greeted`. The rows, not the server, state what the store offers. A server that does not
+        have this store cannot give a ticket for it, so no transaction commits with that server's timestamps."""
         self.groups, self.once = self.rows.groups, self.rows.once
         self.rows.greeted(info["ticket"])
-        self._link.tell(Method.NEWS, NOTIFIED)  # N8: what was told since the last greeting may be lost
+        self._link.tell(Method.NEWS, NOTIFIED)  # N8: reports since the last greeting may be lost
 
     def lost(self) -> None:
         super().lost()
@@ -116,9 +117,9 @@ class DirectRowStore(RemoteRowStore):
         await self.rows.adopt(self.tables())
 
     async def follow(self, is_here: Callable[[str], bool]) -> None:
-        """Leave a server once another one owns the store, if the former one does not end the connection: because it was
-        stopped, because its host was lost, or because it does not know that it has lost the store. `is_here`: whether
-        the present connection leads to an address."""
+        """Leave the present server once another process owns the store. The former owner may not end the connection: it
+        may be stopped, its host may be lost, or it may not know that it has lost the store. `is_here`: whether an
+        address is the one to which the present connection leads."""
         looked = trio.current_time()
         while True:
             await trio.sleep(_LOOK_S * self._rng.uniform(0.5, 1.5))

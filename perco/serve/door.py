@@ -1,6 +1,6 @@
-"""Accepts connections: greets clients, admits them or turns them away, and hands on their calls.
+"""Accepts connections: greets clients, admits them or turns them away, and passes on their calls.
 
-Subclasses decide which clients to admit, and which calls these may make: `Server`, of a store's owner, and
+The subclasses decide which clients to admit, and which calls these clients may make: `Server` for a store's owner, and
 `TabletServer`.
 """
 
@@ -33,7 +33,7 @@ Who = TypeVar("Who")
 
 
 async def can_listen(address: Address, tls: tuple[str, str] | None) -> None:
-    """Check that a server could listen there now. Raises: what `Door.listening` does."""
+    """Check that a server could listen at an address now. Raises: as `Door.listening`."""
     _secured(address, tls)
     async with addresses.listening(address):
         pass
@@ -58,7 +58,7 @@ def _certified(certificate: str, key: str) -> ssl.SSLContext:
 
 
 class Door(ABC, Generic[Who]):
-    """Loop thread only. `Who`: what the server knows of a client."""
+    """Loop thread only. `Who`: the record that the server keeps of a client."""
 
     def __init__(self, background: Background, options: WireOptions) -> None:
         self._background, self._options = background, options
@@ -70,25 +70,25 @@ class Door(ABC, Generic[Who]):
 
     @abstractmethod
     def _let_in(self, name: str, held: Sequence[int]) -> tuple[Who, Message]:
-        """Greet a client whose token is right. Raises: PercoError, the reason to turn it away."""
+        """Greet a client whose token is right. Raises: PercoError, the reason for turning the client away."""
 
     def _let_in_pulse(self, name: str, channel: Channel) -> tuple[Callable[[list[Message]], None], Message]:
         """Greet a client's pulse (R10). Returns the function to call with the pulse's messages, and the greeting.
 
-        Raises: PercoError, the reason to turn it away.
+        Raises: PercoError, the reason for turning the pulse away.
         """
         raise UsageError("a tablet server takes no pulses; they are for the store's owner")
 
     def _pulse_ended(self, name: str, channel: Channel) -> None:
-        """A pulse's connection has ended."""
+        """Called when a pulse's connection has ended."""
 
     @abstractmethod
     def _begun(self, peer: Peer, who: Who) -> None:
-        """A client has been greeted; its calls follow."""
+        """Called when a client has been greeted, before its first call."""
 
     @abstractmethod
     def _ended(self, peer: Peer, who: Who) -> None:
-        """A client's connection has ended."""
+        """Called when a client's connection has ended."""
 
     @abstractmethod
     def _handle(self, peer: Peer, id: int, method: int, arguments: Any) -> None:
@@ -152,14 +152,14 @@ class Door(ABC, Generic[Who]):
             self._draining = False
 
     def _noticed(self, error: PercoError) -> int:
-        """The log level for a client that is turned away."""
+        """The log level of the message that a client was turned away."""
         return logging.WARNING
 
     def _end_waits(self) -> None:
         """Answer at once the calls that wait for something."""
 
     async def connection(self, stream: trio.abc.Stream, token: bytes | None, at: Address = NOWHERE) -> None:
-        """Serve one connection, which came in at an address, until it ends. Raises nothing."""
+        """Serve one connection until it ends. `at`: the address at which it came in. Raises nothing."""
         self._connections += 1
         try:
             async with stream:
@@ -203,11 +203,12 @@ class Door(ABC, Generic[Who]):
         try:
             await peer.run()
         finally:
-            self._serving.pop(peer, None)  # unless its client has another connection already
+            self._serving.pop(peer, None)  # absent if its client already has another connection
             self._ended(peer, who)
 
     def _check(self, said: Hello, wanted: bytes | None) -> None:
-        """Raises: VersionMismatch, WrongToken, Unavailable."""
+        """Check a client's version and token, and whether there is room for its connection. Raises: VersionMismatch,
+        WrongToken, Unavailable."""
         mismatch = check_version(said.version)
         if mismatch is not None:
             raise mismatch

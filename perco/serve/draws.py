@@ -21,7 +21,7 @@ _SURE_S: Final = 30.0  # how long a call waits for this process to be sure that 
 
 
 class Draws:
-    """Loop thread only. `fail`: answers with an error."""
+    """Loop thread only. `fail`: answers a call with an error."""
 
     def __init__(
         self, parts: Parts, owner: LocalOwner, sessions: Sessions, fail: Callable[[Peer, int, Exception], None]
@@ -43,7 +43,7 @@ class Draws:
         except StoreLocked as error:
             self._fail(peer, id, error)
             return
-        if not drawn[-1]:  # then all are 0 from some point on
+        if not drawn[-1]:  # no more timestamps at once: from some point on, all are 0
             self._draw_rest(session, peer, id, starts, others, [ts for ts in drawn if ts])
             return
         self._drawn(session, peer, id, starts, drawn)
@@ -62,7 +62,7 @@ class Draws:
         self._parts.background.spawn(run)
 
     def _drawn(self, session: Session, peer: Peer, id: int, starts: int, drawn: list[int]) -> None:
-        if session.ended or peer.ended:  # the answer would be lost, and the timestamps held forever
+        if session.ended or peer.ended:  # the answer would be lost, and the timestamps would be held forever
             peer.fail(id, SessionEnded())
             return
         for ts in drawn[:starts]:

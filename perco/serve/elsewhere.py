@@ -1,5 +1,5 @@
-"""A worker process's view of the others: the rows on which they run observers. It also announces its own rows, and
-whether it has room for more (N8)."""
+"""A worker process's view of the other worker processes: the rows on which they run observers. It also reports the rows
+of its own process, and whether this process has room for more (N8)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from perco.rpc.link import Link
 from perco.serve.messages import CLAIMS_MAX, Method
 from perco.serve.together import Together
 
-_HELD_S: Final = 1.0  # how long to leave a row to the process that has it, as that process may die
-_HELD_MAX: Final = 4096  # such rows that are remembered
+_HELD_S: Final = 1.0  # how long to leave a row to the process that has it; not longer, because that process may die
+_HELD_MAX: Final = 4096  # how many such rows are remembered
 
 
 class Elsewhere:
@@ -26,11 +26,11 @@ class Elsewhere:
             together.dropped = self._dropped
         # Rows that other processes had: the newest change that they saw there, and until when to leave the row alone.
         self._held: dict[tuple[str, bytes], tuple[int, float]] = {}
-        # Rows that this process has: the newest change and the oldest cause that wait there. Calls that claim rows are
-        # not among them: they are repeated after the connection breaks.
+        # Rows that this process has: the newest change and the oldest cause that wait there. A row that is still being
+        # claimed is not among them: if the connection breaks, the call that claims it is repeated.
         self.claims: dict[tuple[str, bytes], tuple[int, int]] = {}
-        self._asking = 0  # calls under way
-        self._freed = False  # rows were released meanwhile: the answers may name former holders
+        self._asking = 0  # calls that claim rows and are under way
+        self._freed = False  # rows were released during these calls, so the answers may name former holders
         self._woken = self._full = False
 
     def waits(self, where: tuple[str, bytes], newest: int, now: float) -> float:
@@ -87,7 +87,7 @@ class Elsewhere:
     async def _claim(
         self, table: str, wanted: Sequence[Dirty], most: int, *, halts: bool
     ) -> tuple[bytes, Sequence[tuple[bytes, int]]]:
-        """Make one call. Returns each row's state, and rows that others have."""
+        """Make one call. Returns each row's state, and rows that other processes have."""
         asked = tuple([(row, newest, root) for row, _, newest, root in wanted])
         states: bytes
         if self._together is not None:
@@ -105,23 +105,25 @@ class Elsewhere:
             self.release(where)
 
     def _dropped(self, where: tuple[str, bytes]) -> None:
-        """Release a row that was claimed for a task that has been cancelled since, unless another task has it."""
+        """Release a row that was claimed for a task that has been cancelled since, unless another task of this process
+        has it."""
         if where not in self.claims:
             self._link.tell(Method.UNCLAIM, where)
 
     def released(self) -> None:
-        """Another process has released rows, and does not look there for changes that only this one may run."""
+        """Forget which rows others have: another process has released rows, and has not looked there for changes that
+        only this process may run for."""
         self._held.clear()
         self._freed = self._asking > 0
 
     def forget(self) -> None:
         """Forget which rows others have."""
         self._held.clear()
-        self._woken = True  # tell the server when there is nothing more to do
+        self._woken = True  # so `sleeps` notifies the server when there is nothing more to do
         self._full = False
 
     def woken(self) -> None:
-        """The server has said that there may be work, and waits for an answer."""
+        """Note that the server has said that there may be work, and waits for an answer."""
         self._woken = True
 
     def full(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a store is and what it holds, for commands that look at it from outside."""
+"""Describes where a store is and what it holds, for commands that look at the store from outside."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from perco.tablets.local import LocalStore
 
 
 async def place_of(backend: Backend, catalogue: Catalogue, clients: int, workers: int) -> FolderIs:
-    """Describe a store that this process owns; if it is in no folder, each table is one file, whose cells are counted
-    now."""
+    """Describe a store that this process owns. If the store is not in a folder, each of its tables is listed as one
+    file, and the cells are counted now."""
     if backend.local is not None:
         return folder_of(backend.local, catalogue)._replace(clients=clients, workers=workers)
     where, mark = backend.where()
@@ -34,7 +34,7 @@ async def place_of(backend: Backend, catalogue: Catalogue, clients: int, workers
 
 
 def folder_of(local: LocalStore, catalogue: Catalogue) -> FolderIs:
-    """Describe the folder of a store that is open here, or is read while another process owns it."""
+    """Describe the folder of a store that this process has open, or that it reads beside the owner."""
     path = local.path
     if path is None:
         raise UsageError("this store is in memory: it has no folder")

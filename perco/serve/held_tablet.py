@@ -24,15 +24,15 @@ from perco.storage.fencing import NotHere
 
 @dataclass(eq=False, slots=True)
 class Held:
-    """A tablet that this server has: its rows go from `tablet.start` to before `stop` (None: to the end). `cut`:
-    rows from there on are not written any more, because they are about to move to another tablet (P1)."""
+    """A tablet that this server has: the rows from `tablet.start` to before `stop` (None: to the end). `cut`: rows from
+    there on are no longer written, because they are about to move to another tablet (P1)."""
 
     tablet: Tablet
     number: int
     stop: bytes | None
     cut: bytes | None = None
     void: int = 0  # splits up to this number are void
-    acting: trio.CancelScope | None = None  # of the copy or cut under way
+    acting: trio.CancelScope | None = None  # the scope of the copy or cut that is under way
     alone: trio.Lock = field(default_factory=trio.Lock)  # one step of a split at a time
 
 
@@ -62,7 +62,7 @@ class Tablets:
         return next((held for held in self._held.get(table, ()) if held.number == number), None)
 
     def of(self, table: str, row: bytes) -> Held | None:
-        """The tablet with a row, if it is here."""
+        """The tablet that a row lies in, if this server has it."""
         starts = self._starts.get(table)
         if not starts:
             return None
@@ -73,7 +73,7 @@ class Tablets:
         return held if held.stop is None or row < held.stop else None
 
     def scanned(self, request: ScanRequest) -> Held | None:
-        """The tablet in which a scan begins."""
+        """The tablet in which a scan begins, if this server has it."""
         if not request.reverse:
             return self.of(request.table, request.start)
         tablets = self._held.get(request.table, [])
@@ -90,7 +90,8 @@ class NotHereError(Exception):
 
 
 async def act(held: Held, split: int, act: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a step of a split, unless the split is void. Each order has its own task, so a later one may run first."""
+    """Run a step of a split. Each order runs in its own task, so a later one may run first. Raises: Unavailable, if the
+    split is void."""
     async with held.alone:
         if split > held.void:
             with trio.CancelScope() as held.acting:
@@ -100,7 +101,7 @@ async def act(held: Held, split: int, act: Callable[[], Awaitable[Any]]) -> Any:
 
 @contextlib.asynccontextmanager
 async def no_more(held: Held, split: int) -> AsyncIterator[None]:
-    """Make splits up to that number void. In the block, no step of them is under way."""
+    """Make the splits up to a number void. While the block lasts, no step of a split is under way."""
     held.void = max(held.void, split)
     if held.acting is not None:
         held.acting.cancel()
@@ -109,7 +110,7 @@ async def no_more(held: Held, split: int) -> AsyncIterator[None]:
 
 
 def answer_held(held: Held) -> None:
-    """Tell callers whose mutations were held during the cut to ask elsewhere (F2)."""
+    """Tell callers whose mutations the cut held back to ask elsewhere (F2)."""
     gone = Failed(NotHere(f"a tablet of {held.tablet.table!r} was split"))
     for _, call, index in held.tablet.let_go():
         call.arrived(index, gone, resubmit)
@@ -120,7 +121,7 @@ async def end_held(held: Held) -> None:
         if held.cut is None:
             await held.tablet.uncut()
         else:
-            answer_held(held)  # P1: what it wrote now might be missing from the copy
+            answer_held(held)  # P1: what the tablet wrote now might be missing from the copy
     tablet = held.tablet
     await tablet.drain()
     tablet.refuse()

@@ -1,15 +1,16 @@
-"""Serves a folder for as long as its borrower lives: `python -m perco.serve.lending`, the child process of a job.
+"""Serves a folder for as long as its borrower lives: `python -m perco.serve.lending`.
 
-The borrower writes one line of JSON to this process's standard input, reads one line from its standard output, and
-keeps the input open. When the input ends, for whatever reason, serving ends, and the folder can be opened again.
-Secrets come in that line, so they appear in no command line and in no environment.
+The borrower is a job that starts this program as a child process. It writes one line of JSON to this process's standard
+input, reads one line from its standard output, and keeps the input open. When the input ends, for whatever reason,
+serving ends, and the folder can be opened again. The line of input also carries the secrets, so they appear in no
+command line and in no environment.
 
     {"path": ..., "pid": the borrower, "durability": ..., "listen": ["tls://HOST:0"], "token": ..., "certificate": PEM,
      "key": PEM}
-    {"at": ["tls://HOST:PORT"]}     or     {"error": what was raised, as it crosses the wire, in hex}
+    {"at": ["tls://HOST:PORT"]}     or     {"error": the error, as it crosses the wire, in hex}
 
-If another process has the folder open, that process serves it, and this one does not listen. When that process ends,
-this one serves the folder.
+If another process has the folder open, that process serves it; this one does not listen, and answers {"at": []}. When
+that process ends, this one serves the folder.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ async def _until_end(scope: trio.CancelScope) -> None:
 
 
 async def _until_death(pid: int, scope: trio.CancelScope) -> None:
-    """Cancel when the borrower dies: children that it has forked may keep its pipes open."""
+    """Cancel when the borrower dies. Its pipes may stay open then, because children that it has forked may have
+    them."""
     handle = os.pidfd_open(os.getppid())
     try:
         if os.getppid() == pid:

@@ -1,7 +1,7 @@
-"""The calls of a client to a server: methods, and how messages encode their arguments and answers.
+"""The calls that clients make to a server: the methods, and how messages encode arguments and answers.
 
 Arguments and answers are tuples, as msgpack decodes them. Cells, checks and writes are tuples anyway, so most messages
-go to the row store as they are.
+go to the row store unchanged.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _MAGIC: Final = "perco"
 class Method(IntEnum):
     """A client's calls to the owner. Those in `AGAIN` may be repeated (R4)."""
 
-    READ = 1  # requests -> cells of each; of the first ones only, if all are too much (`RowStore.read_first`)
+    READ = 1  # requests -> cells of each; if all are too much, only of the first ones (`RowStore.read_first`)
     SCAN = 2  # a request -> a page
     APPLY = 3  # mutations -> verdicts
     COMMIT = 4  # (header, part, version) -> the result of a one-step commit (C1)
-    DRAW = 5  # (how many to begin with, how many others) -> timestamps, version, wall time, last
+    DRAW = 5  # (how many start timestamps, how many others) -> timestamps, catalogue's version, wall time, last issued
     DONE = 6  # start timestamps whose transactions have ended -> no answer
     ALIVE = 24  # a start timestamp -> whether its transaction is alive
-    OUTLIVE = 7  # a start timestamp -> nothing, when its transaction has ended, or after a while
-    TABLETS = 8  # -> (by table, each tablet's first row and its server's number; where servers listen)
+    OUTLIVE = 7  # a start timestamp -> nothing, once its transaction has ended, or after a while
+    TABLETS = 8  # -> (by table, each tablet's first row and its server's number; by server, where it listens)
     ADOPT = 9  # the catalogue has changed -> its version
-    HOLD = 10  # (a number of the client's, a past timestamp) -> whether it is held, and the oldest that can be read
+    HOLD = 10  # (a number that the client chose, a past timestamp) -> whether it is held; the oldest readable timestamp
     RELEASE = 11  # that number -> no answer
     AT = 12  # a wall time -> (timestamp, wall time)
     OLDEST = 13  # -> the oldest timestamp at which any table can be read
@@ -65,25 +65,25 @@ class Method(IntEnum):
     CLAIM = 16  # (table, rows, how many at most, whether to halt) -> (a byte for each, rows that others have) (N8)
     UNCLAIM = 17  # (table, row) -> no answer
     WORKS = 18  # ids of the observers that this client has, and of those that it may run -> nothing
-    LOOKED = 43  # True: it has found more than it may run; False: a scanner has found nothing, and sleeps -> no answer
-    IDLE = 19  # -> whether the store is idle, and more: as soon as it is, or after a while (N7)
-    UP_TO = 25  # a timestamp -> as IDLE, for changes committed up to then (N9)
-    VACUUM = 20  # -> what it did
-    BACKFILL = 21  # -> what it did, for each observer
+    LOOKED = 43  # True: the client found more than it may run; False: a scanner found nothing, and sleeps -> no answer
+    IDLE = 19  # -> whether the store is idle, and more; answered once it is idle, or after a while (N7)
+    UP_TO = 25  # a timestamp -> as IDLE, but for changes committed at or below it (N9)
+    VACUUM = 20  # -> what the vacuum did
+    BACKFILL = 21  # -> what the backfill did, for each observer
     LAST = 22  # -> the last timestamp that was handed out
     HOLDING = 26  # (numbers of holds, claims): all that this client still has (R7) -> no answer
     ORPHANED = 27  # the client left locks behind -> no answer
     TASKS = 28  # -> what the tasks of all processes wait for
     TASKS_ARE = 29  # (the number of the question, what the client's tasks wait for) -> no answer
     SERVERS = 30  # -> which process has which tablets
-    READS = 40  # the arguments of several calls of READ -> an answer for each; None: ask that one alone (D8)
+    READS = 40  # the arguments of several calls of READ -> an answer for each; None: make that call alone (D8)
     COMMITS = 41  # as READS, for COMMIT
     CLAIMS = 42  # as READS, for CLAIM
-    SPLIT = 31  # (table, row; None: in the middle of its largest tablet) -> what it did (P4)
+    SPLIT = 31  # (table, row; None: in the middle of the table's largest tablet) -> what the split did (P4)
     NOW = 32  # -> (whether the store is idle, changes that wait, changes on the failed list), at this moment (N7)
-    FOLDER = 34  # -> the folder, its owner's process, and what is in each of its files; how many use it
-    COMPACT = 33  # (a table; None: all) -> what it did, for each tablet (P6)
-    TICKET = 35  # -> the client's ticket, once the store takes its mutations (F3)
+    FOLDER = 34  # -> the folder, its owner's process, what is in each of its files, and how many processes use it
+    COMPACT = 33  # (a table; None: all) -> what the compaction did, for each tablet (P6)
+    TICKET = 35  # -> the client's ticket, once the store accepts mutations under it (F3)
     NEWS = 36  # NOTIFIED or QUIET: a direct client has put or removed notify cells (N7, N8) -> no answer
     BYE = 23  # the session ends
 
@@ -93,20 +93,20 @@ class Order(IntEnum):
 
     OPEN = 64  # (table, number, start, stop, groups, floor) -> the tablet's epoch (F1)
     CLOSE = 65  # (table, number): answered when everything queued has been written
-    GROUPS = 66  # (table, number, groups): make them
-    FLOOR = 67  # (table, number, a timestamp) (T13)
+    GROUPS = 66  # (table, number, groups): make these locality groups
+    FLOOR = 67  # (table, number, a timestamp): raise the floor to it (T13)
     REPACK = 68  # (table, number, group, start, skip) -> (where to go on, whether it was worth it)
-    LISTEN = 69  # (path or host, port, token, certificate, key) -> the port
+    LISTEN = 69  # (path, host, port, whether to use TLS, whether the path is ours, token, certificate, key) -> the port
     SESSIONS = 70  # (tickets of sessions that began, and of those that ended) -> no answer (F3)
     EXCUSE = 79  # the ticket of a session whose client's loop is held (R10) -> no answer
     STATISTICS = 71  # -> statistics of all tablets
     STOP = 72  # answer calls in flight, and exit
     MIDDLE = 73  # (table, number, stop) -> (a row at which to split it, or None,)
-    COPY = 74  # (table, number, split, row, stop, path, groups): copy these rows -> how many cells (P2)
-    CUT = 75  # (table, number, split, row): write nothing there; answered when the copy is whole, and on disk
-    UNCUT = 76  # (table, number, split, stop): that split is void, even if more orders of it arrive
+    COPY = 74  # (table, number, split, row, stop, path, groups): copy the rows [row, stop) -> how many cells (P2)
+    CUT = 75  # (table, number, split, row): write no rows from there on; answered when the copy is whole, and on disk
+    UNCUT = 76  # (table, number, split, stop): that split is void, even if further orders for it arrive
     LET_GO = 77  # (table, number, row): rows from there on belong to another tablet (P1)
-    REMOVE = 78  # (table, number, row): remove some of those rows -> whether there may be more (P4)
+    REMOVE = 78  # (table, number, row): remove some of the rows from there on -> whether there may be more (P4)
 
 
 AGAIN: Final = frozenset(Method) - {Method.APPLY, Method.COMMIT, Method.COMMITS, Method.SPLIT, Method.COMPACT}
@@ -117,19 +117,19 @@ ANNOUNCED: Final = 2  # a newer version of the catalogue, which writers must kno
 MOVED: Final = 4  # tablets have moved
 QUIET: Final = 5  # from a tablet server or a client: notify cells have been removed (N7)
 DROPPED: Final = 6  # from a tablet server: it has lost a tablet to another process (F1)
-RELEASED: Final = 7  # a process that does not run this client's observers has released rows that it wanted (N8)
+RELEASED: Final = 7  # rows that the client wanted were released by a process that does not run all its observers (N8)
 TASKS_ASKED: Final = 3  # what do the client's tasks wait for? The answer carries this number
 
-PULSE: Final = 96  # over a pulse (R10): (process, seconds that its loop has been held (0: it turns), where)
+PULSE: Final = 96  # over a pulse (R10): (process id, for how many seconds its loop has been held (0: it runs), where)
 
 # The result of a one-step commit.
 TOLD: Final = 0  # (verdict, commit_ts)
-MET: Final = 1  # another's commit of a cell came first: ((table, row, column), its commit_ts)
-STALE: Final = 2  # the catalogue is newer: its version
+MET: Final = 1  # another transaction's commit of a cell came first: ((table, row, column), that commit's commit_ts)
+STALE: Final = 2  # the catalogue is newer than the transaction's: its version
 
 
-# A tablet server answers NOT_HERE in place of cells, a page or verdicts: it does not have the tablet, and has done
-# nothing. LOST, in place of a verdict: it has lost the tablet, and this mutation was not made (F1).
+# NOT_HERE, in place of cells, a page or verdicts: the tablet server does not have the tablet, and has done nothing.
+# LOST, in place of a verdict: the tablet server has lost the tablet, and has not applied this mutation (F1).
 NOT_HERE: Final = None
 LOST: Final = 1
 NOBODY: Final = -1  # in place of a tablet server's number: no server has the tablet now
@@ -144,8 +144,8 @@ class Hello(NamedTuple):
     """A client's greeting.
 
     Attributes:
-        session: its session, or a name for a new one.
-        held: start timestamps that it still needs.
+        session: the client's session, or a name for a new one.
+        held: start timestamps that the client still needs.
         pulse: the connection is a pulse (R10).
     """
 
@@ -162,10 +162,10 @@ def hello(token: bytes, session: str, held: Sequence[int], *, pulse: bool = Fals
 
 
 def read_hello(message: Message) -> Hello:
-    """Raises: WireError."""
+    """Decode a client's greeting. Raises: WireError."""
     if len(message) < 5 or message[0] != _MAGIC:
         raise WireError("not a perco greeting")
-    said = Hello(*message[1:6])  # a client of another version may say less, or more
+    said = Hello(*message[1:6])  # a client of another version may send fewer fields, or more
     kinds = [type(part) for part in said]
     right = kinds == [int, bytes, str, tuple, bool] and 0 < len(said.session) <= 64
     if not right or any(type(ts) is not int for ts in said.held):
@@ -174,8 +174,8 @@ def read_hello(message: Message) -> Hello:
 
 
 def welcome(new: bool, kept: bool, info: dict[str, Any]) -> Message:
-    """A server's greeting. `new`: the client may not know yet that the session has begun; `kept`: everything that the
-    client needs is still held; `info`: versions, times, and what else it must know."""
+    """A server's greeting. `new`: the client may not know yet that the session has begun; `kept`: the server still
+    holds everything that the client needs; `info`: versions, times, and what else the client must know."""
     return _MAGIC, WIRE_VERSION, new, kept, info
 
 
@@ -185,7 +185,8 @@ def turned_away(error: PercoError) -> Message:
 
 
 def read_welcome(message: Message) -> tuple[bool, bool, dict[str, Any]]:
-    """(new, kept, info). Raises: what the server refuses with; VersionMismatch, StoreError."""
+    """Return (new, kept, info). Raises: the error with which the server refuses the client; VersionMismatch,
+    StoreError."""
     if len(message) < 3 or message[0] != _MAGIC:
         raise StoreError(f"the program that listens there is not a perco server: it answers {str(message)[:60]}")
     if type(message[2]) is tuple:
@@ -210,7 +211,7 @@ def read_claim(asked: Any) -> tuple[str, Sequence[tuple[bytes, int, int]], int, 
 
 
 def read_pulse(message: Message) -> tuple[int, float, str]:
-    """(process, seconds that its loop has been held, where) (R10). Raises: WireError."""
+    """Return (process id, for how many seconds its loop has been held, where) (R10). Raises: WireError."""
     try:
         _, what, (pid, seconds, where) = message
         if what != PULSE or type(pid) is not int or type(seconds) is not float or not 0 <= seconds < math.inf:
@@ -244,8 +245,9 @@ def wrong_token(given: bool) -> WrongToken:
 
 
 class TabletIs(NamedTuple):
-    """A tablet: rows from `start` to before `stop` (None: to the end). `epoch`: how often it was taken over (F1).
-    Batches and mutations: since its server opened it; `queued`: now."""
+    """A tablet: the rows from `start` to before `stop` (None: to the end). `epoch`: how often a process has opened it
+    for writing (F1). `batches`, `mutations`: counts since its server opened it; `queued`: how many mutations are queued
+    now."""
 
     table: str
     number: int
@@ -259,7 +261,8 @@ class TabletIs(NamedTuple):
 
 
 class TabletsOf(NamedTuple):
-    """A process, and the tablets that it has open. `number`: of a tablet server; 0: the store's owner."""
+    """A process, and the tablets that it has open. `number`: the tablet server's number; 0: the process is the store's
+    owner."""
 
     number: int
     process: int
@@ -308,7 +311,8 @@ def read_servers(packed: Any) -> list[TabletsOf]:
 
 
 def pack_verdict(verdict: Verdict) -> Any:
-    """0 (applied), `LOST`, a reason (no reply), or a tuple."""
+    """Encode a verdict: 0 (applied), `LOST`, a text (the reason why there was no reply), or a tuple (a refusal, or an
+    error)."""
     if verdict is APPLIED:
         return 0
     if isinstance(verdict, Failed) and isinstance(verdict.error, NotHere):
@@ -335,7 +339,8 @@ def unpack_verdict(packed: Any) -> Verdict:
 
 
 def read_typed(packed: Any, *kinds: tuple[type, ...]) -> Any:
-    """The arguments, if there is one for each of `kinds`, the types that it may have. Raises: TypeError."""
+    """Return the arguments. There must be one for each of `kinds`; each of these lists the types that its argument may
+    have. Raises: TypeError."""
     if type(packed) is not tuple or len(packed) != len(kinds):
         raise TypeError(f"{len(kinds)} arguments are expected")
     for argument, types in zip(packed, kinds, strict=True):
@@ -345,14 +350,14 @@ def read_typed(packed: Any, *kinds: tuple[type, ...]) -> Any:
 
 
 def read_all(packed: Any, kind: type) -> Any:
-    """The arguments, if all are of one type. Raises: TypeError."""
+    """Return the arguments, which must all be of one type. Raises: TypeError."""
     if any(type(argument) is not kind for argument in packed):
         raise TypeError(f"something else in place of {kind.__name__}")
     return packed
 
 
 def read_holding(packed: Any) -> tuple[Sequence[int], Sequence[tuple[tuple[str, bytes], tuple[int, int]]]]:
-    """Numbers of holds; claimed rows, each with the newest change and the oldest cause. Raises: TypeError,
+    """Decode numbers of holds; claimed rows, each with the newest change and the oldest cause. Raises: TypeError,
     ValueError."""
     numbers, claims = packed
     for where, waiting in claims:
@@ -362,8 +367,8 @@ def read_holding(packed: Any) -> tuple[Sequence[int], Sequence[tuple[tuple[str, 
 
 
 def read_mutations(packed: Any) -> list[Mutation]:
-    """Mutations for a tablet's queue. (The tablet reads checks and timestamps later; a mutation in which these are
-    invalid fails alone, S4.) Raises: TypeError, ValueError."""
+    """Decode mutations for a tablet's queue. (The tablet reads checks and timestamps later; a mutation in which these
+    are invalid fails alone, S4.) Raises: TypeError, ValueError."""
     mutations = [Mutation(*each) for each in packed]
     for table, rows, floor_ts, _ in mutations:
         if type(table) is not str or type(rows) is not tuple or not rows:
@@ -380,7 +385,7 @@ def read_mutations(packed: Any) -> list[Mutation]:
 
 
 def read_scan(packed: Any) -> ScanRequest:
-    """Raises: TypeError."""
+    """Decode the request of a scan. Raises: TypeError."""
     request = ScanRequest(*packed)
     return request._replace(queries=tuple([ScanQuery(*query) for query in request.queries]))
 
@@ -391,7 +396,7 @@ def read_page(packed: Any) -> ScanPage:
 
 
 def pack_vacuum(result: VacuumResult) -> dict[str, Any]:
-    """Its fields, by name."""
+    """The result's fields, by name."""
     return asdict(result)
 
 
@@ -404,7 +409,7 @@ def read_vacuum(packed: dict[str, Any]) -> VacuumResult:
 
 
 def read_stuck(packed: Any) -> Corruption:
-    """Raises: TypeError, ValueError."""
+    """Decode the error of a lock that cannot be read. Raises: TypeError, ValueError."""
     error = unpack_error(packed)
     if not isinstance(error, Corruption):
         raise ValueError(f"a lock that cannot be read, for {type(error).__name__}")
@@ -412,11 +417,12 @@ def read_stuck(packed: Any) -> Corruption:
 
 
 def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
-    """A one-step commit, and the catalogue's version that its transaction knows. Checks everything that entering its
-    cells relies on (C2). Raises: TypeError, ValueError.
+    """Decode a one-step commit, and the version of the catalogue that its transaction noted (N10). Check everything on
+    which the entering of its cells relies (C2). Raises: TypeError, ValueError.
 
-    Its session need not have its start timestamp open: a transaction whose session has ended may still commit what it
-    has read (R5). The floor refuses it if it comes too late (T13).
+    The session need not hold the transaction's start timestamp: a transaction whose session has ended may still commit
+    in one step, if it has already read all that it needs (R5). If the commit comes too late, the floor refuses it
+    (T13).
 
     Args:
         last: the last timestamp that was issued.
@@ -437,12 +443,12 @@ def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
 
 
 def must_be_timestamp(ts: Any) -> None:
-    """Raises: TypeError."""
+    """Check that a call's argument is a timestamp. Raises: TypeError."""
     read_typed((ts,), (int,))
 
 
 def must_be_wall_time(wall_s: Any) -> None:
-    """Raises: TypeError, ValueError."""
+    """Check that a call's argument is a wall time, in seconds. Raises: TypeError, ValueError."""
     read_typed((wall_s,), (float, int))
     if not math.isfinite(wall_s):
         raise ValueError("a time")

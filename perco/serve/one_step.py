@@ -1,8 +1,8 @@
 """One-step commits that the owner makes for its clients.
 
 C2  Check, draw and enter without an await in between.
-C3  An entry leaves when its write transaction has ended, or its fate has been read from the store.
-D8  Commits of several transactions go to the tablets in one call.
+C3  An entry leaves when its write transaction has ended, or when the commit's outcome has been read from the store.
+D8  The commits of several transactions go to the tablets in one call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perco.txn.entered import Entry, Where
 
 
 class OneStep:
-    """Loop thread only. `refusal`: why no commit can be made in one step; "" if it can."""
+    """Loop thread only. `refusal`: why commits cannot be made in one step; "": they can."""
 
     def __init__(self, parts: Parts, rows: Rows, refusal: str) -> None:
         self._parts, self._rows, self._refusal = parts, rows, refusal
@@ -37,8 +37,8 @@ class OneStep:
         self._in_one_step(session, peer, id, *read_commit(packed, self._parts.oracle.last))
 
     def commits(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
-        """Make commits of several transactions in one call to the tablets; the answer to one that would have to wait
-        is None (D8)."""
+        """Make the commits of several transactions in one call to the tablets; a commit that would have to wait is
+        answered with None (D8)."""
         commits = [read_commit(each, self._parts.oracle.last) for each in asked]
         if len({commit.header.start_ts for commit, _ in commits}) != len(commits):
             raise ValueError("the same transaction twice")
@@ -94,16 +94,16 @@ class OneStep:
         """The reason why this session cannot make these commits in one step; None: it can."""
         if self._refusal:
             return SessionEnded(self._refusal)
-        if session.ended:  # R7: while it waited
+        if session.ended:  # R7: it has ended while the call waited
             return SessionEnded()
         started = {commit.header.start_ts for commit in commits} - session.open
-        if any(map(self._parts.fates.alive, started)):  # L1: of another client, or of this client's former session
+        if any(map(self._parts.fates.alive, started)):  # L1: one of another client, or of this client's former session
             return SessionEnded("a transaction of another session is under way")
         return None
 
     def _enter(self, commit: Commit, version: int) -> tuple[int, ...] | None:
-        """C2: no await between the check, the draw and the entry. Returns (); or, if nothing was entered, the answer;
-        None: no timestamp is available at once."""
+        """C2: check, draw and enter, without an await in between. Returns () if the commit was entered. If not, returns
+        the answer, or None if no timestamp is available at once."""
         driver, oracle = self._parts.driver, self._parts.oracle
         commit_ts = oracle.draw_nowait()
         if not commit_ts:
@@ -116,7 +116,7 @@ class OneStep:
         return ()
 
     def _write(self, session: Session, commits: Sequence[Commit], answer: Callable[[list[Any]], None]) -> None:
-        """Queue commits that were entered; `answer` gets the answer to each."""
+        """Queue commits that were entered; `answer` is called with the answers."""
 
         def told(verdicts: Sequence[Verdict]) -> None:
             for commit, verdict in zip(commits, verdicts, strict=True):
@@ -135,7 +135,7 @@ class OneStep:
             raise
 
     def _written(self, commit: Commit, verdict: Verdict) -> None:
-        """C3: the write transaction of a one-step commit has ended, or its outcome is unknown."""
+        """C3: note that the write transaction of a one-step commit has ended, or that its outcome is unknown."""
         driver, fates, start_ts = self._parts.driver, self._parts.fates, commit.header.start_ts
         commit_ts = commit.commit_ts
         commit.primary_told(verdict)
@@ -151,7 +151,8 @@ class OneStep:
     def _meet(
         self, session: Session, peer: Peer, id: int, commit: Commit, version: int, met: tuple[Where, Entry]
     ) -> None:
-        """Another commit has entered one of the cells: wait for it here, with nothing entered (T7)."""
+        """Another transaction's commit has entered one of the cells: wait for it here, with no cell of this commit
+        entered (T7)."""
         where, entry = met
 
         async def run() -> None:

@@ -1,8 +1,8 @@
 """`perco.open`: opens a store, as its owner or as a client of the owner.
 
-`memory:` is a store in this process, `postgresql://...` one whose rows are in a database. If no other process has a
-folder open, this one becomes its *owner*, and listens on a socket in the folder; otherwise it becomes a client of the
-owner. `unix:PATH`, `tcp://HOST:PORT` and `tls://HOST:PORT` are addresses of served stores.
+`memory:` is a store in this process; the rows of `postgresql://...` and `bigtable://...` are in a database. If no other
+process has a folder open, this one becomes its *owner*, and listens on a socket in the folder; otherwise it becomes a
+client of the owner. `unix:PATH`, `tcp://HOST:PORT` and `tls://HOST:PORT` are addresses of served stores.
 """
 
 from __future__ import annotations
@@ -51,26 +51,27 @@ class open(AsyncOnly):
     """Open a store: `async with perco.open("folder/", schema) as db:`.
 
     Args:
-        url: a folder, created if there is none; if another process has it open, this one becomes its client, over a
-            socket in the folder. In production run `perco serve`, an owner that does nothing else: while an observer
-            that computes, or a call that blocks, holds the owner's loop, all clients wait. Or "memory:". Or a database:
-            "postgresql://USER@HOST/DATABASE?prefix=NAME", or "bigtable://PROJECT/INSTANCE?prefix=NAME" with a table
-            that `perco bigtable init` has made. This process then owns the store; if another process serves it for
-            clients (`perco serve --direct`), this one becomes such a client. Or the address of a served store:
-            "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT".
-        schema: tables, columns and observers. May be left out when reading only: then the store's own is used, and
-            `db.schema.tables["docs"].columns["body"]` gives its columns.
+        url: a folder, which is created if there is none. If another process has it open, this process becomes a client
+            of that process, over a socket in the folder. In production, run `perco serve`, an owner that does nothing
+            else, because all clients wait while an observer that computes, or a call that blocks, holds the owner's
+            loop. Or "memory:". Or a database: "postgresql://USER@HOST/DATABASE?prefix=NAME", or
+            "bigtable://PROJECT/INSTANCE?prefix=NAME" with a table that `perco bigtable init` has made. This process
+            then owns the store; if another process serves the store for direct clients (`perco serve --direct`), this
+            process becomes a direct client instead. Or the address of a served store: "unix:PATH", "tcp://HOST:PORT",
+            "tls://HOST:PORT".
+        schema: tables, columns and observers. With `readonly`, it may be left out: perco then uses the store's own
+            schema, whose columns are, for example, `db.schema.tables["docs"].columns["body"]`.
         options: see `Options`.
-        readonly: only read the files; another process may own them.
+        readonly: only read; in a folder, read the files directly, even if another process owns them.
         accept_loss: open a folder in spite of NeedsCheck. No effect in a client: the folder is open already.
-        token: the token of a server on TCP; by default the environment's PERCO_TOKEN, or the token of a server of the
-            same user on this machine.
+        token: the token of a server on TCP; by default the environment's PERCO_TOKEN, or the token of a server that the
+            same user runs on this machine.
 
     Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, SchemaMismatch, UsageError; for a served store
     Unavailable, WrongToken, VersionMismatch.
 
-    Exceptions of the block propagate unchanged. If one of the store's own tasks dies, the block is cancelled and raises
-    BackgroundFailure.
+    Exceptions of the block propagate unchanged. If one of the store's own tasks fails, the block is cancelled and
+    raises BackgroundFailure.
     """
 
     shown: str
@@ -103,11 +104,11 @@ class open(AsyncOnly):
         self._db: Database | None = None
         self._scope = trio.CancelScope()
         self._serving = AsyncExitStack()
-        self.server: Server | None = None  # if this process owns a folder
-        self.processes: ProcessOptions | None = None  # set before entry: other processes have the tablets open
+        self.server: Server | None = None  # once opened: if this process owns the store and shares it
+        self.processes: ProcessOptions | None = None  # set before entry: tablet servers have the tablets open
         self.damaged: dict[Path, Corruption] = {}  # set before entry: tablets that must not be opened, and why
         self.tablet_servers: TabletServers | None = None  # with `processes`, once opened
-        self.leads = False  # set before entry: only as the owner
+        self.leads = False  # set before entry: open the store only as its owner
         self.direct = False  # set before entry, with `leads`: let direct clients in
         self.tickets: Tickets | None = None  # with `direct`, once opened
         self.shown = ""  # once opened: the address of a database, without a password
@@ -160,14 +161,14 @@ class open(AsyncOnly):
                 try:
                     return await self._connect(Address(path / SOCKET), path)
                 except Unavailable as error:
-                    away = error  # or it has ended meanwhile: then this process may own the store
+                    away = error  # if the owner has ended meanwhile, this process may become the owner
                 except OSError:
                     await trio.sleep(_AGAIN_S)  # the owner is starting, or ending
                 del locked
         return await self._begin(local, options)
 
     async def _open_remote(self, remote: Remote) -> Database:
-        """Open a store in a database: as its owner; or, if another process serves it for direct clients, as such a
+        """Open a store in a database as its owner or, if another process serves it for direct clients, as a direct
         client."""
         options = self._options
         began = trio.current_time()
@@ -187,7 +188,7 @@ class open(AsyncOnly):
             if at:
                 try:
                     return await self._join_remote(remote, at)
-                except (StoreLocked, Unavailable):  # of a server that is about to lose the store, or has just lost it
+                except (StoreLocked, Unavailable):  # the server is about to lose the store, or has just lost it
                     if trio.current_time() > began + options.wire.patience_s:
                         raise
                 await trio.sleep(_LOOK_S)
@@ -314,7 +315,7 @@ class open(AsyncOnly):
                 pulsing=pulsing,
                 remedy=remedy,
             )
-        except SessionEnded as error:  # as if it had ended before
+        except SessionEnded as error:  # as if the owner had ended before
             raise ConnectionAbortedError("the store's owner ended while the store was opened") from error
 
     async def _prepare(self, backend: Backend, options: Options) -> Database:
@@ -333,8 +334,9 @@ class open(AsyncOnly):
             self.tablet_servers.start(backend.local.lock_file())
         await parts.oracle.start()
         await owner.declare()
-        # O3: note every commit so far: readers that opened the folder before it had an owner now have one. Only once
-        # every tablet is open: LMDB shows readers the last batch of a dead writer when the next one begins.
+        # O3: readers that opened the folder when it had no owner wait for a note of the clock that covers all commits
+        # so far. Every tablet must be open first: LMDB shows readers a dead writer's last batch once the next writer
+        # begins.
         await owner.note_now()
         owner.start()
         if options.shared and (backend.path is not None or backend.remote):
@@ -342,15 +344,15 @@ class open(AsyncOnly):
         return db
 
     async def _share(self, db: Database, path: Path | None) -> None:
-        """Serve other processes of this user, over a socket in the folder; without a folder, only where the program
-        says."""
+        """Serve other processes of this user, over a socket in the folder. A store without a folder is served only
+        where the program says."""
         self.server = Server(db, self._options.wire, self.tablet_servers, self.tickets)
         await self._serving.enter_async_context(self.server.keeping())
         if path is None:
             return
         socket = Address(_absolute(path) / SOCKET)
         try:
-            await self._serving.enter_async_context(self.server.listening(socket, ours=True))  # like the folder
+            await self._serving.enter_async_context(self.server.listening(socket, ours=True))  # ours, like the folder
         except StoreError as error:  # a file system without sockets, or without space: the store itself works
             warnings.warn(
                 f"{error}: other processes cannot use the store while this one has it open. If that is "
@@ -384,10 +386,10 @@ class open(AsyncOnly):
 
 
 class joining(open):
-    """Like `open`, but as a client of a store that another process serves, with the catalogue that the store has: for
+    """Like `open`, but only as a client of a process that serves the store, and with the store's own catalogue: for
     programs that write to tables that another program has declared.
 
-    Raises: Unavailable, if no process serves it; as `open`.
+    Raises: Unavailable, if no process serves the store; otherwise as `open`.
     """
 
     def __init__(
@@ -424,9 +426,9 @@ def _absolute(path: str | Path) -> Path:
 
 @asynccontextmanager
 async def visiting(url: str | os.PathLike[str], *, token: str | None = None) -> AsyncIterator[Database]:
-    """A client of the process that has a folder open, or serves at an address; never its owner.
+    """Open a store as a client of the process that has a folder open, or serves at an address; never as the owner.
 
-    Raises: Unavailable, if there is no such process; as `open`.
+    Raises: Unavailable, if there is no such process; otherwise as `open`.
     """
     opened = open(url, readonly=True, token=token)
     db = await opened._visit()

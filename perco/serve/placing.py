@@ -16,9 +16,9 @@ _SERVERS_MAX: Final = 64
 class ProcessOptions:
     """Attributes:
     servers: how many tablet servers, each a process.
-    silence_s: seconds of silence after which a server is killed, and its tablets are given to others.
+    silence_s: seconds of silence after which a server is killed, and its tablets are given to other servers.
     timeout_s: how long, in seconds, a write waits until a server has opened its tablet.
-    mould: makes the processes; None: each is a new Python process.
+    mould: makes each process as a copy of this one; None: each is a new Python process.
     """
 
     servers: int = 2

@@ -1,15 +1,16 @@
 """The owner's side of tablet servers: starts them, gives them tablets, and gives a dead server's tablets to others.
 
 The owner reads all tablets itself while servers write to them (LMDB's readers and its writer never wait for each
-other), and sends its writes to the tablet's server.
+other), and sends each write to the server that has the tablet.
 
-F1 F4  A server that ends, or is silent for `silence_s`, is killed, and has ended, before another one opens its
-       tablets.
-F2     A call that a server answers with `NOT_HERE` was not done: it is repeated at the server that has the tablet by
-       then.
-F3     Servers are notified of sessions: of a session's end before the floor is raised, over the same connection.
-T13    A tablet is opened with the floor that it must have; `raise_floor` returns when the server that has the tablet
-       by then has raised it.
+F1 F4  If a server ends, or is silent for `silence_s`, the owner kills it, and waits for its end before another server
+       opens its tablets.
+F2     A server that answers a call with `NOT_HERE` has done nothing, so the owner repeats the call at the server that
+       has the tablet by then.
+F3     The owner notifies the servers when sessions begin and end. It reports the end of a session before it orders the
+       servers to raise the floor, over the same connection.
+T13    A server opens a tablet with the floor that the tablet must have. `raise_floor` returns when the server that has
+       the tablet by then has raised its floor.
 """
 
 from __future__ import annotations
@@ -84,10 +85,11 @@ class TabletServers:
 
     Attributes:
         all: the servers that run, by number.
-        background: their tasks; it outlives the store's own tasks, which need the servers to the end.
+        background: the tasks that look after the servers; it outlives the store's own tasks, which need the servers to
+            the end.
         on_moved: called when tablets have moved.
         told: called with the servers' messages (`NOTIFIED`, `QUIET`).
-        deaths, moves: how often a server has ended, and a tablet has moved, in total.
+        deaths, moves: how many servers have ended, and how many times tablets have moved, in total.
     """
 
     background: Background
@@ -130,7 +132,7 @@ class TabletServers:
         self._listening: list[_Listening] = []
         self._balancing = trio.Lock()
         self.ending = False
-        self.waits: set[trio.CancelScope] = set()  # waits for a tablet to have a server
+        self.waits: set[trio.CancelScope] = set()  # of tasks that wait until a tablet has a server
         self._mould = options.mould
 
     # ------------------------------------------------------------ processes
@@ -269,7 +271,7 @@ class TabletServers:
 
     @staticmethod
     def _give_up(server: TabletProcess, error: PercoError) -> None:
-        """Kill a server: another one may do better."""
+        """Log a server's error, and kill the server: another one may do better."""
         log.error("tablet server %d (process %d): %s", server.number, server.pid, error)
         if server.process is not None:
             server.process.kill()
@@ -315,11 +317,11 @@ class TabletServers:
         reader: Reader,
         resubmit: Resubmit,
     ) -> ServedTablet:
-        """A tablet, read by this process with `reader`."""
+        """A tablet that this process reads with `reader`."""
         return ServedTablet(self, table, number, start, stop, groups, reader, resubmit)
 
     def begin(self, tablet: Tablet) -> None:
-        """Let servers have a tablet, which has been recorded."""
+        """Let servers have a tablet that the catalogue has recorded."""
         assert isinstance(tablet, ServedTablet)
         if not tablet.begun:
             tablet.begun = True
@@ -339,7 +341,7 @@ class TabletServers:
         self.background.spawn(begin)
 
     def abandon(self, tablet: Tablet) -> None:
-        """Close a tablet that no server may have yet."""
+        """Close a tablet that servers have not been allowed to have."""
         assert isinstance(tablet, ServedTablet)
         assert not tablet.begun
         tablet.close()
@@ -350,7 +352,7 @@ class TabletServers:
                 self._place(tablet)
 
     def _place(self, tablet: ServedTablet) -> None:
-        """Give a tablet to the server that has the fewest."""
+        """Give a tablet to the server that has the fewest tablets."""
         open = [server for server in self.all.values() if server.open]
         if open:
             self._give(tablet, min(open, key=lambda server: len(server.tablets)))
@@ -378,10 +380,10 @@ class TabletServers:
             tablet.failure, tablet.failures = None, 0
             tablet.placed.set()
             self.on_moved()
-            self.told(NOTIFIED)  # N8: its former server may not have said so
+            self.told(NOTIFIED)  # N8: the former server may have ended before it reported notify cells
 
     async def _place_later(self, tablet: ServedTablet) -> None:
-        """After a pause, place a tablet again that could not be opened."""
+        """After a pause, try again to place a tablet that could not be opened."""
         await trio.sleep(min(_PAUSE_S * 2**tablet.failures, _PAUSE_MAX_S))
         tablet.failures += 1
         tablet.resting = False
@@ -487,7 +489,8 @@ class TabletServers:
             server.link.tell(order, arguments)
 
     async def listen(self, address: Address, token: bytes | None, certificate: str, key: str) -> None:
-        """Have servers listen beside the owner: at the same path with their number, or at the ports that follow."""
+        """Have servers listen beside the owner: at its path with their number appended, or at the ports that follow its
+        port."""
         at = _Listening(address, token or b"", certificate, key)
         self._listening.append(at)
         for server in list(self.all.values()):
@@ -509,7 +512,8 @@ class TabletServers:
         )
 
     def ports(self, address: Address) -> dict[int, int]:
-        """By server: the port at which it listens beside that address, or its number, for a socket."""
+        """By server number: the port at which the server listens beside an address; for a Unix socket, the server's
+        number."""
         found = {}
         for number, server in self.all.items():
             if address in server.ports:
@@ -539,7 +543,7 @@ class TabletServers:
 
 
 def on_news(notified: Callable[[], None], quiet: Callable[[], None]) -> Callable[[int], None]:
-    """A function that reacts to the tablet servers' messages (N7, N8)."""
+    """A function that reacts to the messages of tablet servers, or of direct clients (N7, N8)."""
     acts = {NOTIFIED: notified, QUIET: quiet}
 
     def told(what: int) -> None:

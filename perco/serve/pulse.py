@@ -1,9 +1,9 @@
 """A client's pulse: the connection over which a thread speaks for the client while its event loop is held.
 
-R10 While its loop is held (blocked by code that does not yield), a client says so over a second connection, its pulse.
-    As long as it does so, its session counts as heard from (R7), and its other connections, to the owner and to tablet
-    servers, are not treated as silent (R2). When its loop turns again, only those connections count: half-open ones end
-    as usual. A pulse begins no session, and a session has at most one.
+R10 While a client's loop is held (blocked by code that does not yield), the client reports this over a second
+    connection, its pulse. As long as it does so, its session counts as heard from (R7), and its other connections, to
+    the owner and to tablet servers, are not treated as silent (R2). When the loop runs again, only those other
+    connections count, so half-open ones end as usual. A pulse begins no session, and a session has at most one pulse.
 
 No I/O here: `PulseThread` sends and receives over a plain socket, a simulation over a stream in memory.
 """
@@ -25,14 +25,14 @@ _PAUSES_MAX: Final = 5  # the pause between two connections is doubled at most t
 
 
 class Pulse:
-    """One client's pulse. For one thread, or task, at a time; `now` is the time of its own clock, in seconds.
+    """One client's pulse, for one thread, or task, at a time. `now` is the time on the caller's clock, in seconds.
 
         wants(held, now) -> connect -> send begin(now) -> received(data, now), send say(held, now) -> ... -> over(held)
 
     Args:
-        token: returns the server's.
-        session: the client's.
-        wire: a message every `heartbeat_s`; a server that is silent for `silence_s` is gone.
+        token: returns the server's token.
+        session: the client's session.
+        wire: a message is sent every `heartbeat_s`; a server that is silent for `silence_s` counts as gone.
     """
 
     def __init__(self, token: Callable[[], bytes], session: str, wire: WireOptions, rng: random.Random) -> None:
@@ -43,7 +43,7 @@ class Pulse:
         self._told = False  # the server knows that the loop is held
         self._heard = self._say_at = 0.0
         self._failures = 0
-        self._not_before = 0.0  # when a connection may be tried again
+        self._not_before = 0.0  # no new connection is tried before this time
 
     def wants(self, held: Held | None, now: float) -> bool:
         """Whether to connect now."""
@@ -57,9 +57,10 @@ class Pulse:
         return frame([packed(self._hello())])
 
     def received(self, data: bytes, now: float) -> None:
-        """Take bytes from the server; b"": the end.
+        """Handle bytes from the server; b"": the server has ended the connection.
 
-        Raises: WireError; the server's refusal, which is Unavailable for a session that it does not know.
+        Raises: WireError; the error with which the server refuses the pulse: Unavailable, if it does not know the
+        session.
         """
         if not data:
             raise WireError("the server has ended the connection")
@@ -73,7 +74,7 @@ class Pulse:
     def say(self, held: Held | None, now: float) -> bytes:
         """The bytes to send now; b"": nothing yet.
 
-        Raises: Unavailable, when the server is silent.
+        Raises: Unavailable, if the server is silent.
         """
         if now - self._heard > self._wire.silence_s:
             raise Unavailable(f"nothing heard for {self._wire.silence_s:g} s")
@@ -85,7 +86,8 @@ class Pulse:
         return frame([packed((0, PULSE, (os.getpid(), seconds, where)))])
 
     def over(self, held: Held | None) -> bool:
-        """Whether to close the connection: the loop turns, and the server knows it, or never knew that it was held."""
+        """Whether to close the connection: the loop runs again, and the server has been told, or never knew that it was
+        held."""
         return held is None and not self._told
 
     def failed(self, now: float) -> None:

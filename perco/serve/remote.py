@@ -1,13 +1,14 @@
 """A client's side of a served store: an oracle, pins, fates and a driver that call the server.
 
-T4  A mutation whose reply was lost has the verdict NoReply: the driver asks the primary.
-T10 A mutation that was sent is waited for, as everywhere.
-O2  One call at a time draws timestamps; tasks that need one while it is in flight share the next call.
-G1  A start timestamp is held by the server from the moment when it is drawn until this client reports that its
-    transaction has ended.
-L1  The server knows whether another client's transaction is alive; this client waits at the server for its end.
-R5  When the session has ended, its transactions read no more of the store (`LostRowStore`). In its next session, the
-    client asks for the outcome of a commit that was in flight.
+T4  A mutation whose reply was lost has the verdict NoReply: the driver reads the primary.
+T10 As everywhere in perco, a caller waits for the answer to a mutation that was sent, even if the caller is cancelled.
+O2  One call at a time draws timestamps; tasks that need one while that call is in flight share the next call.
+G1  The server holds a start timestamp from the moment when it is drawn until this client reports that its transaction
+    has ended.
+L1  The server knows whether another client's transaction is alive. To wait for that transaction's end, this client
+    makes a call, which the server answers when the transaction has ended, or after a while.
+R5  Once a session has ended, its transactions read no more of the store (`LostRowStore`). If a commit was in flight,
+    the client finds out the commit's outcome in the next session.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ from perco.storage import NoReply
 from perco.txn.driver import ConflictAt, Driver
 from perco.txn.fates import Fates
 
-_UNDO_S, _UNDO_AGAIN_S = 5.0, 0.2  # to drop a pin whose caller has failed
+_UNDO_S, _UNDO_AGAIN_S = 5.0, 0.2  # how long to try to drop a pin whose caller has failed, and how often
 
 
 class _Open(set[int]):
-    """Start timestamps of this client. Tells the server when the transaction of one has ended (G1)."""
+    """Start timestamps of this client's open transactions. Notifies the server when one of these transactions has ended
+    (G1)."""
 
     def __init__(self, tell: Callable[[int], None]) -> None:
         super().__init__()
@@ -62,7 +64,7 @@ class _Open(set[int]):
 
 
 class RemoteHolds(Holds):
-    """This client's holds on old versions; the server has them, too."""
+    """This client's holds on old versions; the server holds the same versions."""
 
     open: _Open
 
@@ -71,18 +73,18 @@ class RemoteHolds(Holds):
     def __init__(self, link: Link) -> None:
         super().__init__()
         self._link = link
-        self.numbers: set[int] = set()  # of holds on past timestamps
+        self.numbers: set[int] = set()  # the numbers of the holds on past timestamps
         self.open = _Open(lambda start_ts: link.tell_merged(Method.DONE, start_ts))
 
     def number(self) -> int:
-        """A number for another hold."""
+        """A number for a new hold."""
         number = next(self._numbers)
         self.numbers.add(number)
         return number
 
     def release(self, held: int) -> None:
         self.numbers.discard(held)
-        self._link.tell(Method.RELEASE, held)  # even if it was made in a session that has ended since
+        self._link.tell(Method.RELEASE, held)  # even if the hold was made in a session that has ended since
 
 
 class _Waiter(Awaited):
@@ -115,7 +117,7 @@ class RemotePins:
         return next((pin for pin in await pins_in(self._oracle.store) if pin.name == name), None)
 
     async def put(self, name: str, owner: str, ts: int, lease_s: float, id: str, over: str | None = None) -> Pin:
-        """See `Pins.put`. A call that is cancelled, or fails, leaves no new pin: it drops the pin."""
+        """See `Pins.put`. If a call for a new pin is cancelled, or fails, the pin is dropped."""
         pin = name, owner, ts, lease_s, id, over
         try:
             return Pin(*await self._link.call(Method.PIN, pin, again=True, writes=True))
@@ -125,7 +127,7 @@ class RemotePins:
             raise
 
     async def _undo(self, name: str, id: str) -> None:
-        """Drop a pin whose caller has failed; if that does not succeed soon, it ends with its lease."""
+        """Drop a pin whose caller has failed. If that does not succeed soon, the pin ends with its lease."""
         with trio.move_on_after(_UNDO_S), suppress(PercoError, LostError):
             while True:
                 with suppress(Unavailable):
@@ -162,13 +164,13 @@ class RemoteOracle(Oracle):
         self._last = 0
 
     def told(self, version: int, wall_ms: int, last: int) -> None:
-        """Note what comes with every answer (O4)."""
+        """Note what the server sends with timestamps (O4), and with its greeting."""
         self.catalogue_version = max(self.catalogue_version, version)
         self._told = wall_ms, trio.current_time()
         self._last = max(self._last, last)
 
     def drawn_elsewhere(self, ts: int) -> None:
-        """The server has drawn a timestamp for us."""
+        """Note a commit timestamp that the server has drawn for this client."""
         self._last = max(self._last, ts)
 
     @property
@@ -195,12 +197,12 @@ class RemoteOracle(Oracle):
         return ts
 
     async def _ask(self) -> None:
-        """O2: tasks that wait now share a call, up to its limit, in their order of arrival; later ones share the next
-        call."""
+        """O2: tasks that wait now share a call, up to its limit, in their order of arrival. Tasks that arrive later
+        share the next call."""
         try:
             while self._waiting:
                 waiters, self._waiting = self._waiting[:DRAWS_MAX], self._waiting[DRAWS_MAX:]
-                waiters.sort(key=lambda waiter: not waiter.starts)  # the server holds the first timestamps
+                waiters.sort(key=lambda waiter: not waiter.starts)  # the server holds the first `starts` timestamps
                 starts = sum(waiter.starts for waiter in waiters)
                 drawn: Sequence[int] = ()
                 error: Exception | None = None
@@ -233,7 +235,7 @@ class RemoteOracle(Oracle):
         return wall_ms + int(1000 * (trio.current_time() - told))
 
     async def announce(self, version: int) -> None:
-        """The server knows already (`ADOPT`)."""
+        """Note the version; the server already knows it (`ADOPT`)."""
         self.catalogue_version = max(version, self.catalogue_version)
 
     async def watermark(self) -> int:
@@ -258,7 +260,7 @@ class RemoteOracle(Oracle):
         except BaseException:
             self.holds.release(number)  # the call may have arrived
             raise
-        self.holds.numbers.add(number)  # of the session that has answered, which may be a newer one
+        self.holds.numbers.add(number)  # the call may have been answered in a newer session
         return number
 
     async def at(self, wall_s: float) -> tuple[int, float]:
@@ -279,12 +281,13 @@ class RemoteFates(Fates):
 
     @property
     def alone(self) -> bool:
-        """One-step commits are made in the owner, whose memory every reader asks (C4); not if others answer reads."""
+        """Whether commits can be made in one step. The owner makes them, so every reader must ask the owner, whose
+        memory has the entries (C4). False, if other processes answer reads."""
         return self._store.alone
 
     async def lives_elsewhere(self, start_ts: int, lock: Lock) -> bool:
         if lock.token == self._mine:
-            return False  # ours, and it has ended
+            return False  # a transaction of this client, which has ended
         return bool(await self._link.call(Method.ALIVE, start_ts, again=True))
 
     async def wait(self, start_ts: int) -> None:
@@ -295,7 +298,8 @@ class RemoteFates(Fates):
 
 
 class _Orphaned:
-    """In place of the driver's event: locks were left behind, and the server sweeps them (T5)."""
+    """Takes the place of the driver's event. When it is set, locks were left behind, and the server is asked to sweep
+    them (T5)."""
 
     def __init__(self, link: Link) -> None:
         self._link, self._set = link, False
@@ -309,7 +313,7 @@ class _Orphaned:
 
 
 class RemoteDriver(Driver):
-    """Has the server make the one-step commits."""
+    """A driver that has the server make the one-step commits."""
 
     orphaned: _Orphaned  # type: ignore[assignment]
 
@@ -326,7 +330,7 @@ class RemoteDriver(Driver):
         self.orphaned = _Orphaned(link)
 
     async def _in_one_step(self, commit: Commit, version: int) -> None:
-        """C1: the server draws, enters and writes; this only asks for it, once (C6)."""
+        """C1: ask the server for a one-step commit, only once (C6). The server draws, enters and writes."""
         arguments = commit.header, commit.primary_part, version
         try:
             if self._together is not None:
@@ -359,7 +363,7 @@ class RemoteDriver(Driver):
         return ts
 
     def _leave(self, commit: Commit) -> None:
-        """The server does this: the entries are in its memory."""
+        """Do nothing: the server does this, because the entries are in its memory."""
 
     def _leave_behind(self, commit: Commit) -> None:
-        """The server does this, too."""
+        """Do nothing: the server does this, too."""

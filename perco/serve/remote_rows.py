@@ -1,4 +1,4 @@
-"""The row store of a client: reads, scans and mutations, sent to the owner and to tablet servers."""
+"""The row store of a client: sends reads, scans and mutations to the owner or to tablet servers."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from perco.storage import Failed, Mutation, NoReply, ReadRequest, RowCells, Scan
 _REACHED_S: Final = 0.2  # how long to wait for a tablet server before asking where its tablet is now
 
 
-_LOOK_S, _LOOK_MAX_S = 0.01, 0.25  # between two queries for the places of tablets
+_LOOK_S, _LOOK_MAX_S = 0.01, 0.25  # between two queries for where the tablets are
 
 
-_MAP_S: Final = 1.0  # how long to wait for a newer map of tablets before the next call
+_MAP_S: Final = 1.0  # how long to wait for a newer map of tablets, before the next call goes by the old one
 
 
 _AWAY: Final = "the connection to the server was lost for too long: all earlier transactions have ended"
@@ -48,7 +48,7 @@ class RemoteRowStore:
 
     Args:
         link: to the owner.
-        reach: makes a link to the tablet server with a number and a port.
+        reach: makes a link to the tablet server with the given number and port.
         patience_s: how long to look for a tablet that no server has.
     """
 
@@ -70,7 +70,7 @@ class RemoteRowStore:
     def __init__(self, link: Link, reach: Callable[[int, int], Link], patience_s: float, rng: random.Random) -> None:
         self._link, self._reach, self._patience_s, self._rng = link, reach, patience_s, rng
         self._starts: dict[str, list[bytes]] = {}
-        self._servers: dict[str, list[int]] = {}  # of each tablet; 0: the owner answers; NOBODY
+        self._servers: dict[str, list[int]] = {}  # each tablet's; 0: the owner; NOBODY: none has it
         self._numbers: dict[str, int] = {}
         self._ports: dict[int, int] = {}
         self._links: dict[int, Link] = {0: link}
@@ -79,24 +79,24 @@ class RemoteRowStore:
         self._moved = trio.Event()
         self._stale = False  # the map of tablets is known to be out of date
         self.groups = self.once = True  # as the owner says in its greeting
-        self.spread = False  # tablet servers have the rows: the owner says so in its greeting
-        self.alone = True  # no process reads the rows without asking the owner: it says so, too (C4)
+        self.spread = False  # whether tablet servers have the rows, as the owner says in its greeting
+        self.alone = True  # whether all readers of the rows ask the owner, as its greeting says (C4)
         self.losses = 0  # how often the owner has ended the session (R5)
 
     def greeted(self, info: dict[str, Any]) -> None:
-        """The owner's greeting says what the store offers. Raises: KeyError."""
+        """Note what the store offers, as the owner's greeting says. Raises: KeyError."""
         self.groups, self.once = info["groups"], info["once"]
         self.spread, self.alone = info["spread"], info["alone"]
 
     def lost(self) -> None:
-        """The owner has ended the session (R5)."""
+        """Note that the owner has ended the session (R5)."""
         self.losses += 1
 
     def close(self) -> None:
-        """Do nothing: the links are their tasks' to close."""
+        """Do nothing: the tasks that run the links close them."""
 
     async def refresh(self) -> None:
-        """Ask the owner which tablets there are, and where."""
+        """Ask the owner which tablets there are, and which server has each."""
         self._stale = False
         placed, ports = await self._link.call(Method.TABLETS, None, again=True)
         self._starts = {table: [start for start, _ in tablets] for table, tablets in placed.items()}
@@ -115,15 +115,15 @@ class RemoteRowStore:
         self._version += 1
 
     async def catch_up(self) -> None:
-        """The map is out of date: wait briefly for a newer one, before the next call."""
+        """Wait briefly for a newer map of tablets, because the present one is out of date."""
         self._stale = True
-        with trio.move_on_after(_MAP_S, shield=True), suppress(LostError, PercoError):  # T10; the next call sees errors
+        with trio.move_on_after(_MAP_S, shield=True), suppress(LostError, PercoError):  # T10; later calls raise errors
             async with self._refreshing:
                 if self._stale:
                     await self.refresh()
 
     def moved(self) -> None:
-        """Tablets have moved: tasks that look for one look again."""
+        """Note that tablets have moved: tasks that look for a tablet look again."""
         self._stale = True
         self._moved.set()
         self._moved = trio.Event()
@@ -161,7 +161,7 @@ class RemoteRowStore:
         return found
 
     async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
-        """See `RowStore.read_first`; here the limit is what a message holds."""
+        """See `RowStore.read_first`; here the limit is the size of a message."""
         if self.spread:
             return await self._read_spread(requests, part=True)
         if self._stale:
@@ -169,7 +169,7 @@ class RemoteRowStore:
         return await self._part(requests)
 
     async def _part(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
-        """The cells of the first requests, if those of all are too much for a message."""
+        """Read the cells of all requests or, if that is too much for a message, of the first ones."""
         found: list[RowCells] = await self._link.call(_READ, requests, again=True, held=True)
         return _checked(found, requests)
 
@@ -188,7 +188,7 @@ class RemoteRowStore:
         except LostError as error:
             return [NoReply(str(error))] * len(mutations)
         except PercoError as error:
-            return [Failed(error)] * len(mutations)  # R6, R7: it was not sent, or not made
+            return [Failed(error)] * len(mutations)  # R6, R7: they were not sent, or not applied
         verdicts = [unpack_verdict(verdict) for verdict in _for_each(answer, mutations)]
         if any(map(is_split, verdicts)):
             await self.catch_up()
@@ -197,7 +197,7 @@ class RemoteRowStore:
     # ------------------------------------------------------------ from tablet servers
 
     async def _read_spread(self, requests: Sequence[ReadRequest], *, part: bool = False) -> list[RowCells]:
-        """`part`: return the cells of the first requests, if the others need another message."""
+        """`part`: return only the cells of the first requests, if the others would take another message."""
         found: list[RowCells | None] = [None] * len(requests)
 
         async def ask(server: int, which: Sequence[int]) -> None:
@@ -232,7 +232,7 @@ class RemoteRowStore:
                 return read_page(answer)
 
     async def _ask(self, server: int, method: int, arguments: Any) -> Any:
-        """Ask a server. Returns its answer; NOT_HERE, if it cannot be reached."""
+        """Call a server. Returns its answer; NOT_HERE, if the server cannot be reached."""
         link = await self._link_to(server)
         if link is None:
             return NOT_HERE
@@ -265,7 +265,7 @@ class RemoteRowStore:
                 answer = [str(error)] * len(which)  # T4
             except PercoError as error:
                 for i in which:
-                    verdicts[i] = Failed(error)  # R6, R7, F3: it was not sent, or not made
+                    verdicts[i] = Failed(error)  # R6, R7, F3: not sent, or not applied
                 return
             for i, packed in zip(which, () if answer is NOT_HERE else _for_each(answer, which), strict=False):
                 if packed != LOST:
@@ -283,7 +283,8 @@ class RemoteRowStore:
                         verdicts[i] = Failed(TabletSplit(mutations[i].table))  # P3
                 left = [i for i in left if verdicts[i] is None]
                 await _each(self._by_server(left, lambda i: (mutations[i].table, mutations[i].rows[0][0])), ask)
-                scope.shield = any(verdict is not None for verdict in verdicts)  # T10: after one, wait for all
+                # T10: once one mutation has its verdict, wait for all.
+                scope.shield = any(verdict is not None for verdict in verdicts)
         return verdicts  # type: ignore[return-value]
 
     def _spans(self, mutation: Mutation) -> bool:
@@ -298,7 +299,7 @@ class RemoteRowStore:
 
 
 def is_split(verdict: Verdict) -> bool:
-    """Whether a mutation was not made because its rows are not in one tablet any more (P3)."""
+    """Whether a mutation was not applied because its rows no longer lie in one tablet (P3)."""
     return isinstance(verdict, Failed) and isinstance(verdict.error, TabletSplit)
 
 
@@ -309,7 +310,7 @@ def _checked(answer: list[RowCells], asked: Sequence[object]) -> list[RowCells]:
 
 
 def _for_each(verdicts: Any, asked: Sequence[object]) -> Sequence[Any]:
-    """T4: if a server does not answer for each mutation, it is not known which of them it has made."""
+    """The verdicts. T4: if there is not one for each mutation, it is unknown which mutations the server has applied."""
     if type(verdicts) in (list, tuple) and len(verdicts) == len(asked):
         return verdicts  # type: ignore[no-any-return]
     return [f"no answer for each of {len(asked)} mutations"] * len(asked)
@@ -369,7 +370,7 @@ async def _each(by_server: dict[int, list[int]], ask: Callable[[int, Sequence[in
 
 
 class LostRowStore:
-    """The row store from which transactions and snapshots of an ended session read (R5)."""
+    """The row store of the transactions and snapshots of an ended session: each call raises SessionEnded (R5)."""
 
     groups = True
     once = True

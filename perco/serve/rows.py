@@ -38,7 +38,8 @@ class Rows:
         self.by: Session | None = None
 
     def reads(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
-        """Reads of several callers; None for a part that would have to wait (C4), or makes the answer too long (D8)."""
+        """Answer reads of several callers. The answer to a part is None if it would have to wait (C4), or would make
+        the whole answer too long (D8)."""
         parts = self._parts
         meets = bool(parts.driver.entered.cells)
         free = [i for i, requests in enumerate(asked) if not (meets and self._entered(session, requests))]
@@ -63,7 +64,7 @@ class Rows:
         self._find(peer, id, requests, lambda found: peer.reply(id, found))
 
     def _find(self, peer: Peer, id: int, requests: Any, answer: Callable[[list[RowCells]], None]) -> None:
-        """Read, at once if the store can (C4)."""
+        """Read; if the store answers without an await, then at once (C4)."""
         if self._prompt is not None:
             answer(self._prompt.find_first(requests, self._options.part_bytes))
             return
@@ -79,8 +80,9 @@ class Rows:
         self._parts.background.spawn(run)
 
     def _entered(self, session: Session, requests: Any) -> list[Entry]:
-        """C4: entries for the cells of a read, at or below its timestamp. Not those of the client's own commits whose
-        outcome is unknown (T4): the read asks for that outcome, and would wait for itself."""
+        """C4: the entries for the cells of a read, at or below its timestamp, except those of the client's own commits
+        whose outcome is unknown (T4). The read may be the one that finds out this outcome; then it would wait for
+        itself."""
         cells, left = self._parts.driver.entered.cells, self._parts.driver.entered.left
         found = []
         for table, row, queries in requests:
@@ -94,7 +96,7 @@ class Rows:
         return list(dict.fromkeys(found))
 
     def _after(self, entries: Sequence[Entry], peer: Peer, id: int, go_on: Callable[[], None]) -> None:
-        """C4: go on once these entries have left."""
+        """C4: call `go_on` once these entries have left."""
 
         async def run() -> None:
             try:
@@ -140,7 +142,7 @@ class Rows:
     def submit(
         self, session: Session, mutations: Sequence[Mutation], answer: Callable[[Sequence[Verdict]], None]
     ) -> None:
-        """Queue mutations; `answer` gets the verdicts, on the loop."""
+        """Queue mutations; `answer` is called with the verdicts, on the loop."""
         if not self._store.groups and any(len(mutation.rows) != 1 for mutation in mutations):
             raise ValueError("a mutation of several rows, which this store does not support")
         notifies = _notifies(mutations)
@@ -174,7 +176,7 @@ class Rows:
 
 
 def _notifies(mutations: Sequence[Mutation]) -> bool | None:
-    """True: mutations put notify cells; False: they only remove some; None: neither."""
+    """Whether mutations put notify cells (True), only remove some (False), or do neither (None)."""
     found = None
     for mutation in mutations:
         for _, _, writes in mutation.rows:

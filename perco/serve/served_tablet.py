@@ -92,21 +92,21 @@ class ServedTablet:
     ) -> None:
         self.table, self.number, self.start, self.stop = table, number, start, stop
         self.all_groups = list(groups)
-        self.server: TabletProcess | None = None  # the server that it has been given to
+        self.server: TabletProcess | None = None  # the server to which the tablet was given
         self.epoch = 0
         self.floor = 0
-        self.placed = trio.Event()  # set when that server has it open
-        self.resting = False  # no server may have it yet: one is closing it, or has just failed to open it
+        self.placed = trio.Event()  # set while that server has the tablet open
+        self.resting = False  # no server may have the tablet yet: one is closing it, or has just failed to open it
         self.failures = 0
-        self.begun = False  # servers may have it
+        self.begun = False  # servers may have the tablet
         self.cut_at: bytes | None = None  # rows from there on are about to move to another tablet (P1)
         self._split = 0  # the number of the last split; its orders carry it
-        self._copied_by: TabletProcess | None = None  # while it is being split: the server that copies it
-        self._gone = trio.Event()  # set while no server answers for rows that it has given away (P1)
+        self._copied_by: TabletProcess | None = None  # during a split: the server that copies the rows
+        self._gone = trio.Event()  # set while no server answers for rows that this tablet has given away (P1)
         self._gone.set()
         self._servers, self._reader, self._resubmit = servers, reader, resubmit
         self._token = trio.lowlevel.current_trio_token()
-        self.failure: PercoError | None = None  # why it could not be opened the last time
+        self.failure: PercoError | None = None  # why no server could open the tablet the last time
         self._pending = 0
         self._idle: trio.Event | None = None
         self._open = True
@@ -130,7 +130,7 @@ class ServedTablet:
     # ------------------------------------------------------------ writing, through its server
 
     def submit(self, mutation: Mutation, call: Call, index: int) -> None:
-        """Have a mutation applied; `call` is answered and woken when it has been."""
+        """Have a mutation applied by the tablet's server; `call` then gets the verdict, and is woken."""
         if not self._open:
             call.answer(index, Failed(TransactionClosed(_CLOSED)))
             return
@@ -168,7 +168,8 @@ class ServedTablet:
         return Failed(self._nobody())
 
     async def _applied_by_another(self, mutation: Mutation) -> Verdict:
-        """Apply a mutation to the tablet to which a split has moved its rows, once servers may have that one (P1)."""
+        """Apply a mutation to the tablet to which a split has moved its rows, once servers may have that tablet
+        (P1)."""
         first = mutation.rows[0][0]
         while True:
             for tablet in self._servers.tablets:
@@ -179,11 +180,12 @@ class ServedTablet:
             await self._servers.a_moment()
 
     def holds(self, row: bytes) -> bool:
-        """Whether a row lies in it."""
+        """Whether a row lies in this tablet."""
         return self.start <= row and (self.stop is None or row < self.stop)
 
     async def _ordered(self, order: Order, *more: Any) -> Any:
-        """Call its current server. Raises: Unavailable, if no server has had it for too long."""
+        """Send an order to the server that has this tablet. Raises: Unavailable, if no server has had it for too
+        long."""
         with self._patient():
             while True:
                 server = await self._where()
@@ -201,7 +203,7 @@ class ServedTablet:
 
     @contextmanager
     def _patient(self) -> Iterator[None]:
-        """Bound a wait by `timeout_s`; when the servers are ending, do not wait."""
+        """Bound a wait by `timeout_s`; if the servers are ending, do not wait."""
         servers = self._servers
         deadline = -math.inf if servers.ending else trio.current_time() + servers.options.timeout_s
         with trio.CancelScope(deadline=deadline) as scope:
@@ -225,11 +227,11 @@ class ServedTablet:
             self.submit(mutation, call, index)
 
     def expire(self, after_s: float) -> None:
-        """Nothing to do: the server watches its disk."""
+        """Nothing to do: the server itself watches the disk."""
 
     async def raise_floor(self, ts: int) -> None:
         """See `LmdbTablet.raise_floor`."""
-        self.floor = max(self.floor, ts)  # first: a server that opens it now begins with that
+        self.floor = max(self.floor, ts)  # first: a server that opens the tablet from now on begins with this floor
         await self._ordered(Order.FLOOR, ts)
 
     async def repack(self, group: str, start: bytes, skip: int) -> tuple[bytes | None, bool]:
@@ -265,7 +267,8 @@ class ServedTablet:
         return bool(await self._ordered(Order.REMOVE, row))
 
     async def copy_from(self, row: bytes, stop: bytes | None, path: Path, groups: Sequence[str]) -> int:
-        """See `LmdbTablet.copy_from`; by its server, which keeps the tablet until the split is over."""
+        """See `LmdbTablet.copy_from`. The tablet's server makes the copy, and keeps the tablet until the split is
+        over."""
         self._split += 1
         with self._patient():
             self._copied_by = await self._where()
@@ -274,12 +277,13 @@ class ServedTablet:
         return int(await self._by_the_same(Order.COPY, self._split, row, stop, str(path), groups))
 
     async def cut(self, row: bytes) -> None:
-        """See `LmdbTablet.cut`. A server that opens the tablet from now on has it up to there only (P1)."""
+        """See `LmdbTablet.cut`. A server that opens the tablet from now on gets only the rows before `row` (P1)."""
         self.cut_at = row
         await self._by_the_same(Order.CUT, self._split, row)
 
     async def _by_the_same(self, order: Order, *more: Any) -> Any:
-        """Call the server that began to copy. Raises: Unavailable, if it has died, or lost the tablet, since then."""
+        """Send an order to the server that began to copy. Raises: Unavailable, if it has ended, or lost the tablet,
+        since then."""
         server = self._copied_by
         with suppress(LostError):
             if server is not None and self.server is server and self.placed.is_set():
@@ -290,16 +294,16 @@ class ServedTablet:
 
     @property
     def is_splitting(self) -> bool:
-        """Whether it is being split; meanwhile it is not moved."""
+        """Whether this tablet is being split; meanwhile it is not moved to another server."""
         return self._copied_by is not None
 
     @property
     def end(self) -> bytes | None:
-        """The row up to which a server may have it; None: to the end."""
+        """The first row that a server of this tablet must not have; None: the server may have all rows to the end."""
         return self.stop if self.cut_at is None else self.cut_at
 
     def let_go(self) -> list[tuple[Mutation, Call, int]]:
-        """Give up the rows from the cut on. Returns []: the server answers the calls that it held."""
+        """Give up the rows from the cut on. Returns []: the server answers the calls that it held back."""
         self.stop, self.cut_at, self._copied_by = self.cut_at, None, None
         stop, self._gone = self.stop, trio.Event()
 
@@ -314,7 +318,7 @@ class ServedTablet:
         return []
 
     async def gone(self) -> None:
-        """Wait until no server answers for the rows that it has given away (P1)."""
+        """Wait until no server answers for the rows that this tablet has given away (P1)."""
         await self._gone.wait()
 
     async def uncut(self) -> None:
@@ -322,11 +326,11 @@ class ServedTablet:
         was_splitting = self.is_splitting
         self.cut_at, self._copied_by = None, None
         if was_splitting:
-            with suppress(Unavailable):  # no server has it, or all are ending
+            with suppress(Unavailable):  # no server has the tablet, or all are ending
                 await self._ordered(Order.UNCUT, self._split, self.stop)
 
     def statistics(self) -> TabletStatistics:
-        """Count what went through this process."""
+        """Count the mutations that went through this process."""
         used = self._reader.used_bytes()
         return TabletStatistics(self.table, self.start, 0, self._mutations, 0, 0, self._pending, used, 0)
 
@@ -350,7 +354,7 @@ class ServedTablet:
         self.close()
 
     def close(self) -> None:
-        """Close it: it is not read any more."""
+        """Close the reader: this tablet is not read any more."""
         self._reader.close()
 
     def end_views(self) -> None:

@@ -1,12 +1,12 @@
 """The owner's side: answers the calls of clients from its own store, oracle and memory.
 
-Reads are answered at once, from the loop. Mutations of all connections, and of the owner's own tasks, go to the same
-queues of the tablets, so one LMDB commit serves them all.
+Reads are answered at once, on the loop. Mutations of all connections, and of the owner's own tasks, go into the same
+queues, one for each tablet, so one LMDB commit serves them all.
 
 C1  One-step commits are made here: the timestamp is drawn, and the cells are entered, in one step of the loop (C2).
-C4  A client cannot look into this memory, so the server looks there before it reads for the client.
-R7  The server does nothing that an ended session asks for.
-R10 A client's pulse speaks for the client while its loop is held; the server hears the pulse, and does not answer it.
+C4  A client cannot see the entries in this process's memory, so the server looks for them before it reads for a client.
+R7  The server accepts no request of a session that has ended.
+R10 While a client's loop is held, its pulse speaks for it; the server handles the pulse's messages, but answers none.
 N8  Clients that run observers are woken when notify cells have become visible, whichever process put them.
 N10 Every drawn timestamp comes with the catalogue's version; a newer one is also announced at once.
 """
@@ -67,9 +67,9 @@ log: logging.Logger = logging.getLogger("perco.serve")
 
 _OUTLIVE_S: Final = 5.0  # how long a call waits for another client's transaction, before the caller repeats the call
 _IDLE_S: Final = 1.0
-_HELD_S: Final = 1.0  # if an owner's loop was held for longer while others waited, it logs a warning
-_LOST_S: Final = 5.0  # how long an error waits for this process to learn whether it has lost the store
-_EXPIRE_EVERY: Final = 4  # looks for dead sessions, per lease
+_HELD_S: Final = 1.0  # an owner with clients logs a warning if its loop was held for longer than this
+_LOST_S: Final = 5.0  # how long an error is held back while this process finds out whether it has lost the store
+_EXPIRE_EVERY: Final = 4  # how many times per lease to look for dead sessions
 
 
 class Server(Door[Session]):
@@ -103,7 +103,7 @@ class Server(Door[Session]):
         self._news: Callable[[int], None] = lambda what: None
         if tickets is not None:
             self.sessions.on_end = tickets.end
-            # A client that is gone may not have told us of its notify cells.
+            # A client that is gone may not have reported its notify cells.
             tickets.on_gone += [driver.leave_orphans, driver.notified]
             self._news = on_news(driver.notified, driver.quiet)
         if self._owner.backend.local is not None:
@@ -116,7 +116,7 @@ class Server(Door[Session]):
         rows = self.rows = Rows(parts, self._owner.store, self.sessions, options)
         self.draws = Draws(parts, self._owner, self.sessions, self._fail)
         refusal = ""
-        if servers is not None:  # their readers do not ask this memory (C4)
+        if servers is not None:  # their readers do not see the entries in this memory (C4)
             refusal = "tablet servers now have the store's rows"
         elif tickets is not None:
             refusal = "clients now access the store's rows directly"
@@ -191,7 +191,7 @@ class Server(Door[Session]):
 
     @contextmanager
     def _waiting(self, seconds: float) -> Iterator[None]:
-        """Let a client wait for something, at most this long; when serving ends, it is answered at once."""
+        """Let a client wait for something in the block, at most this long; when serving ends, the wait ends at once."""
         with trio.CancelScope(deadline=-math.inf if self._draining else trio.current_time() + seconds) as scope:
             self._waits.add(scope)
             try:
@@ -205,7 +205,7 @@ class Server(Door[Session]):
 
     @asynccontextmanager
     async def keeping(self) -> AsyncIterator[None]:
-        """Do the server's background work while the block lasts; at its end every session ends."""
+        """Run the server's background tasks while the block lasts; at its end, end all sessions."""
         parts, owner = self._parts, self._owner
         parts.driver.on_notified.append(self._notified)
         parts.oracle.on_announced.append(self._announced)
@@ -309,8 +309,8 @@ class Server(Door[Session]):
     # ------------------------------------------------------------ calls
 
     def _fail(self, peer: Peer, id: int, error: Exception) -> None:
-        """Answer with an error. Direct clients get no answer if another process owns the store, which may be the cause
-        of the error: they ask that process, once this one ends."""
+        """Answer a call with an error. If the reason may be that another process owns the store, find out. If so, a
+        direct client gets no answer: it asks that process once this one ends."""
         if self._tickets is None or self._draining or not isinstance(error, StoreLocked | Unavailable | WriteUnknown):
             return peer.fail(id, error)
 
@@ -353,7 +353,7 @@ class Server(Door[Session]):
 
     @staticmethod
     def _untold(hear: Callable[[Session, Any], None]) -> Callable[[Session, Peer, int, Any], None]:
-        """A handler of a message that needs no answer; a caller that asks for one still gets it."""
+        """A handler of a message that needs no answer; a caller that wants one all the same gets None."""
 
         def handle(session: Session, peer: Peer, id: int, told: Any) -> None:
             hear(session, told)
@@ -418,18 +418,19 @@ class Server(Door[Session]):
     # ------------------------------------------------------------ observers
 
     def _notified(self) -> None:
-        """N8: notify cells have become visible, perhaps through a commit of the session `rows.by`."""
+        """N8: wake workers, because notify cells have become visible, perhaps through a commit of the session
+        `rows.by`."""
         self.sessions.wake(self.sessions.wakes.notified(trio.current_time(), self.rows.by))
 
     def _woken(self) -> None:
-        """Watch processes that were woken: they may not answer."""
+        """Watch the processes that were woken, because they may not answer."""
         if not self._watching and self.sessions.wakes.deadline < math.inf:
             self._watching = True
             # Not `spawn`, because the store waits for spawned tasks when it closes: an answer may never come.
             self._parts.background.start(self._watch, "watch")
 
     async def _watch(self) -> None:
-        """While woken processes have not answered: wake others instead of those that take too long."""
+        """As long as woken processes have not answered, wake others in place of those that take too long."""
         wakes = self.sessions.wakes
         try:
             while wakes.deadline < math.inf:
@@ -451,7 +452,7 @@ class Server(Door[Session]):
         peer.reply(id, None)
 
     def _works_elsewhere(self, began: float) -> Collection[str] | None:
-        """Observers that clients run; None: workers of a former owner may be about to find this one."""
+        """Observers that clients run; None: workers of a former owner may be about to connect to this one."""
         return self.sessions.workers() or (None if trio.current_time() < began + BACK_S else ())
 
     def _claim(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
@@ -467,20 +468,20 @@ class Server(Door[Session]):
 
     def _unclaim(self, session: Session, where: Any) -> None:
         self.sessions.unclaim(session, where)
-        self._parts.driver.quiet()  # N7: tasks that wait look again
+        self._parts.driver.quiet()  # N7: tasks that wait for the store to become idle look again
 
     def _holding(self, session: Session, all_of_it: Any) -> None:
         self.sessions.holding(session, *read_holding(all_of_it))
         self._parts.driver.quiet()
 
     async def _idle(self, session: Session, _: Any) -> tuple[bool, int, dict[str, int] | None, Any]:
-        """(whether the store is idle, changes on the failed list, workers of each observer, a lock that cannot be
-        read), as soon as it is idle, or after a while (N7)."""
+        """Wait until the store is idle, or for a while (N7). Returns (whether it is idle, changes on the failed list,
+        workers of each observer, a lock that cannot be read)."""
         idle, until = self._owner.idle, trio.current_time() + _IDLE_S
         with self._waiting(math.inf):  # a look that has to search the store may take longer
             changed = idle.watch()
             if not await idle.look():
-                idle.sweep_pending()  # once a call, and so once a second for each client that waits
+                idle.sweep_pending()  # once per call, and so once a second for each client that waits
             while not idle.now():
                 with trio.move_on_at(until):
                     await changed.wait()
@@ -507,7 +508,7 @@ class Server(Door[Session]):
         return done, 0, self._workers()
 
     def _workers(self) -> dict[str, int] | None:
-        """How many processes run each observer; None: workers of a former owner may be about to find this one."""
+        """How many processes run each observer; None: workers of a former owner may be about to connect to this one."""
         if self._owner.idle.works_elsewhere is not None and self._owner.idle.works_elsewhere() is None:
             return None
         counts = self.sessions.workers()
@@ -521,7 +522,7 @@ class Server(Door[Session]):
         return await place_of(self._owner.backend, self._parts.catalogue, len(clients) - 1, workers)
 
     def _held_up(self, held: Held) -> None:
-        """The loop was held, so no client was answered. Called in the thread that watches it."""
+        """Log that the loop was held, and so no client was answered. Called in the thread that watches the loop."""
         if held.seconds >= _HELD_S and self.sessions.all:
             log.warning(
                 "this process owns the store, and its event loop was blocked for %.1f s (%s): all other processes that "

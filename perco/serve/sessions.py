@@ -1,16 +1,20 @@
 """The sessions of a served store's clients: what they hold, and when they end.
 
-R7  A session begins with a greeting and outlives its connection: a client that comes back within `lease_s` finds it
-    unchanged. It ends once: with BYE, or when its client has not been heard from for that long. Until then every start
-    timestamp that was given to it holds the watermark (G1) and is alive (L1), and its claims hold (N8). From then on
-    the server does nothing that its client asks for, except mutations that are queued by then.
-    A client that comes back lists what it still has: its open timestamps in the greeting, then its holds and claims.
-    Everything else of the session is released, because messages that were sent without a connection never arrived.
-R10 While a client's pulse says that its loop is held, the client counts as heard from, and its connections are not
-    treated as silent. When the loop turns again they are excused once more, so that the client has time to speak.
-R8  A new server holds the timestamps that a client's greeting lists, if it still can (L3): for the first `lease_s`,
-    nothing is garbage-collected. It says that the session is new until it has heard what its client holds: the answer
-    to a first greeting may be lost, and the client would mistake the session for the one that holds its past snapshots.
+R7  A session begins with a greeting and outlives its connection: a client that reconnects within `lease_s` finds its
+    session unchanged. A session ends only once: with BYE, or when the server has not heard from its client for
+    `lease_s`. Until then, the start timestamps that the session was given hold back the watermark (G1), their
+    transactions are alive (L1), and the session's claims are valid (N8). From then on, the server accepts no request of
+    the session, but it completes the mutations that are already queued.
+    A client that reconnects reports what it still has: its open timestamps in the greeting, then its holds and claims.
+    The server releases everything else that the session had, because messages that the client sent while it had no
+    connection never arrived.
+R10 While a client's pulse reports that the client's loop is held, the client counts as heard from, and its connections
+    are not treated as silent. When the loop runs again, its connections are excused once more, so that the client has
+    time to send something.
+R8  A new server holds the timestamps that a client's greeting lists, if none of them is below the watermark (L3).
+    Otherwise versions that the client needs may be gone, and the server holds none of the timestamps. The server says
+    that the session is new until it has heard what its client holds. The answer to a first greeting may be lost; if the
+    next answer did not say "new", the client would mistake the session for the one that holds its past snapshots.
 """
 
 from __future__ import annotations
@@ -36,13 +40,13 @@ if TYPE_CHECKING:
     from perco.rpc.peer import Peer
 
 _ENDED_S: Final = 1.0  # how long a claim that has ended is remembered
-_ENDED_MAX: Final = 4096  # of these
-_TOLD_MAX: Final = 256  # rows of others, in an answer to a session that was refused one of them
-_AHEAD_MAX: Final = 16  # rows of others, in an answer to a session that was refused none
+_ENDED_MAX: Final = 4096  # how many of these are remembered
+_TOLD_MAX: Final = 256  # rows of other sessions, in the answer to a session that was refused a row
+_AHEAD_MAX: Final = 16  # rows of other sessions, in the answer to a session that was refused none
 
 
 class Stuck(NamedTuple):
-    """At `told` (the server's time), a client's loop had not turned for `seconds`; it was seen at `where`."""
+    """At `told` (the server's time), a client's loop had been held for `seconds`, by code at `where`."""
 
     pid: int
     seconds: float
@@ -55,17 +59,18 @@ class Session:
 
     Attributes:
         name: a random string that the client has chosen.
-        open: start timestamps that were given to it, and whose transactions have not ended.
-        held: holds on past timestamps, by the number that the client gave each.
-        claims: rows on which it runs observers.
-        works: ids of the observers that it has; `runs`: of those that it may run.
+        open: start timestamps that the session was given and whose transactions have not ended.
+        held: holds on past timestamps, by the number that the client gave to each.
+        claims: rows on which the client runs observers.
+        works: ids of the observers that the client has; `runs`: of those that it may run.
         full, asked_at: see `Wakes`.
-        peer: its connection, if it has one.
-        ticket: its client shows it to tablet servers; renewed when the session releases anything (F3).
-        last_heard: when it last had a connection, or its pulse spoke.
-        new: its client may not know that it has begun: the answer to a greeting may be lost.
-        applying: how many of its calls have mutations queued.
-        stuck: the last message of its pulse; None: its loop turns, as far as is known.
+        peer: the client's connection, if it has one.
+        ticket: the client presents it to tablet servers, or to the database; replaced when a greeting makes the session
+            release anything (F3).
+        last_heard: when the client last had a connection, or its pulse last sent a message.
+        new: the client may not know that the session has begun, because the answer to its greeting may be lost.
+        applying: how many of the client's calls have mutations queued.
+        stuck: the last message of the client's pulse; None: as far as is known, the client's loop runs.
     """
 
     name: str
@@ -115,7 +120,7 @@ class Session:
 
 
 def must_go_on(session: Session | None) -> Session:
-    """Raises: SessionEnded."""
+    """Return the session. Raises: SessionEnded, if it has ended, or there is none."""
     if session is None or session.ended:
         raise SessionEnded()
     return session
@@ -127,8 +132,8 @@ class _Claim:
     Attributes:
         newest: the newest change that the session saw waiting there; the session handles changes up to it.
         root: the oldest cause of the changes that wait there.
-        refused: sessions that wanted it meanwhile for other observers.
-        until: how long a claim that has ended is remembered, as a time.
+        refused: sessions that have meanwhile been refused the row, and have observers that the holder may not run.
+        until: the time until which a claim that has ended is remembered.
     """
 
     __slots__ = ("newest", "refused", "root", "session", "until")
@@ -144,8 +149,8 @@ class _Claim:
         return holder is not session and not holder.ended and newest <= self.newest and session.runs <= holder.runs
 
     def refuse(self, session: Session) -> None:
-        """Another session leaves the row alone for now. It is notified of the end, unless the holder runs all of the
-        other's observers, and so looks for that work itself."""
+        """Note that another session leaves the row alone for now. It is notified when the claim ends, unless the holder
+        may run all of that session's observers, and so looks for their work itself."""
         if not session.runs <= self.session.runs:
             self.refused.add(session)
 
@@ -158,15 +163,15 @@ class Sessions:
     def __init__(self, holds: Holds, fates: Fates, lease_s: float, orphaned: Callable[[], None]) -> None:
         self._holds, self._fates, self._lease_s, self._orphaned = holds, fates, lease_s, orphaned
         self.all: dict[str, Session] = {}
-        # F3: called with a ticket; `on_end` before what its session holds is released.
+        # F3: both are called with a ticket; `on_end`, before anything that the ticket's session holds is released.
         self.on_begin: Callable[[str], None] = lambda ticket: None
         self.on_end: Callable[[str], None] = lambda ticket: None
         self.on_held: Callable[[str], None] = lambda ticket: None  # R10
-        self.on_wake: Callable[[], None] = lambda: None  # N8: woken sessions may have to answer now
+        self.on_wake: Callable[[], None] = lambda: None  # N8: called when sessions were woken: some may not answer
         self.claims: dict[tuple[str, bytes], _Claim] = {}
-        self._rows: dict[str, list[bytes]] = {}  # of claims, by table, in order
+        self._rows: dict[str, list[bytes]] = {}  # claimed rows, by table, in order
         self._ended: dict[tuple[str, bytes], _Claim] = {}  # in the order in which they ended
-        self.claimed = 0  # rows, in total
+        self.claimed = 0  # how many claims were granted, in total
         self.wakes: Wakes[Session] = Wakes()
         self._watches: set[Watch] = set()
 
@@ -176,10 +181,11 @@ class Sessions:
     # ------------------------------------------------------------ begin, end
 
     def greet(self, name: str, held: Iterable[int], now: float) -> tuple[Session, bool, bool]:
-        """(the session of that name, whether it is `new`, whether all is held that its client needs) (R7, R8)."""
+        """Return (the session of that name, whether it is `new`, whether the server holds all that its client needs)
+        (R7, R8)."""
         session = self.all.get(name)
         if session is not None:
-            # No transaction has the timestamps that were drawn for it and never arrived.
+            # These have no transaction: it has ended, or its timestamp never reached the client.
             lost = session.open.difference(held)
             if lost:
                 self._new_ticket(session)
@@ -189,7 +195,7 @@ class Sessions:
             kept = session.open.issuperset(held)
             if not kept:
                 self._new_ticket(session)
-                self.done(session, list(session.open))  # its client starts over
+                self.done(session, list(session.open))  # its client abandons its transactions
             return session, session.new, kept
         session = self.all[name] = Session(name, now)
         self.on_begin(session.ticket)
@@ -202,13 +208,14 @@ class Sessions:
         return session, True, True
 
     def _new_ticket(self, session: Session) -> None:
-        """F3: replace the ticket, before anything is released that may have been read with the former one."""
+        """F3: replace a session's ticket, before anything is released that may have been read with the former
+        ticket."""
         self.on_end(session.ticket)
         session.ticket = secrets.token_hex(16)
         self.on_begin(session.ticket)
 
     def end(self, session: Session) -> None:
-        """R7: end a session. It releases what it holds as soon as its queued mutations have been made."""
+        """R7: end a session. What it holds is released as soon as its queued mutations are complete."""
         if session.ended:
             return
         session.ended = True
@@ -218,13 +225,14 @@ class Sessions:
             self._let_go(session)
 
     def applied(self, session: Session) -> None:
-        """The mutations of one of the session's calls have been made."""
+        """Note that the mutations of one of a session's calls are complete."""
         session.applying -= 1
         if session.ended and not session.applying:
             self._let_go(session)
 
     def works(self, session: Session, ids: Iterable[str], runs: Iterable[str]) -> None:
-        """Note which observers its client has, and which of them it may run; if none, its claims end."""
+        """Note which observers a session's client has, and which of them it may run. If it has none, the session's
+        claims end."""
         session.works = frozenset(ids)
         self.wake(self.wakes.works(session, runs, trio.current_time()))
         if not session.works:
@@ -232,7 +240,8 @@ class Sessions:
                 self.unclaim(session, where)
 
     def wake(self, sessions: Iterable[Session]) -> None:
-        """Notify clients that there may be work (N8). A client without a connection looks when it has one again."""
+        """Notify clients that there may be work (N8). A client without a connection looks for work once it has
+        reconnected."""
         for session in sessions:
             if session.peer is not None:
                 session.peer.push(NOTIFIED, None)
@@ -248,14 +257,14 @@ class Sessions:
             self._orphaned()
 
     def beat(self, session: Session, now: float, stuck: Stuck | None) -> None:
-        """R10: a session's pulse has spoken. `stuck`: None if the client's loop turns again."""
+        """R10: note a message of a session's pulse. `stuck`: None, if the client's loop runs again."""
         session.last_heard, session.stuck = now, stuck
         if session.peer is not None:
             session.peer.channel.excuse()
         self.on_held(session.ticket)
 
     def expire(self, now: float) -> list[Session]:
-        """End the sessions that were not heard from for too long; returns them."""
+        """End the sessions whose clients have not been heard from for too long; return these sessions."""
         gone = [
             session
             for session in self.all.values()
@@ -268,13 +277,13 @@ class Sessions:
     # ------------------------------------------------------------ what they hold
 
     def begin(self, session: Session, start_ts: int) -> None:
-        """A timestamp was drawn for it, to read at (G1, L1)."""
+        """Let a session hold a start timestamp that was drawn for it (G1, L1)."""
         session.open.add(start_ts)
         self._holds.open.add(start_ts)
         self._fates.begin(start_ts)
 
     def done(self, session: Session, start_ts: Iterable[int]) -> None:
-        """Transactions and snapshots have ended; tasks that wait for them go on."""
+        """Note that transactions and snapshots of a session have ended, and wake the tasks that wait for their end."""
         for ts in start_ts:
             if ts in session.open:
                 session.open.discard(ts)
@@ -285,13 +294,13 @@ class Sessions:
             self._orphaned()
 
     def orphans(self, session: Session) -> None:
-        """Its client left locks behind: they are swept once their transactions have ended."""
+        """Note that a session's client left locks behind: they are swept once their transactions have ended."""
         session.orphans = True
         self._orphaned()
 
     def hold(self, session: Session, number: int, ts: int) -> bool:
-        """T15: hold a past timestamp, under the number that the client gave it, once even if asked twice. False: it is
-        too old."""
+        """T15: hold a past timestamp under the number that the client gave it; a repeated call changes nothing. Returns
+        False if the timestamp is too old."""
         if number not in session.held:
             held = self._holds.hold(ts)
             if not held:
@@ -307,7 +316,8 @@ class Sessions:
     def holding(
         self, session: Session, numbers: Iterable[int], claims: Iterable[tuple[tuple[str, bytes], tuple[int, int]]]
     ) -> None:
-        """R7: keep what its client says it has, and release the rest: messages sent without a connection are lost."""
+        """R7: keep what a session's client reports that it has, and release the rest, because messages that the client
+        sent without a connection are lost."""
         session.new = False
         for number in set(session.held).difference(numbers):
             self.release(session, number)
@@ -324,12 +334,13 @@ class Sessions:
         """N8: claim up to `most` rows, in order, on which no other session works.
 
         Args:
-            wanted: rows of the table, with the newest change and the oldest cause that wait there.
+            wanted: rows of the table, each with the newest change and the oldest cause that wait there.
             halts: after a row has been granted, stop at the first one that another session has.
 
-        Returns: for each row, whether it is `CLAIMED` by the session; `HELD` by another; `DONE`, because another has
-        just been there for that change; or `FREE`, but not granted. Then rows of the table that others have, from the
-        first wanted one on, each with the newest change that its holder saw there.
+        Returns: for each row, `CLAIMED`: the session has it now; `HELD`: another session has it; `DONE`: another
+        session has just handled that change; or `FREE`: no other session has it, but it was not granted. Then, from the
+        first wanted row on, rows of the table that other sessions have, each with the newest change that its holder saw
+        there.
         """
         self._forget(trio.current_time())
         out = bytearray()
@@ -343,7 +354,7 @@ class Sessions:
                 halted |= halts and given > 0
                 claim.refuse(session)
                 out.append(HELD)
-            elif halted or given >= most:  # even a row that another task of the session has: there is no room for more
+            elif halted or given >= most:  # even if the session already has the row: it has no room for more
                 out.append(FREE)
             else:
                 self._give(session, where, newest, root)
@@ -354,7 +365,8 @@ class Sessions:
         return bytes(out), self._held_by_others(session, table, wanted[0][0], _TOLD_MAX if HELD in out else _AHEAD_MAX)
 
     def _held_by_others(self, session: Session, table: str, row: bytes, most: int) -> list[tuple[bytes, int]]:
-        """The next rows of a table that others have, from a row on, wrapping around at the end."""
+        """The next rows of a table, up to `most`, that other sessions have: from a row on, wrapping around at the
+        table's end."""
         rows = self._rows.get(table, [])
         at = bisect_left(rows, row)
         told = []
@@ -379,7 +391,7 @@ class Sessions:
             watch.moved |= root <= watch.ts
 
     def _forget(self, now: float) -> None:
-        """Forget claims that ended a while ago, or before many others."""
+        """Forget claims that ended a while ago and, if too many are remembered, the oldest of the others."""
         while self._ended:
             where = next(iter(self._ended))
             if self._ended[where].until > now and len(self._ended) <= _ENDED_MAX:
@@ -387,8 +399,8 @@ class Sessions:
             del self._ended[where]
 
     def unclaim(self, session: Session, where: tuple[str, bytes]) -> None:
-        """A session's work on a row has ended, and it has checked whether anything is left to do there. Sessions that
-        were refused the row for observers that this one does not run are notified."""
+        """End a session's claim on a row; its client has checked whether anything is left to do there. Notify the
+        sessions that were refused the row and have observers that this session may not run."""
         if where not in session.claims:
             return
         session.claims.discard(where)

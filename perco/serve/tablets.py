@@ -1,17 +1,19 @@
 """A tablet server: a process that has some of a served store's tablets open, for its owner and for clients.
 
-It reads rows and applies mutations, and knows nothing of transactions. The owner starts it, says which tablets it has,
-and kills it when it falls silent. Clients ask the owner for everything else: timestamps, sessions, rows for their
-observers.
+A tablet server reads rows and applies mutations; it does not know about transactions. The owner starts it, decides
+which tablets it has, and kills it when it falls silent. Clients ask the owner for everything else: timestamps,
+sessions, claims on rows for their observers.
 
-    python -m perco.serve.tablets FD HOW        the socket over which the owner speaks to it; `Serving` in JSON
+    python -m perco.serve.tablets FD HOW        FD: the socket over which the owner gives orders; HOW: `Serving` in JSON
 
-F1  Opening a tablet for writing raises its epoch, so that a process that had it before writes nothing any more.
-F2  For a row that it does not have (any more) it does nothing and answers `NOT_HERE`: then asking elsewhere is safe.
-F3  It serves clients that show the ticket of a session with the owner. When the session ends, or releases anything,
-    the owner says that the ticket is void before anything is collected that could have been read with it (R5, G2).
-F4  It ends with its owner: the socket closes, and the kernel kills it if it is stopped. Until then it keeps the
-    owner's lock on the folder, so no other process can own the folder.
+F1  Opening a tablet for writing raises its epoch, so a process that had opened it before can no longer write to it.
+F2  If the server is asked for a row that it does not have (any more), it does nothing and answers `NOT_HERE`. It is
+    then safe to ask another server.
+F3  The server serves only clients that present the ticket of a session with the owner. If the session ends, or releases
+    anything, the owner declares the ticket void, before anything is collected that could have been read with it (R5,
+    G2).
+F4  The server ends with its owner: the socket closes and, even if the server is stopped (SIGSTOP), the kernel kills it.
+    Until then, the server keeps the owner's lock on the folder, so no other process can own the folder.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ class TabletServer(Door[str]):
     """Loop thread only.
 
     Args:
-        opened: opens a tablet for writing: (table, number, first row, groups, floor) -> (it, its epoch).
+        opened: opens a tablet for writing: (table, number, first row, groups, floor) -> (the tablet, its epoch).
     """
 
     tablets: Tablets
@@ -100,7 +102,7 @@ class TabletServer(Door[str]):
         self._opened = opened
         self._sessions: set[str] = set()
         self._owner: Peer | None = None
-        self._news: set[int] = set()  # for the owner
+        self._news: set[int] = set()  # messages for the owner
         self._listening = AsyncExitStack()
         self._asked: dict[int, Callable[[Peer, int, Any], None]] = {
             Method.READ: self._read,
@@ -127,7 +129,7 @@ class TabletServer(Door[str]):
     # ------------------------------------------------------------ owner and clients
 
     async def obey(self, stream: trio.abc.Stream) -> None:
-        """Follow the owner's orders until it is gone. Raises: as `Channel.run`."""
+        """Follow the owner's orders until the owner is gone. Raises: as `Channel.run`."""
         channel = Channel(stream, control(self._options, _OWNER_SILENCE_S))
         read_hello(await channel.greeting(alone=True))
         await channel.greet(welcome(True, True, {}))
@@ -145,7 +147,8 @@ class TabletServer(Door[str]):
         return name, welcome(False, True, {})
 
     def _noticed(self, error: PercoError) -> int:
-        return logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING  # the client was first
+        # Unavailable: the client's greeting came before the owner's announcement of its session.
+        return logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
 
     def _begun(self, peer: Peer, who: str) -> None:
         """Nothing to do."""
@@ -232,7 +235,7 @@ class TabletServer(Door[str]):
         for index, (mutation, held) in enumerate(zip(mutations, found, strict=True)):
             assert held is not None
             held.tablet.submit(mutation, call, index)
-        if not call.waiting:  # memory answers at once
+        if not call.waiting:  # a tablet in memory answers at once
             told(call.verdicts)  # type: ignore[arg-type]
 
     def _of_all_rows(self, mutation: Mutation) -> Held | None:
@@ -243,7 +246,7 @@ class TabletServer(Door[str]):
         return None if others else first
 
     def _tell(self, what: int) -> None:
-        """Notify the owner; several messages become one (N7, N8)."""
+        """Notify the owner; messages that wait are merged into one (N7, N8)."""
         if not self._news:
             trio.lowlevel.current_trio_token().run_sync_soon(self._tell_now)
         self._news.add(what)
@@ -264,7 +267,7 @@ class TabletServer(Door[str]):
                 peer.channel.close_soon()
 
     def _excuse(self, ticket: str) -> None:
-        """R10: the loop of that session's client is held."""
+        """R10: excuse the connections of a session's client, whose loop is held."""
         for peer, name in self._serving.items():
             if name == ticket:
                 peer.channel.excuse()
@@ -317,7 +320,7 @@ class TabletServer(Door[str]):
 
     async def _middle(self, order: Any) -> tuple[bytes | None]:
         table, number, stop = order
-        return (await self._held(table, number).tablet.middle(stop),)  # None alone would be `NOT_HERE`
+        return (await self._held(table, number).tablet.middle(stop),)  # None alone would mean `NOT_HERE`
 
     async def _copy(self, order: Any) -> int:
         table, number, split, row, stop, path, groups = order
@@ -398,7 +401,7 @@ class Serving:
     """The configuration of a tablet server.
 
     Attributes:
-        folder, owner: the store's folder, and the process that has it open.
+        folder, owner: the store's folder, and the id of the process that has it open.
         wire, lmdb, batch: options, as dictionaries.
         timeout_s: how long to wait for a disk that does not answer (T10).
     """
@@ -417,7 +420,8 @@ def control(wire: WireOptions, silence_s: float) -> WireOptions:
 
 
 async def serve(server: TabletServer, background: Background, stream: trio.abc.Stream, timeout_s: float) -> bool:
-    """Obey the owner at the other end of a stream until it is gone (False), or orders the end (True)."""
+    """Obey the owner at the other end of a stream. Returns False when the owner is gone; True when the owner has
+    ordered the server to stop."""
 
     async def watch_disk() -> None:
         while True:
@@ -459,7 +463,7 @@ class _Opener:
     async def open(
         self, table: str, number: int, start: bytes, groups: Sequence[str], floor: int
     ) -> tuple[Tablet, int]:
-        """Open a tablet in a thread, because it waits for the disk; one at a time."""
+        """Open a tablet in a thread, because this waits for the disk; one tablet at a time."""
 
         def take_over() -> tuple[LmdbEngine, int]:
             engine = LmdbEngine(tablet_path(self._folder, table, number), groups, self._lmdb, readonly=False, lock=True)
@@ -482,7 +486,7 @@ class _Opener:
 def run(descriptor: int, how: str) -> None:
     """Like `main`, but in a copy of the owner's process."""
     warnings.simplefilter("ignore")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is for the owner, which says what to do
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the owner, which stops the servers
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     trio.run(_serve, descriptor, Serving(**json.loads(how)))
 

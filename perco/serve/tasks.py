@@ -1,7 +1,8 @@
 """Lists what every task of this process waits for: `perco status --tasks`.
 
-A thread dump of an event loop shows the stack of the running task, and none of those that wait. Each task keeps its
-own, from the function that it began with to the line where it waits; this module reads these.
+A thread dump of an event loop shows the stack of the running task, but not the stacks of the tasks that wait. Each task
+keeps its own stack, from the function with which it began to the line at which it waits; this module reads these
+stacks.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ import trio
 
 from perco.rpc.framing import WireError
 
-_GROUPS_MAX: Final = 500  # of a process; further ones are only counted
+_GROUPS_MAX: Final = 500  # how many groups of tasks of a process are listed; further tasks are only counted
 _TEXT_MAX: Final = 200
 _LINES: Final = 3
 _NUMBER_MAX: Final = 1 << 31
-_DEPTH_MAX: Final = 50  # as it is shown
+_DEPTH_MAX: Final = 50  # the depth shown for a task that is even deeper
 _CHILDREN: Final = "its children"
 
 
 class Waiting(NamedTuple):
     """Tasks that look alike: siblings of one name that wait at the same line, for the same thing.
 
-    `depth`: in the tree of nurseries; `at`: the innermost lines of the program's own code, and that of perco's where it
-    waits; `wants`: what it waits for.
+    `depth`: in the tree of nurseries; `alike`: how many tasks; `at`: the innermost lines of the program's own code, and
+    the line of perco's code at which the tasks wait; `wants`: what they wait for.
     """
 
     depth: int
@@ -43,7 +44,7 @@ class ProcessTasks(NamedTuple):
     role: str
     pid: int
     tasks: list[Waiting]
-    more: int  # that are not listed
+    more: int  # tasks that are not listed
 
 
 def here(role: str) -> ProcessTasks:
@@ -66,7 +67,7 @@ def here(role: str) -> ProcessTasks:
 
 
 def held(pid: int, seconds: float, where: str) -> ProcessTasks:
-    """In place of the tasks of a client whose loop is held, which cannot answer (R10)."""
+    """What is listed in place of the tasks of a client that cannot answer, because its loop is held (R10)."""
     return ProcessTasks("client", pid, [Waiting(0, 1, "(the loop)", where, f"has not turned for {seconds:.1f} s")], 0)
 
 
@@ -105,7 +106,7 @@ def _tree(task: trio.lowlevel.Task) -> Iterator[tuple[int, trio.lowlevel.Task]]:
 
 
 def _where(task: trio.lowlevel.Task) -> tuple[str, str]:
-    """(at, wants) of a task; ("", ""): it is trio's own."""
+    """(at, wants) of a task; ("", ""): the task is trio's own."""
     frames = list(task.iter_await_frames())
     if not frames:
         return "", "its turn"  # it has not begun, or it is the task that runs this code
@@ -130,7 +131,7 @@ def _line(pair: tuple[FrameType, int]) -> str:
 
 
 def _wanted(frame: FrameType | None) -> str:
-    """The purpose of a function of trio's, in words."""
+    """What a task waits for if it waits in this function of trio's, in words."""
     if frame is None:
         return "an answer"
     name = frame.f_code.co_name
@@ -143,7 +144,7 @@ def _wanted(frame: FrameType | None) -> str:
 
 
 def lines(tasks: Sequence[Waiting]) -> list[tuple[str, str, str]]:
-    """The rows of a table: the indented name, and how many tasks; where they wait; what they wait for."""
+    """The rows of a table: the indented name, and how many tasks; where these tasks wait; what they wait for."""
     least = min((task.depth for task in tasks), default=0)
     return [
         ("  " * (task.depth - least) + task.name + (f"  x {task.alike}" if task.alike > 1 else ""), task.at, task.wants)

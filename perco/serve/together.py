@@ -1,11 +1,12 @@
-"""A client's calls to one tablet of a served store, gathered in its window (`storage/batching.py`).
+"""A client's calls to one tablet of a served store, gathered in the client's window (`storage/batching.py`).
 
-Reads, one-step commits and claims of rows of several callers go in calls of their own kind (`Method.READS`, `COMMITS`,
-`CLAIMS`). Mutations do not need one: `Method.APPLY` takes any number of them.
+Reads, one-step commits and claims on rows, of several callers, are combined with others of their kind into calls of
+special methods (`Method.READS`, `COMMITS`, `CLAIMS`). Mutations need no such method: `Method.APPLY` takes any number of
+them.
 
-D8  The server answers None for a part that would have to wait there, or makes the answer too long for a message, and
-    does nothing for it; its caller asks again, alone. Otherwise a reply could wait for something that its own client
-    has yet to do.
+D8  If a part would have to wait at the server, or would make the answer too long for a message, the server does nothing
+    for that part and answers None. The part's caller then asks again, in a call of its own. If a combined call did
+    wait, its reply could depend on something that the same client has yet to do.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from perco.serve.messages import Method
 from perco.storage import Batching, BatchOptions, Gathering, ReadRequest, RowCells, RowStore
 from perco.storage.batching import Spawn
 
-_CLAIM_BYTES = 64  # besides its row
+_CLAIM_BYTES = 64  # of a claim, besides its row
 
 Where = tuple[str, bytes]
 
@@ -87,7 +88,7 @@ class Together:
             raise LostError(str(error)) from error  # T4: they may have been made
 
     async def claim(self, table: str, wanted: Sequence[tuple[bytes, int, int]], most: int, *, halts: bool) -> Any:
-        """The answer to `Method.CLAIM`; for one row at least."""
+        """The answer to `Method.CLAIM`. `wanted` must have at least one row."""
         key = self._remote.locate(table, wanted[0][0])
         asked = table, wanted, most, halts
         answers = await self._claims.ask([(key, asked, sum(len(row) + _CLAIM_BYTES for row, _, _ in wanted))])
@@ -111,7 +112,7 @@ class Together:
 
 
 def _answers(answers: Any, asked: Sequence[object]) -> Sequence[Any]:
-    """Raises: WireError."""
+    """Check that there is an answer to each call. Raises: WireError."""
     if type(answers) not in (list, tuple) or len(answers) != len(asked):
         raise WireError(f"no answer for each of {len(asked)} calls that went together")
     return answers  # type: ignore[no-any-return]

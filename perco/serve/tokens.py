@@ -1,7 +1,8 @@
-"""The token that a client on TCP must present: a random string in a file in the store's folder, which only the store's
-user can read.
+"""The token that a client on TCP must present: a random string in a file in the store's folder. Only the store's user
+can read this file.
 
-Clients of the same user on the same machine find it by the port, in a folder of that user; others must be given it.
+Clients that the same user runs on the same machine find the token by the server's port, in another folder of that user.
+All other clients must be given the token.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _BYTES: Final = 24
 
 
 def token_of(folder: Path) -> bytes:
-    """The store's token; made when it is first asked for.
+    """Return the store's token; make one if there is none yet.
 
-    Raises: UnsuitableFolder if others can read it, or it cannot be read.
+    Raises: UnsuitableFolder, if other users can read the token, or if it is empty, or cannot be made or read.
     """
     path = folder / TOKEN_FILE
     try:
@@ -54,7 +55,7 @@ def _known(address: Address) -> Path:
 
 @contextlib.contextmanager
 def told(address: Address, token: bytes) -> Iterator[None]:
-    """While the block lasts, programs of this user find the token of the server at that port."""
+    """While the block lasts, let programs of this user `find` the token of the server at an address."""
     path = _known(address)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -70,7 +71,7 @@ def told(address: Address, token: bytes) -> Iterator[None]:
 
 
 def find(address: Address) -> bytes:
-    """The token of the server at an address, if this user runs it on this machine; otherwise b""."""
+    """The token of the server at an address, if this user runs that server on this machine; otherwise b""."""
     if address.path is not None or not address.on_this_host:
         return b""
     try:

@@ -14,11 +14,11 @@ from perco.serve.messages import TASKS_ASKED
 from perco.serve.sessions import Session, Sessions
 from perco.serve.tasks import ProcessTasks
 
-_ANSWERED_S: Final = 1.0  # how long clients may take
+_ANSWERED_S: Final = 1.0  # how long clients may take to answer
 
 
 class _Asked:
-    """A question to all clients."""
+    """A question to all clients, and their answers."""
 
     number: int
     clients: int
@@ -33,12 +33,12 @@ class _Asked:
 
 
 class ToldTasks:
-    """The questions of one server.
+    """The questions that one server asks its clients.
 
     Args:
-        serving: its connections.
-        silence_s: for how many seconds the last message of a pulse counts.
-        waiting: a block that ends after so many seconds, or when the server does.
+        serving: the server's connections, with the session of each.
+        silence_s: how long the last message of a pulse counts, in seconds.
+        waiting: makes a block that is cancelled after so many seconds, or when the server ends.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class ToldTasks:
         self._count = 0
 
     async def ask(self, session: Session) -> list[ProcessTasks]:
-        """Tasks of this process, and of its clients except the one that asks. Clients that do not answer soon are left
-        out. Calls that come while clients are being asked share the result."""
+        """Return the tasks of this process, and of its clients except the caller. Clients that do not answer soon are
+        left out. Calls that arrive while clients are being asked share one result."""
         if self.asked is not None:
             asked = self.asked
             await asked.over.wait()
@@ -78,7 +78,8 @@ class ToldTasks:
         return asked.found
 
     def told(self, session: Session, answer: Any) -> None:
-        """A client answers: (the number of the question, its tasks). Raises: TypeError, ValueError."""
+        """Note a client's answer: (the number of the question, the client's tasks). Raises: TypeError, ValueError,
+        WireError."""
         number, packed = answer
         asked = self.asked
         if asked is not None and asked.number == number:

@@ -1,15 +1,18 @@
 """Decides which worker process to wake when there may be work (N8); the server sends the message.
 
-As within a process, they are woken one by one: if all were woken for one change, all would look for it, and all but one
-would fail to claim it. Processes that may run the same observers are a *group*; a change wakes one of each group:
+Like the scanners within a process, the processes are woken one at a time. If all of them were woken for one change, all
+would look for it, and all but one would fail to claim it. Processes that may run the same observers form a *group*. For
+a change, one process of each group looks for work:
 
-- the process whose own run or transaction made the change, if it has room: it looks by itself;
-- else the one whose turn it is. Turns are short, so that the work is shared, and long enough that one process finds
-  changes that come together.
+- the process whose own run or transaction made the change, if it has room. It is not woken, because it looks for work
+  by itself;
+- otherwise, the process whose turn it is, which is woken. Turns are short, so that the processes share the work, but
+  long enough for one process to find changes that arrive together.
 
-A process that has found more than it may run says that it is *full*: the next one is woken, and it gets no turn until
-one of its scanners sleeps again. If all are full when a change comes, the first that has room again is woken. A process
-that was woken, and neither claims anything nor goes to sleep within a short time, may hang: the next one is woken, too.
+A process that has found more work than it may run reports that it is *full*. The next process is then woken, and the
+full one gets no turn until one of its scanners sleeps again. If all processes of a group are full when a change
+arrives, the first one that has room again is woken. A process that was woken may hang. If it neither claims a row nor
+goes to sleep within a short time, the next process is woken, too.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ ANSWER_S: Final = 0.05  # how long to wait for a woken process before another on
 
 class Process(Protocol):
     """A worker process. `runs`: the ids of the observers that it may run; `full`: it has no room; `asked_at`: when it
-    was woken, if it has not answered since; else inf."""
+    was woken, if it has not answered since; otherwise inf."""
 
     runs: frozenset[str]
     full: bool
@@ -35,12 +38,12 @@ P = TypeVar("P", bound=Process)
 
 
 class _Group(Generic[P]):
-    """Processes that may run the same observers. `again`: a change came when all were full."""
+    """Processes that may run the same observers. `again`: a change arrived when all of them were full."""
 
     __slots__ = ("again", "members", "since")
 
     def __init__(self) -> None:
-        self.members: list[P] = []  # the one whose turn it is comes first
+        self.members: list[P] = []  # the process whose turn it is comes first
         self.since = 0.0
         self.again = False
 
@@ -52,7 +55,7 @@ class Wakes(Generic[P]):
         self._groups: dict[frozenset[str], _Group[P]] = {}
 
     def works(self, process: P, runs: Iterable[str], now: float) -> list[P]:
-        """A process begins to run these observers, or goes on with others; none: it has ended."""
+        """Note which observers a process may run from now on; none: it has ended."""
         runs = frozenset(runs)
         if runs == process.runs:
             return []
@@ -61,7 +64,7 @@ class Wakes(Generic[P]):
             group = self._groups[process.runs]
             group.members.remove(process)
             if group.members:
-                woken = self._wake(group, now)  # it may have left work behind
+                woken = self._wake(group, now)  # the process may have left work behind
             else:
                 del self._groups[process.runs]
         process.runs, process.full, process.asked_at = runs, False, math.inf
@@ -70,7 +73,8 @@ class Wakes(Generic[P]):
         return woken
 
     def notified(self, now: float, by: P | None = None) -> list[P]:
-        """There may be work. `by`: the client whose commit made it, which knows of it."""
+        """Note that there may be work. `by`: the client whose commit made the work, which looks for it without being
+        woken."""
         woken: list[P] = []
         for runs, group in self._groups.items():
             if by is not None and by.runs == runs and not by.full:
@@ -80,11 +84,12 @@ class Wakes(Generic[P]):
         return woken
 
     def heard(self, process: P) -> None:
-        """A process looks for work."""
+        """Note that a process looks for work."""
         process.asked_at = math.inf
 
     def looked(self, process: P, now: float, *, full: bool) -> list[P]:
-        """A process has found more than it may run; or a scanner of it has found nothing, and sleeps."""
+        """Note that a process has found more than it may run (`full`), or that one of its scanners has found nothing
+        and sleeps."""
         process.asked_at, process.full = math.inf, full
         group = self._groups.get(process.runs)
         if group is None or not (full or group.again):
@@ -102,7 +107,7 @@ class Wakes(Generic[P]):
 
     @property
     def deadline(self) -> float:
-        """When to call `overdue`; inf: no process has yet to answer."""
+        """When to call `overdue`; inf: there is no process whose answer is awaited."""
         asked = [process.asked_at for group in self._groups.values() for process in group.members]
         return min(asked, default=math.inf) + ANSWER_S
 

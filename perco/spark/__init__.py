@@ -1,4 +1,4 @@
-"""The data pipeline on Spark: rows in, observers over many machines, snapshots out. Needs `pip install ".[spark]"`.
+"""Data pipelines on Spark: load rows, run observers on many machines, read snapshots. Needs `pip install ".[spark]"`.
 
     import perco.spark
 
@@ -8,8 +8,8 @@
         perco.spark.register(spark, store)
         spark.read.format("perco").option("table", "docs").load().show()
 
-Rows are written by transactions, as everywhere else, so observers are notified of every change. The executors talk to
-the process that serves the store; they never open its folder.
+Rows are written in transactions, as everywhere in perco, so observers are notified of every change. The executors talk
+to the process that serves the store; they never open its folder.
 """
 
 from perco.spark.draining import Drained as Drained, drain as drain

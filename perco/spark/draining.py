@@ -23,9 +23,9 @@ class Drained:
     """The result of a drain.
 
     Attributes:
-        commits, conflicts, failures: of observer runs, by observer.
-        failed: changes on the failed list at the end; `perco failed list` shows them.
-        workers: how many have run.
+        commits, conflicts, failures: numbers of observer runs, by observer.
+        failed: how many changes were on the failed list at the end; `perco failed list` shows them.
+        workers: how many workers have run.
     """
 
     commits: dict[str, int] = field(default_factory=dict)
@@ -63,12 +63,12 @@ def drain(
         perco.spark.drain(spark, "store/", "app:schema")
 
     Workers elsewhere may run at the same time: each takes rows that no other worker has claimed. If an executor dies,
-    the others recover its locks and claims, and Spark starts its task again.
+    the other workers take over, and Spark starts its task again.
 
     Args:
-        schema: "module:name" of a schema with observers, or the schema; the executors must have its module.
-        workers: the number of tasks; by default as many as run at a time.
-        options: of each worker.
+        schema: "module:name" of a schema with observers, or the schema itself; the executors must have its module.
+        workers: the number of tasks; by default, as many as Spark runs at a time.
+        options: the options of each worker.
 
     Raises: UsageError; Spark's error if a worker fails for good; and the errors of `perco.open`.
     """
@@ -88,7 +88,7 @@ def drain(
 
 
 def named_schema(schema: perco.Schema | str) -> perco.Schema:
-    """The schema that MODULE:NAME names, or the one given. Raises: UsageError."""
+    """The schema that MODULE:NAME names, or the schema that was passed. Raises: UsageError."""
     if isinstance(schema, perco.Schema):
         return schema
     if not isinstance(schema, str):
@@ -111,7 +111,7 @@ def _task(
 
     async def main() -> None:
         async with in_task(store, store.open(named_schema(schema))) as db:
-            inside(db).known.borrowed = True  # a schema that was sent is a copy of the one in its observers' module
+            inside(db).known.borrowed = True  # a schema sent to a task is a copy of that in its observers' module
             async with db.worker(options=options) as handle:
                 done.failed = await db.wait_idle()
             for id, each in handle.statistics().items():

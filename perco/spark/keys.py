@@ -1,4 +1,4 @@
-"""The keys of a job's inputs: bytes that are the same in every attempt of a task."""
+"""The keys of a job's inputs, as bytes that are the same in every attempt of a task."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _WRITTEN: Final = (decimal.Decimal, datetime.date, datetime.time, datetime.timed
 
 
 def key_of(value: Any) -> bytes:
-    """The bytes of a key or a whole row: equal for equal values of the same types, wherever they were made.
+    """Encode a key or a whole row. Equal values of the same types give equal bytes, in every process.
 
-    Raises: UsageError for a value that has no such bytes.
+    Raises: UsageError for a value of any other type.
     """
     packed: bytes = msgpack.packb(_plain(value))
     return packed
@@ -58,14 +58,14 @@ def _plain(value: Any) -> Any:
 
 
 def valued(key: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The function that returns a row's key: a column of it, or the user's function of it."""
+    """The function that returns a row's key: the value of a column, or the result of the user's function."""
     if callable(key):
         return lambda row: _given(key(row), row)
     return lambda row: _given(_column(row, key), row)
 
 
 def _tagged(*parts: Any) -> msgpack.ExtType:
-    """A value that no plain value is equal to."""
+    """A value that differs from every plain value."""
     return msgpack.ExtType(1, msgpack.packb(parts))
 
 

@@ -1,25 +1,27 @@
-"""The inputs of a job that have taken effect: a row for each, written in the input's own transaction.
+"""The ledger: it has a *mark* for each input of a job that has taken effect, written in the input's own transaction.
 
-Spark runs a task again if its Python worker has died, and may run it twice at once if it is slow. The store decides
-which run counts: an input's transaction reads the input's row in the ledger, and writes it. If two do so at once, one
-conflicts (T1, snapshot isolation's first committer), runs again, and finds that the input has been taken.
+Spark runs a task again if the task's Python worker has died, and may start a second attempt if the task is slow. The
+store decides which attempt counts, because an input's transaction reads the input's mark and writes it (it *takes* the
+input). If two attempts do so at once, one of them conflicts (T7), runs again, and finds that the input has been taken.
 
     row JOB                name, run    the job, while it is open
-    row JOB + input key    run          an input that has taken effect, in that run of the job
+    row JOB + input key    run          the mark of an input that has taken effect in that run of the job
 
-Two tablets in one transaction cost two rounds of syncs, and most loaders write to one tablet. If the loader writes a
-row under the input's own key, the mark can lie *beside* the loader's cells: in a hidden column of that row, next to the
-marks of other jobs. Then the mark costs one more cell, in the same step.
+A transaction that writes to two tablets costs two rounds of syncs, and most loaders write to one tablet. If the loader
+writes a row under the input's own key, the mark can be *beside* the loader's cells: in a hidden column of that row,
+together with the marks of other jobs. Then the mark costs one more cell, in the same step.
 
     row KEY                _taken       the runs of jobs that have taken the input of this key
 
-A job that is acknowledged is closed first, and its inputs are removed after that. A task may outlive its job: those of
-its transactions that began before see their input's mark, or conflict with its removal; later ones find no job. A job
-that is opened again under the same name is another *run*: a task of the earlier run finds that run closed, and its
-marks do not count.
+To acknowledge a job, perco first closes the job, and then removes its marks. A task may outlive its job. If the task
+tries to load an input that was taken before, a transaction that began before the job was closed finds the input's mark,
+or conflicts with the removal of the mark; a later transaction finds no job. A job that is opened again under the same
+name is another *run* of the job. Tasks left over from an earlier run find that run closed, and the earlier run's marks
+do not count.
 
-Micro-batches of a stream are numbered, and Spark runs the last one again if it does not know whether it has ended.
-So a job may have a *batch*: an open run is that of this batch; if none is open, the batch has taken effect.
+Spark numbers the micro-batches of a stream, and runs the last one again if it does not know whether the batch has
+ended. So a job may have a *batch*, the number of the last batch begun. If the job has an open run, it is the run of
+this batch; if the job has none, this batch has taken effect.
 """
 
 from __future__ import annotations
@@ -41,33 +43,33 @@ T = TypeVar("T")
 _JOB_BYTES: Final = 8
 _INPUT_BYTES: Final = 16
 _RUN_BYTES: Final = 12
-_REMOVED: Final = 1000  # inputs in one transaction
+_REMOVED: Final = 1000  # marks that one transaction removes
 _NAME_MAX: Final = 200
 
-_UNKNOWN_MAX: Final = 10  # commits of one transaction whose outcome is unknown
-_RUNS_MAX: Final = 64  # open jobs that have taken one key
+_UNKNOWN_MAX: Final = 10  # how many commits of one transaction may have an unknown outcome
+_RUNS_MAX: Final = 64  # how many open jobs may have taken one key
 TAKEN: Final = "_taken"
 
 LEDGER: Final = perco.Table("perco.spark.ledger", keep=perco.Keep(seconds=0))
 NAME: Final = LEDGER.column("name", perco.TEXT)
 RUN: Final = LEDGER.column("run", perco.BYTES)
-CLOSED: Final = LEDGER.column("closed", perco.BYTES)  # the run of a job that is closed, until all its marks are gone
-BESIDE: Final = LEDGER.column("beside", perco.TEXT)  # of a job: the table that its marks are in; "": here
-BATCH: Final = LEDGER.column("batch", perco.INT64)  # of a job that has batches: the last that was begun
-INTO: Final = LEDGER.column("into", perco.TEXT)  # of a job that has batches: the table that they are written to
+CLOSED: Final = LEDGER.column("closed", perco.BYTES)  # the run of a closed job, until all marks of the run are removed
+BESIDE: Final = LEDGER.column("beside", perco.TEXT)  # of a job: the table that has its marks; "": the ledger
+BATCH: Final = LEDGER.column("batch", perco.INT64)  # of a job that has batches: the last one begun
+INTO: Final = LEDGER.column("into", perco.TEXT)  # of a job that has batches: the table they are written to
 
 Mark = tuple[perco.Column[Any, bytes], Any]  # the cell that says whether an input has been taken: a column, and a key
 
 
 class JobClosed(PercoError):
-    """The job has been acknowledged: this task is left over from it, and does nothing."""
+    """The job has been acknowledged. This task is left over from the job, and does nothing."""
 
 
 class KeyNotUnique(PercoError):
-    """Several rows of one load or write have the same key, so only one of them has been taken. It stays.
+    """Several rows of one load or write have the same key. Only one of them has taken effect; it stays.
 
-    Attributes: `keys`, some of the keys, as text, with their numbers of rows; `loaded`, the result of the load; None
-    for a write.
+    Attributes: `keys`, some of these keys, as text, each with the number of its rows; `loaded`, the result of the load,
+    None for a write.
     """
 
     keys: dict[str, int]
@@ -85,9 +87,9 @@ def row_of(job: str) -> bytes:
 
 
 class Ledger:
-    """The ledger of a run of a job. A plain value that is sent to the tasks that take its inputs.
+    """The ledger of a run of a job. A plain value that is sent to the tasks that take the job's inputs.
 
-    Attributes: `beside`, the table whose rows have the marks, if not the ledger's own.
+    Attributes: `beside`, the table whose rows have the marks; "": they are in the ledger's own table.
     """
 
     job: str
@@ -100,13 +102,13 @@ class Ledger:
         self.row = row_of(job)
 
     def mark(self, db: perco.Database, key: Any) -> Mark:
-        """The cell that says whether an input has been taken; `key`: a key of the table beside, else bytes.
+        """The cell that says whether an input has been taken. `key`: a key of the table `beside`; without one, bytes.
 
         Raises: TooLarge, TypeError, ValueError for a value that is not a key.
         """
         if self.beside:
             table = db.schema.tables[self.beside]
-            return taken_in(table), table.key.decode(table.row(key))  # as it is read back
+            return taken_in(table), table.key.decode(table.row(key))  # as a read returns it
         return RUN, self.row + blake2b(key, digest_size=_INPUT_BYTES, key=self.row).digest()
 
     def has(self, value: bytes | None) -> bool:
@@ -114,7 +116,7 @@ class Ledger:
         return self.run in _runs(value)
 
     async def marked(self, txn: perco.Transaction, before: bytes | None) -> bytes:
-        """The mark that says so, made from the previous value of the mark. Raises: PercoError."""
+        """The mark that says that this run has taken the input, from the mark's previous value. Raises: PercoError."""
         if not self.beside:
             return self.run
         runs = _runs(before)
@@ -132,7 +134,7 @@ def taken_in(table: perco.Table[Any]) -> perco.Column[Any, bytes]:
 
 
 def _runs(mark: bytes | None) -> list[bytes]:
-    """The runs of jobs that have taken an input, from its mark."""
+    """The runs of jobs that have taken an input, decoded from its mark."""
     return [mark[at : at + _RUN_BYTES] for at in range(0, len(mark), _RUN_BYTES)] if mark else []
 
 
@@ -146,11 +148,11 @@ class _Look:
 
 
 class Watch:
-    """Looks at marks, and whether the job is open, for many transactions at once.
+    """Reads marks, and whether the job is open, for many transactions at once.
 
-    A look is a snapshot that is taken after these transactions began. If an input has been taken by then, it stays
-    taken. If not, its transaction writes the mark: it takes the input, or conflicts with another that does (T1). And a
-    job that is open then was open when they began.
+    A *look* is a read as of a moment after these transactions began. If an input has been taken by then, it stays
+    taken. If not, its transaction writes the mark: it takes the input, or conflicts with another transaction that does
+    (T7). If the job is open at that moment, it was also open when these transactions began.
     """
 
     db: Database
@@ -173,7 +175,7 @@ class Watch:
                 return look.found[mark[1]]
 
     async def all_before(self, marks: list[Mark]) -> dict[Any, bytes | None]:
-        """The values of many marks, by key, for one transaction, with a look of its own. Raises: JobClosed."""
+        """The values of many marks, by key, for one transaction, from a look of its own. Raises: JobClosed."""
         look = _Look()
         look.marks += marks
         await self._read(look)
@@ -187,13 +189,13 @@ class Watch:
             look.found.update(await snap.get_many(column, [key for _, key in look.marks]))
 
     async def _look(self, look: _Look) -> None:
-        """Make one look for all transactions that have requested one during the previous look."""
+        """Make one look for all transactions that asked for one during the previous look."""
         try:
             async with self._looking:
                 self._next = _Look()
                 await self._read(look)
         except BaseException:
-            look.failed = True  # transactions that wait for it look again
+            look.failed = True  # transactions that wait for this look ask again
             if self._next is look:
                 self._next = _Look()
             raise
@@ -204,7 +206,8 @@ class Watch:
 async def take(
     txn: perco.Transaction, ledger: Ledger, watch: Watch, mark: Mark, loader: Callable[..., Awaitable[Any]], value: Any
 ) -> bool:
-    """Take an input, in a transaction of its own; False: it has been taken before.
+    """Take an input: mark it and run `loader` for it, in `txn`, the input's own transaction. Returns False if the input
+    had been taken before.
 
     Raises: JobClosed; what `loader` raises.
     """
@@ -212,7 +215,7 @@ async def take(
     if ledger.has(before):
         return False
     written = await ledger.marked(txn, before)
-    txn.set(*mark, written)  # first: a loader that commits by itself commits this as well
+    txn.set(*mark, written)  # first, so that a loader that commits by itself commits the mark, too
     await loader(txn, value)
     if txn.outcome == "aborted":
         raise UsageError("the loader has discarded its transaction: to refuse a row, raise an exception")
@@ -220,9 +223,10 @@ async def take(
 
 
 async def surely(retrying: perco.Retrying, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Like `retrying.run`. After a commit of unknown outcome it runs again, and finds its marks, or conflicts with it.
+    """Like `retrying.run`, but if the outcome of a commit is unknown, run `function` again. It then finds the marks of
+    that commit, or conflicts with it.
 
-    Raises: CommitUnknown, after too many of them.
+    Raises: CommitUnknown, if this happens too often.
     """
     for left in reversed(range(_UNKNOWN_MAX)):
         try:
@@ -234,19 +238,19 @@ async def surely(retrying: perco.Retrying, function: Callable[..., Awaitable[T]]
 
 
 async def begin(db: perco.Database, job: str, beside: str = "") -> Ledger:
-    """Open a job, or continue it. Raises: UsageError if its marks are elsewhere."""
+    """Open a job, or continue it. Raises: UsageError if the job was begun with its marks in another place."""
     ledger = await _begin(db, job, beside, None, "")
     assert ledger is not None
     return ledger
 
 
 async def begin_batch(db: perco.Database, job: str, batch: int, into: str) -> Ledger | None:
-    """Open a job for a batch, or continue it; None: this batch has taken effect. Its marks lie in the ledger, because
-    forgetting marks beside rows takes a scan of the whole table, and batches are many and small.
+    """Open a job for a batch, or continue it; None: this batch has taken effect. The marks are in the ledger's own
+    table, because removing marks beside rows takes a scan of the whole table, and there are many small batches.
 
     Args: `into`, the table that the batch is written to.
 
-    Raises: UsageError if a later batch has been written, or if the job's batches are written to another table.
+    Raises: UsageError if a later batch has been begun, or if the job's batches are written to another table.
     """
     row = row_of(job)
     async with db.snapshot() as snap:
@@ -254,12 +258,12 @@ async def begin_batch(db: perco.Database, job: str, batch: int, into: str) -> Le
     run, last = found[RUN], found[BATCH]
     _must_go(job, found.get(INTO, into), into)
     if run is not None and last is not None and last < batch:
-        await _end(db, job, only=run)  # the stream has abandoned that batch; tasks that are left of it find it closed
+        await _end(db, job, only=run)  # the stream has abandoned that batch; its left-over tasks find it closed
     return await _begin(db, job, "", batch, into)
 
 
 async def end_batch(db: perco.Database, job: str, batch: int) -> None:
-    """Forget the inputs of a batch that has taken effect, but not its number."""
+    """Remove the marks of a batch that has taken effect, but keep the batch's number."""
     async with db.snapshot() as snap:
         found = await snap.row(LEDGER, row_of(job), columns=[RUN, BATCH])
     if found[BATCH] == batch:
@@ -267,7 +271,7 @@ async def end_batch(db: perco.Database, job: str, batch: int) -> None:
 
 
 def _must_go(job: str, known: str, into: str) -> None:
-    """Check that a job's batches go to one table: a batch written to one table would look written to another, too."""
+    """Check that all batches of a job go to one table: a batch written to one would count as written to another."""
     if known != into:
         raise UsageError(
             f"job {job!r} writes its batches to table {known!r}: give what is written to table {into!r} a job of its "
@@ -323,12 +327,12 @@ async def _begin(db: perco.Database, job: str, beside: str, batch: int | None, i
 
 
 async def acknowledge(db: perco.Database, job: str) -> int:
-    """Close a job, and forget its inputs; returns how many there were. Idempotent: it continues where it stopped."""
+    """Close a job and remove its marks; returns their number. If it is interrupted, the next call continues."""
     return await _end(db, job)
 
 
 async def taken(db: perco.Database, ledger: Ledger) -> int | None:
-    """How many inputs a run has taken; None: it is not open any more."""
+    """How many inputs a run has taken; None: the run is no longer open."""
     table: perco.Table[Any] = LEDGER
     column, (low, high) = RUN, _inputs_of(ledger.row)
     if ledger.beside:
@@ -344,12 +348,12 @@ async def taken(db: perco.Database, ledger: Ledger) -> int | None:
 
 
 def _inputs_of(row: bytes) -> tuple[bytes, bytes | None]:
-    """The range of the ledger's rows that a job's inputs have."""
+    """The range of the ledger's rows that have the marks of a job's inputs."""
     return row + b"\0", row + b"\xff" * (_INPUT_BYTES + 1)
 
 
 async def _end(db: perco.Database, job: str, *, only: bytes | None = None) -> int:
-    """End a job; `only`: end this run only, open or closed, and keep the number of its batch."""
+    """Close a job and remove its marks. `only`: end this run only, open or closed, and keep the number of its batch."""
     row = row_of(job)
 
     async def close(txn: perco.Transaction) -> tuple[bytes | None, str]:
@@ -377,7 +381,7 @@ async def _end(db: perco.Database, job: str, *, only: bytes | None = None) -> in
                 txn.delete(NAME, row)
                 txn.delete(BESIDE, row)
 
-    await db.run(forget_job)  # last, so that a job whose removal was interrupted is still listed
+    await db.run(forget_job)  # last, so that `jobs` still lists a job whose removal was interrupted
     return total
 
 
@@ -389,7 +393,7 @@ async def _forget(
     low: bytes,
     high: bytes | None,
 ) -> int:
-    """Remove a run from all marks of a range; returns from how many."""
+    """Remove a run from all marks in a range of rows; returns how many marks had it."""
 
     async def remove(txn: perco.Transaction, keys: list[Any]) -> int:
         changed = 0
@@ -404,7 +408,7 @@ async def _forget(
 
     total = 0
     keys: list[Any] = []
-    # Transactions that begin now find the job closed; those in flight may still mark inputs that were not taken.
+    # Transactions that begin from now on find the job closed; those in flight may still write marks.
     async with db.snapshot() as snap:
         async for found in scan_between(snap, table, low, high, columns=[column]):
             if run in _runs(found[column]):
@@ -416,7 +420,7 @@ async def _forget(
 
 
 async def jobs(db: perco.Database) -> dict[str, bool]:
-    """The jobs that have not been acknowledged completely, by name; False: the removal was interrupted."""
+    """The jobs that have not been completely acknowledged, by name; False: the removal of marks was interrupted."""
     found = {}
     async with db.snapshot() as snap:
         async for row in snap.scan(LEDGER, columns=[NAME, RUN]):

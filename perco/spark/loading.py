@@ -27,7 +27,7 @@ from perco.spark.sink import QUERY
 from perco.spark.store import WHERE, Store, in_task, serve
 from perco.tuning import collecting_less
 
-_SHARED: Final = 5  # keys that an error names as not unique
+_SHARED: Final = 5  # how many shared keys an error names
 _COLUMNS: Final = (
     "partition int, attempt int, committed bigint, skipped bigint, failed bigint, stopped boolean, seconds double, "
     "failures array<struct<row: string, reason: string>>"
@@ -38,10 +38,10 @@ class Loaded:
     """The result of a job; `str` gives a one-line summary.
 
     Attributes:
-        job: its name; a job without a name of its own has been acknowledged already.
+        job: its name. If `load` was called without a name and has succeeded, the job has already been acknowledged.
         committed, skipped, failed: numbers of inputs; the skipped ones had taken effect before, in another attempt or
-            an earlier run.
-        seconds: of all tasks together.
+            an earlier call.
+        seconds: the running times of all tasks, added up.
         partitions: the result of each task.
     """
 
@@ -80,9 +80,10 @@ class Loaded:
 
 
 class LoadFailed(PercoError):
-    """More inputs have failed than allowed: what has been loaded stays, and the same job loads only what is missing.
+    """More inputs have failed than allowed. The inputs that were loaded stay; to load the rest, call `load` again with
+    the same job.
 
-    Attributes: `loaded`, what was done.
+    Attributes: `loaded`, the result of the job so far.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -113,27 +114,27 @@ def load(
 
         perco.spark.load(spark.read.parquet("pages/"), "store/", loader, schema=app.schema, key="url", beside=app.pages)
 
-    Each input takes effect exactly once, even if tasks run again, run twice at once, or die after a commit. A ledger in
-    the store says which inputs have taken effect; it is kept until the job is acknowledged, so another call with the
-    same `job` loads only the missing ones.
+    Each input takes effect exactly once, even if a task runs again, runs twice at once, or dies after a commit. A
+    ledger in the store says which inputs have taken effect. It is kept until the job is acknowledged, so another call
+    with the same `job` loads only the missing inputs.
 
     Args:
-        rows: its partitions are loaded in parallel, one on each core of the executors.
-        store: a folder, which is served to the executors meanwhile (`serve`); or an address, or a `Store`.
-        loader: an `async def` function, or "module:name" of one. It reads and writes like any transaction, runs again
-            on a conflict, and must have no effects outside the transaction.
+        rows: a data frame or an RDD. Its partitions are loaded in parallel, one on each core of the executors.
+        store: a folder, which is served to the executors during the call (`serve`); or an address, or a `Store`.
+        loader: an `async def` function, or "module:name" of one. It reads and writes in the transaction, runs again
+            after a conflict, and must have no effects outside the transaction.
         schema: the schema to open the store with; by default the store's own. It must have the tables that `loader`
             uses.
-        key: identifies an input: a column's name, or a function of the row that returns a str, bytes, number or a
-            tuple of these. Each row needs a key of its own. By default it is the whole row, and each of several equal
-            rows is loaded; for that, Spark shuffles the rows, so that equal ones are in the same partition.
-        beside: a table in which `loader` writes a row under the input's own key. The ledger's mark then goes into that
-            row, at the cost of one cell; otherwise each transaction involves one more tablet.
-        job: a name under which the load can be run again. Without one, the load is acknowledged when it has ended.
-        concurrency: transactions in flight in each partition, in place of `options.concurrency`.
+        key: identifies an input: a column's name, or a function of the row that returns a str, bytes, a number, or a
+            tuple of these. Each row needs a key of its own. By default, the key is the whole row, and all of several
+            equal rows are loaded; for that, Spark shuffles the rows, so that equal rows are in the same partition.
+        beside: a table in which `loader` writes a row under the input's own key. The input's mark then goes into that
+            row, at the cost of one cell; otherwise, each transaction involves one more tablet.
+        job: a name under which the load can be run again. Without a name, the load is acknowledged when it succeeds.
+        concurrency: transactions in flight in each partition, instead of `options.concurrency`.
 
-    Raises: LoadFailed if there are more than `options.failures_max` failures; KeyNotUnique; UsageError; Spark's error
-    if a task fails for good; and the errors of `perco.open`.
+    Raises: LoadFailed if more than `options.failures_max` inputs fail; KeyNotUnique; UsageError; Spark's error if a
+    task fails for good; and the errors of `perco.open`.
     """
     options = LoadOptions() if options is None else options
     if not isinstance(options, LoadOptions):
@@ -172,8 +173,8 @@ def load(
         loaded = Loaded(job, results, spark)
         if loaded.failed > options.failures_max:
             raise LoadFailed(loaded)
-        # If no row was skipped, each has written a mark of its own. A skipped row was loaded before, by this task or
-        # this job, or shares its key with another row; a mark does not tell which.
+        # If no row was skipped, each row has written a mark of its own. A skipped row either was loaded before, by this
+        # task or this job, or shares its key with another row; a mark does not show which.
         if key is not None and loaded.skipped and (shared := _shared(rdd, keys.valued(key), beside)):
             raise _not_unique(loaded, shared)
         if unnamed:
@@ -182,14 +183,14 @@ def load(
 
 
 def acknowledge(store: str | os.PathLike[str] | Store, job: str, spark: SparkSession) -> int:
-    """Forget which inputs of a job have taken effect; returns how many have. From then on `load` with the same name
-    loads all of them again. Tasks that are left over from the job have no further effect."""
+    """Forget which inputs of a job have taken effect; returns how many had. From then on, `load` with the same name
+    loads all inputs again. Tasks that are left over from the job have no further effect."""
     with serve(store, spark) as reached:
         return trio.run(_acknowledge, reached, job)
 
 
 def jobs(store: str | os.PathLike[str] | Store, spark: SparkSession) -> dict[str, bool]:
-    """The jobs of a store that have not been acknowledged, by name; False: the acknowledgement was interrupted, and
+    """The jobs of a store that have not been acknowledged, by name. False: the acknowledgement was interrupted, and
     must be repeated."""
 
     async def main(reached: Store) -> dict[str, bool]:
@@ -203,7 +204,7 @@ def jobs(store: str | os.PathLike[str] | Store, spark: SparkSession) -> dict[str
 async def _begin(store: Store, schema: perco.Schema | None, job: str, beside: perco.Table[Any] | None) -> Ledger:
     async with store.open(_with_ledger(schema, beside)):
         pass
-    async with store.joining() as db:  # with all tables of the store
+    async with store.joining() as db:  # has all tables of the store
         return await ledgers.begin(db, job, beside.name if beside is not None else "")
 
 
@@ -224,7 +225,7 @@ def _with_ledger(schema: perco.Schema | None, beside: perco.Table[Any] | None) -
 
 
 def _shared(rows: RDD[Any], key: Callable[[Any], Any], beside: perco.Table[Any] | None) -> dict[str, int]:
-    """Some keys that several rows share, as text, with the number of rows."""
+    """Some keys that several rows share, as text, each with the number of its rows."""
     counted = rows.mapPartitions(functools.partial(_keyed, key, beside)).reduceByKey(_together)
     return dict(counted.mapPartitions(_several).collect()[:_SHARED])
 
@@ -254,7 +255,7 @@ def _rdd(rows: Any) -> tuple[RDD[Any], SparkSession]:
 
 
 def _loader(loader: Loader | str) -> Loader | str:
-    """Check a loader on the driver, where its user sees the error."""
+    """Check a loader on the driver, where the user sees the error."""
     if isinstance(loader, str):
         _named(loader)
     else:
@@ -303,7 +304,8 @@ def _task(
 def _keyed(
     key: Callable[[Any], Any], beside: perco.Table[Any] | None, rows: Iterable[Any]
 ) -> Iterator[tuple[bytes, tuple[str, int]]]:
-    """The digest of each row's key, as in its mark, and (the key as text, 1). Rows without a key failed already."""
+    """For each row: the digest of its key (of the stored key, if marks are beside rows), and (the key as text, 1). Rows
+    that have no valid key have already failed, and are left out."""
     for row in rows:
         with contextlib.suppress(PercoError, TypeError, ValueError):
             value = key(row)
@@ -329,7 +331,7 @@ def _spread(digest: bytes) -> int:
 
 
 def _counted(rows: Iterable[tuple[bytes, Any]]) -> Iterator[tuple[bytes, Any]]:
-    """Give equal rows different keys: all of them come to this partition, next to each other, and are numbered. Which
+    """Give equal rows different keys, by numbering them: all of them are in this partition, next to each other. Which
     row gets which number does not matter."""
     last, number = b"", 0
     for digest, row in rows:

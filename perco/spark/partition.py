@@ -1,11 +1,12 @@
-"""Loads a partition's rows, each in a transaction of its own, many in flight: a task's work. On trio, without Spark.
+"""The work of a task: loads a partition's rows, each in a transaction of its own, with many transactions in flight.
 
     Spark's iterator -> a few rows at a time, in a thread -> as many loaders as may run at once -> the store
 
-Rows are read while others are loaded, at most two batches ahead, each of as many rows as there are loaders, but no more
-than 64. So loaders do not wait for rows, and the reader waits for a slow store. If a loader raises, its row has failed:
-the row's transaction is discarded, and the other loaders continue until there are too many failures. If the store is
-unavailable for too long, its error ends the task, and Spark runs it again; the ledger says which inputs are left.
+This module uses trio, but not Spark. Rows are read in batches while other rows are loaded, at most two batches ahead. A
+batch has as many rows as there are loaders, but no more than 64. So loaders do not wait for rows, but the reader waits
+for a slow store. If a loader raises an error, its row has failed: the row's transaction is discarded, and the other
+loaders continue until there are too many failures. If the store is unavailable for too long, its error ends the task,
+and Spark runs the task again; the ledger says which inputs are left.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from perco.errors import CommitUnknown, StoreError
 from perco.settings import check_options
 from perco.spark.ledger import JobClosed, Ledger, Watch, surely, take as take_input
 
-_REASON_MAX: Final = 500  # characters of a failure's row, and of its reason
+_REASON_MAX: Final = 500  # characters of a failed row, and of the reason
 _FAILURES_KEPT: Final = 100
 _AT_ONCE: Final = 64  # rows read at once, at most
 
@@ -36,7 +37,7 @@ class LoadOptions:
     """Attributes:
     concurrency: transactions in flight in each partition.
     attempts: how often a transaction that conflicts is tried.
-    failures_max: inputs that may fail before the job does; what has been loaded stays.
+    failures_max: how many inputs may fail without failing the job. Inputs that were loaded stay in any case.
     """
 
     concurrency: int = 64
@@ -49,7 +50,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An input that has not been loaded: the start of its row as text, and what was raised."""
+    """An input that has not been loaded: the beginning of its row as text, and the error."""
 
     row: str
     reason: str
@@ -60,11 +61,12 @@ class PartitionResult:
     """The result of a task.
 
     Attributes:
-        partition, attempt: Spark's numbers; the attempt whose result Spark used.
-        committed: inputs whose transaction has committed; skipped: loaded before; failed: the others.
-        stopped: there were too many failures, so it did not continue.
+        partition, attempt: Spark's numbers; the attempt is the one whose result Spark used.
+        committed, skipped, failed: numbers of inputs: those whose transaction has committed, those that were loaded
+            before, and those that failed.
+        stopped: whether the task stopped early, because there were too many failures.
         seconds: how long the task took.
-        failures: the first of them.
+        failures: the first failures.
     """
 
     partition: int
@@ -86,8 +88,8 @@ async def load_partition(
     options: LoadOptions,
     result: PartitionResult,
 ) -> None:
-    """Load what `rows` yields: rows, or (key, row) if `key` is None. Counts in `result`. Keys are of the kind that
-    `ledger.mark` takes.
+    """Load what `rows` yields: rows or, if `key` is None, pairs (key, row). The counts go into `result`. Keys are of
+    the kind that `ledger.mark` takes.
 
     Raises: the error that ends the task.
     """
@@ -134,7 +136,7 @@ async def load_partition(
 
 
 def first_of(group: BaseException) -> BaseException:
-    """The first of several errors at once, with its own traceback, for Spark to show."""
+    """The first error of a group, with its own traceback, so that Spark can show it."""
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]
     return group
@@ -142,7 +144,7 @@ def first_of(group: BaseException) -> BaseException:
 
 @contextmanager
 def one_error() -> Iterator[None]:
-    """Raise only the first of the errors of a nursery inside the block."""
+    """If a nursery inside the block raises several errors, raise only the first."""
     try:
         yield
     except ExceptionGroup as group:
@@ -152,7 +154,7 @@ def one_error() -> Iterator[None]:
 def _some(rows: Iterator[Any], count: int) -> list[Any]:
     some = []
     for row in itertools.islice(rows, count):
-        trio.from_thread.check_cancelled()  # a task that has failed waits for one row at most
+        trio.from_thread.check_cancelled()  # a task that fails waits for one more row at most
         some.append(row)
     return some
 
@@ -166,5 +168,5 @@ def _failed(result: PartitionResult, row: Any, error: Exception) -> None:
 
 
 def short(text: str) -> str:
-    """The text, cut to the length that is kept."""
+    """The text, cut to the length that a failure keeps."""
     return text if len(text) <= _REASON_MAX else text[:_REASON_MAX] + "..."

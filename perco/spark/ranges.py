@@ -1,4 +1,4 @@
-"""Key ranges: from options, and cut into parts. Rows are compared as stored, which is the keys' order."""
+"""Key ranges: made from options, and cut into parts. Rows are compared in stored form, which sorts like the keys."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import perco
 from perco.errors import UsageError
 from perco.txn.scan import range_of
 
-_DIGITS: Final = 8  # bytes after the common prefix of two rows that measure the space between them
+_DIGITS: Final = 8  # how many bytes after the common prefix of two rows measure the distance between them
 
 
 class Range(NamedTuple):
-    """Rows from `low` up to but excluding `high`; None: to the end."""
+    """Rows from `low` up to but excluding `high`; None: up to the end of the table."""
 
     low: bytes = b""
     high: bytes | None = None
@@ -28,7 +28,7 @@ class Range(NamedTuple):
 
 
 def of_options(table: perco.Table[Any], start: str | None, stop: str | None, prefix: str | None) -> Range:
-    """The range of the options. Raises: UsageError for a value that is not a key of the table."""
+    """The range that the options select. Raises: UsageError for a value that is not a key of the table."""
 
     def key(name: str, text: str | None) -> Any:
         if text is None:
@@ -63,7 +63,8 @@ def cut(whole: Range, starts: Sequence[bytes]) -> list[Range]:
 
 
 def between(first: bytes, last: bytes, parts: int) -> list[bytes]:
-    """Up to `parts - 1` rows that cut the space from `first` to `last` evenly, as if rows were spread evenly in it."""
+    """Up to `parts - 1` rows that cut the range from `first` to `last` into equal parts, as if its rows were evenly
+    distributed."""
     common = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
 
     def number(row: bytes) -> int:

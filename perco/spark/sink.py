@@ -1,18 +1,18 @@
 """`df.write.format("perco")`: writes the cells of a data frame, several rows in each transaction.
 
-`append` sets the cells that the frame has values for; `overwrite` also deletes those for which it has null. Both keep
-rows and cells that the frame does not have: nothing is truncated.
+`append` sets the cells for which the frame has values; `overwrite` also deletes the cells for which the frame has null.
+Both keep rows and cells that are not in the frame: nothing is truncated.
 
-A row takes effect once, even if Spark runs a task again or twice at once, because its transaction also writes a mark
-of the ledger. Otherwise a repeated task could put back a value that has been changed since. For the same reason a
-micro-batch of a stream takes effect once, even if Spark writes it again: the ledger has the number of the last one that
-was written.
+A row takes effect once, even if Spark runs a task again or twice at once, because the row's transaction also writes a
+mark of the ledger. Otherwise, a repeated task could put back a value that has been changed since. For the same reason,
+a micro-batch of a stream takes effect once, even if Spark writes it again: the ledger has the number of the last batch
+that was written.
 
-If several rows have one key, only one of them takes effect: to the others, its mark looks like that of an earlier
-attempt. The driver finds out when all tasks have ended. The attempts that Spark kept have had each row of the frame
-once, and each key has one mark, so if there are more rows than marks, some rows share keys. An attempt that Spark has
-dropped cannot cause that, because it only adds marks. If no row was skipped, each has written a mark of its own, and
-marks are not counted.
+If several rows have one key, only one of them takes effect: for the others, its mark looks like that of an earlier
+attempt. The driver detects this when all tasks have ended. The attempts whose results Spark kept have processed each
+row of the frame once, and each key has one mark. So if there are more rows than marks, some rows share keys. An attempt
+that Spark discarded cannot cause a false alarm, because it only adds marks. If no row was skipped, each row has written
+a mark of its own, so perco does not count the marks.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ STREAM_OPTIONS: Final = ("table", "url", "path", "key")
 OPTIONS: Final = (*STREAM_OPTIONS, "job", "batch")
 QUERY: Final = "sql.streaming.queryId"  # Spark sets this property on the jobs of a stream
 _BATCH: Final = "streaming.sql.batchId"
-_ROWS: Final = 100  # in a transaction
-_BYTES: Final = 1 << 20
+_ROWS: Final = 100  # in a transaction, at most
+_BYTES: Final = 1 << 20  # in a transaction, except for a larger row
 _CONCURRENCY: Final = 16
 _ATTEMPTS: Final = 50
-_SKIPPED_KEPT: Final = 1000  # keys of skipped rows that a task remembers, to name one that several rows share
-_WROTE_KEPT: Final = 10_000  # keys of written rows that it remembers, for that
-_NAMED: Final = 5  # keys that an error names as not unique
+_SKIPPED_KEPT: Final = 1000  # keys of skipped rows that a task remembers, to name shared keys
+_WROTE_KEPT: Final = 10_000  # keys of written rows that a task remembers, for the same purpose
+_NAMED: Final = 5  # how many shared keys an error names
 _WIDER: Final[dict[type[DataType], DataType]] = {  # types that are stored as wider ones
     ByteType: LongType(),
     ShortType: LongType(),
@@ -63,11 +63,11 @@ class Written(WriterCommitMessage):
     """A task's result.
 
     Attributes:
-        rows, skipped: numbers of rows written, and of rows that another attempt, or another row of the same key, had
-            written before.
+        rows, skipped: the number of rows written; the number of rows skipped, because another attempt had written them,
+            or had written another row with the same key.
         ledger: None: the whole batch had taken effect before.
-        again: how many rows of a key were skipped, by key, as text; for the first thousand keys.
-        both: those of these keys for which this attempt wrote a row, too.
+        again: how many rows were skipped, by key as text, for the first thousand keys.
+        both: those of these keys for which this attempt also wrote a row.
     """
 
     rows: int
@@ -87,7 +87,8 @@ class _Tally:
         self._again: Counter[Any] = Counter()
 
     def add(self, wrote: list[Any], skipped: list[tuple[Any, Any]]) -> None:
-        """Count rows: `wrote`, the keys of their marks; `skipped`, the keys of their marks and the rows' own keys."""
+        """Count rows. `wrote`: the mark's key for each row written; `skipped`: for each row skipped, the mark's key and
+        the row's own key."""
         self.rows += len(wrote)
         self.skipped += len(skipped)
         if len(self._wrote) < _WROTE_KEPT:
@@ -118,8 +119,9 @@ class Sink:
         self._names = schema.fieldNames()
 
     async def declare(self, schema: StructType) -> None:
-        """Raises: SchemaMismatch, UsageError if the frame does not fit; the errors of `perco.open`."""
-        async with self.store.joining() as db:  # the store is served, and the columns exist
+        """Check that the frame fits the table, and declare the ledger and the table's column of marks. Raises:
+        SchemaMismatch, UsageError if the frame does not fit; the errors of `perco.open`."""
+        async with self.store.joining() as db:  # with the store's own schema, as the columns exist already
             table = _table(db, self.table)
             _must_fit(table, self.key, schema)
             ledgers.taken_in(table)
@@ -127,7 +129,7 @@ class Sink:
             pass
 
     async def write(self, db: perco.Database, ledger: Ledger | None, batches: Iterator[pa.RecordBatch]) -> Written:
-        """Write a task's rows; no ledger: everything has been written already."""
+        """Write a task's rows. `ledger`: None if all rows have been written before."""
         if ledger is None:
             return Written(0, await trio.to_thread.run_sync(_counted, batches))
         tally = _Tally()
@@ -213,10 +215,11 @@ async def _must_be_unique(db: perco.Database, key: str, written: list[Written]) 
 
 
 def _shared(written: list[Written], *, every: bool) -> dict[str, int]:
-    """Some keys that several rows share, with the known number of rows.
+    """Some keys that several rows share, each with the number of its rows, as far as it is known.
 
-    Args: `every`: whether all rows that were skipped share their keys. If not, some were skipped because an earlier
-    attempt had written them; then a key is shared if the attempts that Spark kept have had two rows of it.
+    Args: `every`: whether each skipped row shares its key with another row. If not, some rows were skipped because an
+    earlier attempt had written them. Then a key counts as shared only if the attempts that Spark kept had at least two
+    rows of it.
     """
     again: Counter[str] = Counter()
     both: set[str] = set()
@@ -232,9 +235,9 @@ def _counted(batches: Iterator[pa.RecordBatch]) -> int:
 
 
 class PercoWriter(DataSourceArrowWriter):
-    """Writes a frame. Spark makes it on the driver, and sends it to the tasks.
+    """Writes a frame. Spark creates the writer on the driver, and sends it to the tasks.
 
-    Args: `job`, `batch`: of a micro-batch that may be repeated; "", 0: for a write that Spark makes once.
+    Args: `job`, `batch`: of a micro-batch, which Spark may repeat; "" and 0 for a write that Spark makes once.
     """
 
     def __init__(self, sink: Sink, schema: StructType, job: str = "", batch: int = 0) -> None:
@@ -262,11 +265,11 @@ class PercoWriter(DataSourceArrowWriter):
             return await self._sink.write(db, self._ledger, batches)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Raises: KeyNotUnique. Then Spark calls `abort`."""
+        """Raises: KeyNotUnique. In that case, Spark calls `abort`."""
         trio.run(self._end, [each for each in messages if isinstance(each, Written)])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        if not self._named:  # a named write may be repeated, and then finds its marks
+        if not self._named:  # a named write may be repeated; the repetition finds its marks
             trio.run(self._end, [])
 
     async def _end(self, written: list[Written]) -> None:
@@ -279,9 +282,11 @@ class PercoWriter(DataSourceArrowWriter):
 
 
 class PercoStreamWriter(DataSourceStreamArrowWriter):
-    """Writes a stream, each of its micro-batches once. Spark makes one for each batch, and another to commit it.
+    """Writes a stream, each of its micro-batches once. Spark creates one writer to write a batch, and another one to
+    commit the batch.
 
-    A stream is identified by its query's id, which is in its checkpoint. Spark tells tasks the id and the batch number.
+    A stream is identified by the id of its query, which is in its checkpoint. Spark passes the id and the batch number
+    to the tasks.
     """
 
     def __init__(self, sink: Sink, schema: StructType) -> None:
@@ -303,7 +308,7 @@ class PercoStreamWriter(DataSourceStreamArrowWriter):
             return await self._sink.write(db, ledger, batches)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Raises: KeyNotUnique. Then the batch has not ended, and a repetition finds its marks."""
+        """Raises: KeyNotUnique. In that case, the batch stays open, and a repetition finds its marks."""
         trio.run(self._end, [each for each in messages if isinstance(each, Written)], batchId)
 
     async def _end(self, written: list[Written], batch: int) -> None:
@@ -313,11 +318,11 @@ class PercoStreamWriter(DataSourceStreamArrowWriter):
                 await ledgers.end_batch(db, job, batch)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Keep the marks: the batch is repeated, and finds them."""
+        """Keep the marks: Spark repeats the batch, and the repetition finds them."""
 
 
 def micro_batch() -> tuple[str, int] | None:
-    """The query and the number of this task's micro-batch; None: it has none."""
+    """The query's id and the number of this task's micro-batch; None: the task has no micro-batch."""
     context = TaskContext.get()
     if context is None:
         return None
@@ -331,7 +336,7 @@ def _run(function: Callable[..., Awaitable[Written]], batches: Iterator[pa.Recor
 
 
 class Cells:
-    """Sets the cells of a row of the frame."""
+    """Writes the cells of a frame's rows."""
 
     table: Table[Any]
 
@@ -343,7 +348,7 @@ class Cells:
         ]
 
     def key_of(self, row: dict[str, Any]) -> Any:
-        """Raises: UsageError, with the row."""
+        """The table's key for a row. Raises: UsageError, which shows the row."""
         key = row[self._key]
         try:
             if key is None:
@@ -355,7 +360,7 @@ class Cells:
         return key
 
     def put(self, txn: perco.Transaction, key: Any, row: dict[str, Any]) -> None:
-        """Raises: UsageError, with the row."""
+        """Write the cells of a row. Raises: UsageError, which shows the row."""
         try:
             for name, column, make in self._columns:
                 value = row[name]
@@ -377,7 +382,7 @@ def _table(db: perco.Database, name: str) -> perco.Table[Any]:
 
 
 def _must_fit(table: perco.Table[Any], key: str, schema: StructType) -> None:
-    """Raises: SchemaMismatch, UsageError."""
+    """Check that a frame's columns fit the table. Raises: SchemaMismatch, UsageError."""
     names = schema.fieldNames()
     if key not in names:
         raise UsageError(f"the frame has no column {key!r} for the table's key; name it with .option('key', ...)")
@@ -399,7 +404,7 @@ def _must_fit(table: perco.Table[Any], key: str, schema: StructType) -> None:
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
-    """The rows of a batch, in pieces that fit into a transaction; a row that is larger comes alone."""
+    """The rows of a batch, in pieces that fit into a transaction; a row that is too large for that is alone."""
     rows = max(1, min(_ROWS, _BYTES * batch.num_rows // max(1, batch.nbytes)))
     for at in range(0, batch.num_rows, rows):
         some: list[dict[str, Any]] = []

@@ -4,9 +4,9 @@
     docs = spark.read.format("perco").option("table", "docs").option("columns", "title,rank").load()
     docs.show()
 
-A frame stays at the moment at which it was loaded, however often it is used; load it again to see later changes. A pin
-holds that moment, and tasks renew its lease while they read. A frame has the rows that have a value in any of its
-columns. A partition is a tablet, or a part of one.
+A frame is a snapshot as of the moment at which it was loaded, however often it is used; load it again to see later
+changes. A pin holds the snapshot, and tasks renew the pin's lease while they read. A frame has the rows that have a
+value in any of its columns. A partition is a tablet, or a part of one.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from perco.txn.inside import scan_between
 
 _OPTIONS: Final = ("table", "url", "path", "columns", "ts", "at", "start", "stop", "prefix", "key", "partitions")
 _LEASE_S: Final = 600.0
-_PARTITIONS_MAX: Final = 10_000  # each is a Spark task, and a connection to the store
+_PARTITIONS_MAX: Final = 10_000  # each takes a Spark task and a connection to the store
 _BATCH_ROWS: Final = 4096
 _BATCH_BYTES: Final = 4 << 20
-_OF_SPARK: Final = ("checkpointlocation", "queryname")  # options of a stream that Spark reads itself
-_REFUSES: Final = "_refuses_perco"  # marks a class of Spark's that has been patched
+_OF_SPARK: Final = ("checkpointlocation", "queryname")  # options of a stream that are for Spark
+_REFUSES: Final = "_refuses_perco"  # an attribute that marks Spark's class as patched by perco
 _VIEW: Final = (
     "In SQL, declare a view: create temporary view NAME using perco options (table 'TABLE'); with an option url, if no "
     "store is registered"
@@ -65,12 +65,12 @@ def register(
     *,
     lease_s: float = _LEASE_S,
 ) -> None:
-    """Make `format("perco")` known to a session.
+    """Register `format("perco")` with a session.
 
     Args:
-        store: the default store of frames without a `url`. Its token travels in the closures of jobs, and is in no
-            plan. If executors are on this machine, a folder that a process of this machine has open will do.
-        lease_s: how long the snapshot of a read is held after the last of its tasks has renewed it, in seconds.
+        store: the default store, for frames without a `url`. Spark sends its token in the closures of jobs; no plan has
+            it. If the executors are on this machine, `store` may be a folder that a process of this machine has open.
+        lease_s: for how many seconds a frame's snapshot is held after a task has last renewed it.
     """
     must_be_number("lease_s", lease_s)
     if not 0 < lease_s < float("inf"):
@@ -79,7 +79,7 @@ def register(
         store = reached(store) or Store(url=os.fspath(store))
     known = store
 
-    class Source(PercoSource):  # in no module, so that it is sent to executors whole, with its attributes
+    class Source(PercoSource):  # in no module, so that Spark sends the class itself, attributes included
         _store = known
         _lease_s = lease_s
 
@@ -88,8 +88,8 @@ def register(
 
 
 def _refuse_streams(reader: Any) -> None:
-    """Make `readStream.format("perco")` raise. Spark asks a Python source whether it can be read as a stream only when
-    the query has started, in a thread of its own: there `PercoSource.streamReader` raises the same error."""
+    """Make `readStream.format("perco")` raise an error. Spark itself asks a Python source for a stream only once the
+    query has started, in another thread; there, `PercoSource.streamReader` raises the same error."""
     if hasattr(reader, _REFUSES):
         return
     chosen = reader.format
@@ -130,7 +130,7 @@ class Asked:
                 f"pass options on from `create table ... using perco`. {_VIEW}"
             )
         url = given.get("url") or given.get("path")
-        if url is not None and (store is None or store.url != url):  # one store's token is not for another
+        if url is not None and (store is None or store.url != url):  # a store's token is not for another store
             store = reached(url) or Store(url=url)
         if store is None:
             raise UsageError("format('perco') needs .option('url', ...), or a store that it is registered with")
@@ -181,7 +181,7 @@ def _moment(text: str | None) -> datetime | None:
 
 
 class PercoSource(DataSource):
-    """The data source; see the module. `register` makes it known to a session."""
+    """The data source; see the module. `register` registers it with a session."""
 
     _store: ClassVar[Store | None] = None
     _lease_s: ClassVar[float] = _LEASE_S
@@ -226,8 +226,8 @@ class PercoSource(DataSource):
 
 
 async def _moment_of(db: perco.Database, asked: Asked, lease_s: float) -> tuple[int, str]:
-    """The timestamp to read at, and the name of the pin that holds it; "": a folder that no process has open needs no
-    pin, because nothing is removed from it."""
+    """The timestamp to read at, and the name of the pin that holds it. The name is "" for a folder that no process has
+    open: it needs no pin, because nothing is removed from it."""
     if inside(db).place.readonly:
         async with db.snapshot(ts=asked.ts, at=asked.at) as snap:
             return snap.start_ts, ""
@@ -241,7 +241,7 @@ def _owner(asked: Asked) -> str:
 
 
 class Span(InputPartition):
-    """One task's read: the rows of a range, at a timestamp that the named pin holds."""
+    """What one task reads: the rows of a range, at a timestamp that the named pin holds."""
 
     range: Range
     ts: int
@@ -253,14 +253,15 @@ class Span(InputPartition):
 
 
 async def _starts_of(db: perco.Database, table: perco.Table[Any], pieces: int) -> list[bytes]:
-    """Where to cut a table: at its tablets, or where a database that has the rows says (`TicketRows.sample`)."""
+    """The rows at which to cut a table: the first rows of its tablets, or those that a database proposes
+    (`TicketRows.sample`)."""
     store = inside(db).place.store
     sample: Callable[[str, int], Awaitable[list[bytes]]] | None = getattr(store, "sample", None)
     return store.bounds(table.name) if sample is None else await sample(table.name, pieces)
 
 
 class PercoReader(DataSourceReader):
-    """Plans a read, and reads a part of it."""
+    """Plans the read of a frame on the driver, and reads one partition in each task."""
 
     def __init__(self, asked: Asked, schema: StructType, lease_s: float, moment: tuple[int, str] | None) -> None:
         self._asked, self._schema, self._lease_s, self._moment = asked, schema, lease_s, moment
@@ -295,7 +296,7 @@ class PercoReader(DataSourceReader):
         return out
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Span):  # Spark's own partition, if there is none of ours
+        if not isinstance(partition, Span):  # Spark's own, if `partitions` has returned none
             return iter(())
         return streamed(lambda send: self._read(partition, send))
 
@@ -331,7 +332,7 @@ class PercoReader(DataSourceReader):
                 await pin.renew()
 
     def _columns_of(self, table: perco.Table[Any]) -> list[perco.Column[Any, Any]]:
-        """The columns that the frame has, which may be fewer than were asked for, and in another order."""
+        """The columns of the frame, which may be fewer than the options name, and in another order."""
         names = [name for name in self._schema.fieldNames() if name != self._asked.key]
         missing = [name for name in names if name not in table.columns]
         if missing:
@@ -350,7 +351,7 @@ class PercoReader(DataSourceReader):
 
 
 class Batch:
-    """Rows that are being converted to Arrow."""
+    """Collects rows, and converts them to Arrow."""
 
     rows: int
 

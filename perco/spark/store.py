@@ -37,14 +37,15 @@ _END_S: Final = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Store:
-    """The address of a served store, and its credentials. A plain value that travels in the closures of a job.
+    """The address of a served store, and its credentials. A plain value that Spark sends in the closures of a job.
 
     Attributes:
-        url: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT"; or a folder that a process of this machine has open; or
-            "postgresql://USER@HOST/DATABASE?prefix=NAME" or "bigtable://PROJECT/INSTANCE?prefix=NAME", which executors
-            read and write directly, as clients of `perco serve --direct`.
+        url: "unix:PATH", "tcp://HOST:PORT" or "tls://HOST:PORT"; or a folder that a process of this machine has open;
+            or "postgresql://USER@HOST/DATABASE?prefix=NAME" or "bigtable://PROJECT/INSTANCE?prefix=NAME", a store that
+            executors read and write directly, as clients of `perco serve --direct`.
         token: the token that a server on TCP requires. Not shown by `repr`.
-        ca: PEM certificates that a tls:// server's certificate is checked against, or a file of them; "": the system's.
+        ca: the PEM certificates, or a file of them, against which the certificate of a tls:// server is checked; "":
+            the system's.
     """
 
     url: str
@@ -60,7 +61,7 @@ class Store:
 
     @property
     def is_served(self) -> bool:
-        """Whether executors on other machines can reach it as it is."""
+        """Whether executors on other machines can reach the store at this address."""
         return addresses.is_address(self.url) or is_database(self.url)
 
     def joining(self) -> joining:
@@ -69,8 +70,8 @@ class Store:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[perco.Database]:
-        """Open the store to read, with its own schema: through the process that serves it, or, if no process has the
-        folder open, from its files."""
+        """Open the store for reading, with its own schema: through the process that serves it or, if no process has the
+        folder open, from the folder's files."""
         async with AsyncExitStack() as stack:
             try:
                 db = await stack.enter_async_context(self.joining())
@@ -87,7 +88,7 @@ class Store:
 
 @asynccontextmanager
 async def in_task(store: Store, opening: AbstractAsyncContextManager[perco.Database]) -> AsyncIterator[perco.Database]:
-    """Open a store in a task. Raises: Unavailable, with a remedy, if this machine does not reach it; the errors of
+    """Open a store in a task. Raises: Unavailable, with a remedy, if this machine cannot reach the store; the errors of
     `opening`."""
     async with AsyncExitStack() as stack:
         try:
@@ -103,7 +104,7 @@ async def in_task(store: Store, opening: AbstractAsyncContextManager[perco.Datab
 
 
 def reached(store: str | os.PathLike[str] | Store) -> Store | None:
-    """The store, if it is served already; None: it is a folder, to be served.
+    """The store, if it is already served; None: it is a folder that has to be served.
 
     Raises: UsageError.
     """
@@ -129,14 +130,14 @@ def serve(
 ) -> Iterator[Store]:
     """Serve a folder to the executors of a session while the block lasts.
 
-    A child process serves it, which ends when the block does, or when this process dies, whatever the cause; then the
-    folder can be opened again. If the executors are on this machine (`local[n]`) it listens on a socket in the folder,
-    for this user alone; else with TLS on a port of this machine, with a certificate and a token made for this block. An
-    address or a `Store`, which is served already, is passed on unchanged.
+    A child process serves the folder. It ends when the block ends, or when this process dies for any reason; then the
+    folder can be opened again. If the executors are on this machine (`local[n]`), the child listens on a socket in the
+    folder, for this user alone. Otherwise it listens with TLS on a port of this machine, with a certificate and a token
+    made for this block. If `folder` is an address or a `Store` that is already served, it is passed on unchanged.
 
     Args:
-        folder: made if there is none.
-        host: the address at which executors reach this machine; by default Spark's own, `spark.driver.host`.
+        folder: is made if there is none.
+        host: the address at which executors reach this machine; by default Spark's setting, `spark.driver.host`.
         durability: as in `perco.Options`.
 
     Raises: StoreLocked if another process has the folder open and the executors are elsewhere; UsageError, and the
@@ -178,7 +179,7 @@ def serve(
 
 
 def _environment() -> dict[str, str]:
-    """The child's environment, so that it finds the modules that this process finds."""
+    """The child's environment, with which the child finds the modules that this process finds."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
@@ -200,7 +201,7 @@ def _ordered(child: subprocess.Popen[bytes], order: dict[str, Any], path: Path) 
 
 
 def _certificate(host: str) -> tuple[str, str, str]:
-    """(certificate, key, authority) for this host, made for one job, as PEM. The authority's key is forgotten."""
+    """(certificate, key, authority) for this host, as PEM, made for one `serve`. The authority's key is not kept."""
     authority = trustme.CA()
     issued = authority.issue_cert(host, not_after=datetime.datetime.now(datetime.UTC) + _VALID)
     chain = "".join(each.bytes().decode() for each in issued.cert_chain_pems)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-_AHEAD: Final = 2  # values that are made before they are taken
+_AHEAD: Final = 2  # how many values may be made before they are taken
 
 
 class _End(NamedTuple):
@@ -18,9 +18,9 @@ class _End(NamedTuple):
 
 
 def streamed(make: Callable[[Callable[[Any], Awaitable[None]]], Awaitable[None]]) -> Iterator[Any]:
-    """The values that `make(send)` sends. It runs on a loop in a thread of its own, at most two values ahead. Closing
-    the iterator cancels it and waits for its end."""
-    made: queue.SimpleQueue[Any] = queue.SimpleQueue()  # `room` bounds it
+    """The values that `make(send)` sends. `make` runs on a trio loop in a thread of its own, at most two values ahead.
+    Closing the iterator cancels `make` and waits for its end."""
+    made: queue.SimpleQueue[Any] = queue.SimpleQueue()  # `room` limits its length
     room, scope = trio.Semaphore(_AHEAD), trio.CancelScope()
     loop: list[trio.lowlevel.TrioToken] = []
 

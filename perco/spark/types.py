@@ -1,9 +1,9 @@
-"""The types of columns in Spark and Arrow.
+"""The Spark and Arrow types of columns.
 
     TEXT string   BYTES binary   INT64 bigint   FLOAT64 double   BOOL boolean   JSON, MSGPACK string, of JSON
     a key of several parts: a struct of _1, _2, ...   codecs of the user's own: binary, as stored
 
-MSGPACK has more types than JSON: bytes in it are read as base64 text, and text written from Spark stays text.
+MSGPACK has more types than JSON: its bytes are read as base64 text, and text that Spark writes stays text.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def arrow_type(codec: perco.Codec[Any]) -> pa.DataType:
 
 
 def schema_of(table: perco.Table[Any], key: str, columns: Sequence[perco.Column[Any, Any]]) -> StructType:
-    """The schema of a frame: the key under the name `key`, never null, then the columns, which may be null."""
+    """The schema of a frame: first the table's key, under the name `key` and never null, then the columns, which may be
+    null. Raises: UsageError."""
     if key in {column.name for column in columns}:
         raise UsageError(f"table {table.name!r} has a column {key!r}: name the key's with .option('key', ...)")
     fields = [StructField(key, spark_type(table.key), nullable=False)]
@@ -65,7 +66,7 @@ def schema_of(table: perco.Table[Any], key: str, columns: Sequence[perco.Column[
 
 
 def reading(codec: perco.Codec[Any]) -> Callable[[Any], Any] | None:
-    """The function that converts a stored value for Arrow; None: none is needed."""
+    """The function that converts a value of perco for Arrow; None: none is needed."""
     if isinstance(codec, TupleCodec):
         inner = [reading(part) for part in codec.parts]
         return lambda value: {
@@ -78,7 +79,7 @@ def reading(codec: perco.Codec[Any]) -> Callable[[Any], Any] | None:
 
 
 def writing(codec: perco.Codec[Any]) -> Callable[[Any], Any] | None:
-    """The function that converts Spark's value to a stored one; None: none is needed."""
+    """The function that converts a value of Spark for perco; None: none is needed."""
     if isinstance(codec, TupleCodec):
         inner = [writing(part) for part in codec.parts]
         return lambda value: tuple(

@@ -1,7 +1,7 @@
 """The row store: cells, tablets, and the one interface that every layer above is built on (`rowstore.py`).
 
-Read `cells.py` (the vocabulary), `keys.py` (key bytes), `row.py` (check, then write), `lmdb_engine.py` and
-`tablet.py` (group commit), `rowstore.py` (that interface), `folder.py` (ownership of the files).
+Read, in this order: `cells.py` (the vocabulary), `keys.py` (key bytes), `row.py` (check, then write), `lmdb_engine.py`
+and `tablet.py` (group commit), `rowstore.py` (the interface), `folder.py` (ownership of the files).
 """
 
 from perco.storage.batching import Batching as Batching, Gathering as Gathering

@@ -1,14 +1,14 @@
-"""Gives the owner of a store the floors and counts that it needs, over a store that has neither.
+"""Supplies the write floors and cell counts that an owner needs, over a store that has neither.
 
     Bare(store, late_s)    floors and counts over any `RowStore`; all of the owner's calls go through it
 
-T13 A store without floors: the owner sends no more mutations below the floor, and waits until no mutation that it has
-    sent, nor a copy of one, can still take effect. It is not enough to wait for unanswered mutations: a second copy of
-    a prewrite that was answered long ago could still arrive. A process cannot know which mutations a former owner of
-    the store has sent, so it begins as if they had been sent just now.
-N7  If a store does not count its cells, this class searches the store to count them. The count found in a group holds
-    until the next mutation that writes to the group is sent. A search is not valid if such a mutation may take effect
-    meanwhile: one in flight, or one that was not answered, for as long as it may still arrive.
+T13 If a store has no floors, the owner sends no mutations below the floor. When it raises the floor, it waits until no
+    mutation below the floor that it has sent, nor a copy of one, can still take effect. It is not enough to wait for
+    unanswered mutations: a second copy of a prewrite that was answered long ago could still arrive. A process does not
+    know which mutations a former owner of the store has sent, so it begins as if they had been sent just now.
+N7  If a store does not count its cells, this class searches the store to count them. The count of a group is valid
+    until the next mutation that writes to the group is sent. It is not valid at all if such a mutation may take effect
+    during the search: one in flight, or one that was not answered, as long as it may still arrive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perco.storage.cells import (
 from perco.storage.rowstore import RowStore
 from perco.storage.tablet import Tablet
 
-_CELLS = 1 << 16  # that one query of a look returns for a row
+_CELLS = 1 << 16  # cells that one query of a search returns for a row
 
 Sent = tuple[float, int]  # until when a call may take effect, and the smallest timestamp that it names
 Where = tuple[str, str]  # a table, and one of its groups
@@ -64,13 +64,13 @@ class Bare:
         self._store, self._tables, self._late_s = store, tables, late_s
         first_s = late_s if former_s is None else former_s
         self.floor = 0
-        self._calls: dict[int, tuple[int, set[Where]]] = {}  # in flight: the smallest timestamp, and what they write
-        self._number = 0  # of calls, so far
+        self._calls: dict[int, tuple[int, set[Where]]] = {}  # in flight: smallest timestamp named, and what is written
+        self._number = 0  # of the last call
         self._sent: deque[Sent] = deque([(trio.current_time() + first_s, 0)])  # by calls that have ended
         self._ended = trio.Event()
-        self._unanswered: deque[tuple[float, set[Where]]] = deque()  # (deadline to take effect, what it writes)
+        self._unanswered: deque[tuple[float, set[Where]]] = deque()  # (until when it may take effect, what it writes)
         self._sends: Counter[Where] = Counter()  # how many calls that write there have ever been made
-        self._found: dict[Where, tuple[int, int]] = {}  # `_sends` before the look (-1: it is not valid), and cells
+        self._found: dict[Where, tuple[int, int]] = {}  # `_sends` before the search (-1: not valid), and cells
         self._looking = trio.Lock()
 
     @property
@@ -104,7 +104,7 @@ class Bare:
 
     # ------------------------------------------------------------ floors
 
-    # A KeyboardInterrupt before the end would leave behind a call that never ends.
+    # A KeyboardInterrupt before the end would leave the call in `_calls` for good.
     @trio.lowlevel.enable_ki_protection
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
         """Apply mutations. Those below the floor are refused, and not sent (T13)."""
@@ -167,7 +167,7 @@ class Bare:
         for where in product(tables, groups):
             if self.knows(*where):
                 continue
-            async with self._looking:  # tasks that wait for the same look share it
+            async with self._looking:  # tasks that wait for the same search share it
                 if not self.knows(*where):
                     before = -1 if self._may_change(where) else self._sends[where]
                     self._found[where] = before, await self._cells(*where)
@@ -182,7 +182,7 @@ class Bare:
         return found is not None and found[0] == self._sends[table, group]
 
     def _may_change(self, where: Where) -> bool:
-        """Whether a mutation that writes there may take effect even if no further one is sent."""
+        """Whether a mutation that writes there, and that was sent earlier, may still take effect."""
         now = trio.current_time()
         while self._unanswered and self._unanswered[0][0] <= now:
             self._unanswered.popleft()

@@ -1,26 +1,27 @@
-"""The delay window: batches a client's calls to one tablet for a moment (the paper's section 2.5).
+"""The delay window: holds a client's calls to one tablet for a moment, to send them together (the paper's section 2.5).
 
-    Batching(store)    a row store over any other; gathers reads, and mutations, of one tablet
-    Gathering          gathers calls of any kind: one-step commits, claims of rows
+    Batching(store)    a row store over any other; gathers the reads, and the mutations, of one tablet
+    Gathering          gathers calls of any kind: one-step commits, claims on rows
 
-A *fixed* window is the paper's: the first caller opens it, and every call within `window_s` joins it. An *adaptive*
-window is open only while an earlier call of that kind to that tablet is in flight; it ends when that call is answered,
-or after `window_s`. If no call is in flight, but calls have recently come several at a time, the calls of one turn of
-the loop leave together, and wait for nothing else.
+A *fixed* window is that of the paper: the first call opens it, and every call that arrives within `window_s` joins it.
+An *adaptive* window is open only while an earlier call of that kind to that tablet is in flight; it ends when that call
+is answered, or after `window_s`. If no call is in flight, but several calls have recently arrived at a time, the calls
+of one turn of the loop are sent together, without a further wait.
 
-D1  Calls of one kind to one tablet that arrive within a window leave in one call, in their order of arrival.
-D2  Nothing is held longer than `window_s`. A full batch (`mutations_max`, `bytes_max`) leaves at once.
-D3  Nothing else is held: no timestamp (O2, T2), no scan or page of a scan, no message that needs no answer. No call
-    waits for a call to another tablet, or of another kind.
-D4  A caller that is cancelled while its batch is open withdraws its part, which was never sent. A closed batch is sent,
-    and the caller waits for its mutations (T10).
-D5  A closed batch is divided by the tablets that then have its rows (P1, P3), with one call for each; none waits for
-    another.
+D1  Calls of one kind to one tablet that arrive within a window are sent in one call, in their order of arrival.
+D2  No call is held longer than `window_s`. A full batch (`mutations_max`, `bytes_max`) is sent at once.
+D3  A window holds nothing else: no request for a timestamp (O2, T2), no scan or page of a scan, no one-way message. No
+    call waits for a call to another tablet, or of another kind.
+D4  If a caller is cancelled while its batch is open, its part is withdrawn and never sent. A closed batch is sent, and
+    a caller that is cancelled then still waits for the verdicts on its mutations (T10).
+D5  When a batch closes, it is divided among the tablets that have its rows at that moment (P1, P3), with one call for
+    each tablet. No call waits for another.
 D6  Each caller gets its own answers. Groups stay whole (S1). A mutation is sent once; if the reply to its call is lost,
-    its own verdict is NoReply (T4, C6).
-D7  A read that waits when its session ends is not sent: SessionEnded (R5).
-D8  A part of a call that would have to wait for something else (C4) is answered `None`, and its caller asks again,
-    alone: no caller waits because of another caller's part.
+    its verdict is NoReply (T4, C6).
+D7  If a session ends while one of its reads waits in a window, the read is not sent, and its caller gets SessionEnded
+    (R5).
+D8  If a part of a call would have to wait at the server (C4), the server answers `None` for it, and its caller asks
+    again, in a call of its own. So no caller waits because of another caller's part.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from perco.storage.cells import Mutation, ReadRequest, RowCells, ScanPage, ScanR
 from perco.storage.rowstore import Deferring, RowStore
 from perco.storage.tablet import BatchOptions, Tablet
 
-_FOR_ALL = (Unavailable, SessionEnded)  # errors that are not about one part of a call
+_FOR_ALL = (Unavailable, SessionEnded)  # errors that concern a whole call, not one of its parts
 _CELL_BYTES = 64  # size of a check, a write or a query, without its value
 
 Wanted: TypeAlias = tuple[Hashable, Any, int]  # a tablet, the part for it, and the part's approximate bytes
@@ -63,7 +64,7 @@ class _Caller(Awaited):
         self.waits = False
 
     def abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-        """Leave, unless the answer to a part that was sent must be waited for (D4)."""
+        """Let the caller leave, unless it must wait for the answer to a part that was sent (D4)."""
         if self.sent and not self.again:
             return trio.lowlevel.Abort.FAILED
         self.gone = True
@@ -80,7 +81,7 @@ _Part: TypeAlias = tuple[_Caller, int, Any]  # the caller, the index among its p
 
 
 class _Batch:
-    """Parts that leave together."""
+    """Parts that are sent together."""
 
     __slots__ = ("bytes", "closed", "deadline", "due", "key", "parts", "wake")
 
@@ -102,13 +103,13 @@ class Gathering:
     """Gathers calls of one kind. Loop thread only.
 
     Args:
-        spawn: runs something short, shielded from cancellation, and finishes it before the store closes.
-        ask: makes one call of all parts and returns an answer for each; None: the part's caller must ask alone (D8). An
-            exception reaches all callers; with `again`, if it may concern only one of several parts, each caller asks
-            alone.
-        where: the tablet that has a part's row now (D5).
-        again: whether parts may be asked again, so that a cancelled caller may leave while its part is in flight.
-        dropped: called with a part and its answer if the caller has left.
+        spawn: runs a short task, shielded from cancellation, and finishes it before the store closes.
+        ask: sends all parts in one call and returns an answer for each; None: the part's caller must ask alone (D8). An
+            exception reaches all callers. But with `again`, if the exception may concern only one of several parts,
+            each caller asks alone.
+        where: returns the tablet that has a part's row now (D5).
+        again: whether a part may be sent again. If so, a cancelled caller may leave while its part is in flight.
+        dropped: called with a part and its answer if the part's caller has left.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Gathering:
         return await trio.lowlevel.wait_task_rescheduled(caller.abort)  # type: ignore[no-any-return]
 
     async def _alone(self, batch: _Batch, caller: _Caller) -> bool:
-        """Let the tasks that run in the same turn of the loop join a batch, then close it. Returns whether none did."""
+        """Let the tasks of this turn of the loop join a batch, then close it. Returns whether none of them joined."""
         await trio.lowlevel.cancel_shielded_checkpoint()
         if not batch.closed:
             caller.gone = trio.current_effective_deadline() == -math.inf  # D4: cancelled while its batch was open
@@ -218,7 +219,7 @@ class Gathering:
             found.setdefault(self._where(part[2]), []).append(part)  # D5
         for key in list(found)[1:]:
             self._spawn(partial(self._call, key, found[key]))
-        if found:  # else all have been cancelled
+        if found:  # otherwise, all callers have been cancelled
             await self._call(*next(iter(found.items())))
 
     async def _call(self, key: Hashable, parts: list[_Part]) -> None:
@@ -232,7 +233,7 @@ class Gathering:
             error = failure
         self.answered(key)
         if self._again and len(parts) > 1 and isinstance(error, Exception) and not isinstance(error, _FOR_ALL):
-            answers, error = [None] * len(parts), None  # D8: the error may be about one of them only
+            answers, error = [None] * len(parts), None  # D8: the error may concern only one of them
         for i, (caller, index, item) in enumerate(parts):
             if error is not None:
                 caller.error = _own(error)
@@ -245,7 +246,7 @@ class Gathering:
             raise error
 
     def answered(self, key: Hashable) -> None:
-        """Note that a call to a tablet has ended: the batch that waited for it leaves (D2)."""
+        """Note that a call to a tablet has ended: the batch that waited for this is sent (D2)."""
         if not self._options.adaptive:
             return
         out = self._out.pop(key) - 1
@@ -284,14 +285,14 @@ class _Late:
 
 
 class Batching:
-    """A row store in which reads and mutations wait in a window for others to the same tablet.
+    """A row store in which reads, and mutations, wait in a window for others of their kind to the same tablet.
 
     Args:
         store: the row store to call.
         options: see `BatchOptions`; with a window of 0 there is no need for this class.
         spawn: as in `Gathering`.
-        together: makes the reads of several callers to one tablet; returns None for those that must ask alone (D8). By
-            default one `read` of the store.
+        together: makes the reads of several callers to one tablet, and returns None for each caller that must ask alone
+            (D8). By default, this is one `read` of the store.
     """
 
     inner: RowStore
@@ -396,7 +397,7 @@ class Batching:
         return answers
 
     def end_reads(self) -> None:
-        """Fail the waiting reads, whose session has ended (D7)."""
+        """Fail the reads that wait in a window: their session has ended (D7)."""
         self._losses += 1
         self._reads.fail_open(lambda: SessionEnded(_ENDED))
 
@@ -422,12 +423,12 @@ class Batching:
         self, table: str, row: bytes, size: int, make: Callable[[], Mutation | None]
     ) -> Verdict | None:
         """Apply a mutation that is made only after its batch has been closed, and is sent in the same step of the loop.
-        So its entries in memory (C2) do not exist while it waits.
+        So its entries in memory (C2) do not exist while it waits in the window.
 
         Args:
             row: one of its rows.
             size: its approximate size in bytes.
-            make: makes it; None: there is nothing to apply, and no verdict.
+            make: makes the mutation; if it returns None, nothing is applied, and there is no verdict.
         """
         key = self.inner.locate(table, row)
         answers = await self._mutations.ask([(key, _Late(table, row, make), size)])

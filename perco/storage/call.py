@@ -1,10 +1,10 @@
-"""One caller that waits for the verdicts of its mutations.
+"""One caller that waits for the verdicts on its mutations.
 
 A call may continue: as soon as the verdicts are in, `then` decides on the loop what to send next, without waking the
-task in between. A transaction in one tablet wakes its task only once.
+task in between. So a transaction in one tablet wakes its task only once.
 
-T10  A cancelled task first withdraws its mutations from the queue: then they were never sent. Once any of them is in a
-     closed batch, the task waits for the verdicts, cancelled or not.
+T10  If a task is cancelled while all of its mutations are still in the queue, they are withdrawn, and never sent. Once
+     any of them is in a closed batch, the task waits for the verdicts, even if it is cancelled.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Call(Awaited):
         self.verdicts: list[Verdict | None] = [None] * mutations
         self.waiting = mutations
         self.taken = False  # some mutation is in a closed batch
-        self.dropped = False  # cancelled before any mutation was
+        self.dropped = False  # cancelled before any mutation was in a closed batch
 
     def answer(self, index: int, verdict: Verdict) -> None:
         """Record a mutation's verdict, for a task that does not wait yet. Loop thread only."""
@@ -63,7 +63,7 @@ class Call(Awaited):
                 resubmit(more, self)
                 if self.waiting:
                     return True
-        except Exception as error:  # `then` raised it: its task gets it, not the loop
+        except Exception as error:  # raised by `then`: the task gets it, not the loop
             self.error = error
         return False
 

@@ -3,11 +3,12 @@
 A cell is (table, row, group, column, timestamp) -> value. `row` and `value` are bytes, `group` names a locality
 group, `column` is a small number (the catalogue gives columns their numbers), `timestamp` is at least 1.
 
-Nothing here knows what a lock is. A row's one atomic operation is *check, then write*; a `Mutation` applies it to one
-row, or to several rows of one tablet as a *group* (S1). All are tuples, because every transaction builds dozens.
+This module has no notion of a lock. The one atomic operation on a row is *check, then write*; a `Mutation` applies it
+to one row, or to several rows of one tablet as a *group* (S1). Checks, writes and mutations are tuples, because every
+transaction builds dozens of them.
 
-S1  check-then-write of one row is atomic; mutations of one `apply` have verdicts of their own; the rows of one
-    mutation are a group: all or nothing, one verdict.
+S1  The check-then-write of one row is atomic. Each mutation of an `apply` has a verdict of its own. The rows of one
+    mutation are a group: it takes effect in all of them or in none, and has one verdict.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-# The protocol's locality groups. A group of the user's is named "data:" + its name.
+# The protocol's locality groups. A group that a user declares is stored as "data:" + its name.
 DATA: Final = "data"
 LOCK: Final = "lock"
 WRITE: Final = "write"
 ROLLBACK: Final = "rollback"
 NOTIFY: Final = "notify"
-PENDING: Final = "pending"  # weak notifications whose transaction is still undecided (N5)
-SHARED: Final = "shared"  # locks of cells that were only read (T14)
-TRACE: Final = "trace"  # the traces that a committed transaction's shared locks leave behind
+PENDING: Final = "pending"  # pending entries: signals of transactions that are still undecided (N5)
+SHARED: Final = "shared"  # read locks (T14)
+TRACE: Final = "trace"  # the traces that committed transactions leave at read locks (T14) and bare primaries (N5)
 FAILED_LIST: Final = "failed"  # changes whose observers have failed too often (N6)
 PROTOCOL_GROUPS: Final = (DATA, LOCK, WRITE, ROLLBACK, NOTIFY, PENDING, SHARED, TRACE, FAILED_LIST)
 GROUPS_MAX: Final = 122  # in one table, not counting the protocol's
@@ -50,8 +51,8 @@ RowMutation: TypeAlias = tuple[bytes, Sequence[Check], Sequence[Write]]
 class Mutation(NamedTuple):
     """An atomic check-then-write of rows of one tablet.
 
-    A mutation whose `floor_ts` is below the tablet's floor is refused (T13; garbage collection raises the floor).
-    `reserve` lets it use the tablet's reserve of free pages: for mutations that free space or unblock others (S4).
+    A mutation whose `floor_ts` is below the tablet's floor is refused (T13; the vacuum raises the floor). `reserve`
+    lets a mutation use the tablet's reserve of space; it is for mutations that free space or unblock others (S4).
     """
 
     table: str
@@ -61,7 +62,7 @@ class Mutation(NamedTuple):
 
 
 class Applied:
-    """Every check held and every write was made; durably, if the store is durable."""
+    """All checks held, and all writes were made; durably, if the store is durable."""
 
     __slots__ = ()
 
@@ -74,7 +75,7 @@ APPLIED: Final = Applied()
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A check did not hold: `checks[check]` of `rows[row]`. Nothing was written. check -1: below the floor."""
+    """A check did not hold: `checks[check]` of `rows[row]`. Nothing was written. `check` -1: below the floor."""
 
     row: int
     check: int
@@ -89,7 +90,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class NoReply:
-    """The mutation may or may not have been made (T4)."""
+    """The mutation may or may not have been applied (T4)."""
 
     reason: str
 
@@ -105,10 +106,10 @@ RowCells: TypeAlias = list[list[Cell]]  # one list per query
 
 
 class ScanQuery(NamedTuple):
-    """The cells that a scan reads of each row: for each column named, the newest `n` within [from_ts, to_ts].
+    """The cells that a scan reads of each row: for each of `columns`, the newest `n` within [from_ts, to_ts].
 
-    `columns` None: every cell of the group in the row, as (column, ts, value), at most `n`. Without `values`, b""
-    stands for each value.
+    `columns` None: at most `n` cells of the group in the row, of all columns, within [from_ts, to_ts]. Without
+    `values`, the page has b"" in place of each value.
     """
 
     group: str
@@ -122,8 +123,8 @@ class ScanQuery(NamedTuple):
 class ScanRequest(NamedTuple):
     """One page of a scan over [start, stop) of a table, in key order (or in reverse); stop None: to the end.
 
-    A row is in the page if any query finds a cell in it. `rows_max` and `bytes_max` bound the page; `seeks_max`
-    bounds the work on rows that hold nothing, so a page may be empty without being the last.
+    A row is in the page if any query finds a cell in it. `rows_max` and `bytes_max` bound the page; `seeks_max` bounds
+    the work on rows in which no query finds a cell, so a page may be empty without being the last.
     """
 
     table: str

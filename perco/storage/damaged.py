@@ -1,7 +1,8 @@
 """Tablets with damaged files: which ones can be read, and a stand-in for those that cannot.
 
-A damaged file may do more than return wrong data: LMDB aborts the process that reads an impossible page. So the check
-runs in its own process, and announces each file before it reads it (see `perco.cli.containing`).
+A damaged file may do more than return wrong data: LMDB aborts the process that reads an impossible page. So `perco
+check` reads the files in a process of its own, which announces each file before it reads it (see
+`perco.cli.containing`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from perco.storage.lmdb_engine import LmdbEngine
 from perco.storage.lmdb_options import LmdbOptions
 from perco.storage.tablet import MemoryTablet
 
-_CELLS: Final = 5_000  # read from one view, which pins pages if another process writes
+_CELLS: Final = 5_000  # cells read from one view, because a view pins pages while another process writes
 _BYTES: Final = 4 << 20
 
 

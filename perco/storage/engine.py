@@ -1,8 +1,8 @@
 """The interface of a tablet's ordered store, and the engine that keeps it in memory.
 
 An engine holds one sorted map per locality group. A `View` is one consistent state of all of them, read with cursors
-that behave as LMDB's do; a `Batch` is a view that can write. Views are opened and dropped without an await in
-between (S3), so the memory engine needs no versions: nothing can change while one is open.
+that behave like LMDB's; a `Batch` is a view that can write. Views are opened and dropped without an await in between
+(S3), so the memory engine keeps no versions: nothing can change while a view is open.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from perco.storage.keys import TAIL_BYTES, escape, unescape
 
 
 class Cursor(Protocol):
-    """A position in one group; the part of LMDB's cursor that we use."""
+    """A position in one group; the part of LMDB's cursor that perco uses."""
 
     def set_range(self, key: bytes) -> bool: ...
     def key(self) -> bytes: ...
@@ -40,9 +40,10 @@ class Batch(View, Protocol):
 
 
 class MemoryBatch:
-    """The writes of one mutation to a `MemoryEngine`, kept apart until it is complete, so that it is all or nothing.
+    """The writes of one mutation to a `MemoryEngine`, kept apart until the mutation is complete, so that all of them
+    take effect or none.
 
-    Checks come before writes (S1), so it need not see its own writes.
+    Checks come before writes (S1), so a batch need not see its own writes.
     """
 
     __slots__ = ("_engine", "_writes")
@@ -72,7 +73,7 @@ class MemoryBatch:
 
 
 class _Sorted:
-    """A sorted map. Insertion is O(n) of a memmove: fine for tests and caches of 10^5 keys, no more."""
+    """A sorted map. Insertion takes O(n), by a memmove: fine for tests, and for caches of up to 10^5 keys."""
 
     __slots__ = ("keys", "values")
 
@@ -115,7 +116,7 @@ class _MemoryCursor:
 
 
 class MemoryEngine:
-    """All groups of one tablet in memory; itself the view and the batch. Puts are visible at once."""
+    """All groups of one tablet, in memory. It is its own view and batch: puts are visible at once."""
 
     def __init__(self) -> None:
         self._groups: dict[str, _Sorted] = {}
@@ -144,7 +145,8 @@ class MemoryEngine:
             del cells.keys[bisect_left(cells.keys, key)]
 
     def middle(self, group: str, stop: bytes | None) -> bytes | None:
-        """A row in the middle of a group's cells before `stop`, not the first one; None: all are in one row."""
+        """A row in the middle of a group's cells before `stop`, but not the first row; None: there is only one row, or
+        none."""
         keys = self._group(group).keys
         if stop is not None:
             keys = keys[: bisect_left(keys, escape(stop))]
@@ -178,5 +180,5 @@ class MemoryEngine:
         return len(self._group(group).keys)
 
     def groups(self) -> list[str]:
-        """The groups that hold anything: here an empty group does not exist."""
+        """The groups that hold any cells: in memory, an empty group does not exist."""
         return sorted(name for name, group in self._groups.items() if group.keys)

@@ -14,7 +14,7 @@ class Fenced(NotHere):
 
 
 def next_epoch(stored: bytes | None) -> bytes:
-    """The epoch of a process that takes over an environment with the `stored` one (F1)."""
+    """The epoch of a process that takes over an environment whose epoch is `stored` (F1)."""
     return (int.from_bytes(stored or b"", "big") + 1).to_bytes(8, "big")
 
 

@@ -4,15 +4,15 @@
       perco-format        the format's version; a store of any other version is refused (FormatUnknown)
       owner               locked (flock) by the owner while it has the store open; names the process and its term
       socket              the owner's, while it serves other processes of the same user
-      unsynced            there until a store with durability="process" is closed cleanly; holds the id of the boot
+      unsynced            exists until a store with durability="process" is closed cleanly; holds the id of the boot
       tablets/NAME-N/     one LMDB environment per tablet; NAME-N.new: unfinished; NAME-N.next: replaces NAME-N
 
-P6  Compacting a tablet writes its files to NAME-N.new, which is renamed to NAME-N.next when all of them are on disk.
-    From that moment they count, and NAME-N does not: it is removed, and NAME-N.next gets its name. A process that is
-    stopped at any point leaves the old files or the new ones, whole; the next owner removes the others.
+P6  A compaction writes a tablet's new files to NAME-N.new, which is renamed to NAME-N.next when all of them are on
+    disk. From that moment, the new files are valid, and NAME-N is not: it is removed, and NAME-N.next gets its name. If
+    the process is stopped at any point, the valid files, old or new, are complete; the next owner removes the others.
 
-A folder has one writing process at a time; others may read beside it. The kernel releases the lock when the process
-ends, however it ends: that makes the next owner safe (O1).
+A folder has one writing process at a time; others may read beside it. The kernel releases the owner's lock only when
+the owner has ended, however it ended, so the next owner can safely take over (O1).
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Folder:
 
     @classmethod
     def claim(cls, path: Path, *, durable: bool, accept_loss: bool, shared: bool = False) -> Folder:
-        """Become the folder's owner; make the folder if there is none. `shared`: other processes will be served, and
-        may be waiting for that.
+        """Become the folder's owner; make the folder if there is none. `shared`: this process will serve others, which
+        may already be waiting for it.
 
         Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, StoreFull, UsageError.
         """
@@ -92,7 +92,7 @@ class Folder:
             made = [new for new in (path, *path.parents) if not new.exists()]
             path.mkdir(parents=True, exist_ok=True)
             known = _read_format(path)
-            # Readable by other users who may read the store: they must see its lock.
+            # Other users may read this file, so that those who may read the store can test its lock.
             lock = os.open(path / _OWNER_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise _unusable(path, error) from error
@@ -107,7 +107,7 @@ class Folder:
             who = "\n".join(lines)
             record = who.encode(errors="replace")
             os.pwrite(lock, record.ljust(_OWNER_BYTES, b"\n"), 0)
-            if not known:  # new, or its maker was stopped before it synced what it made
+            if not known:  # new, or the process that made it was stopped before it had synced it
                 for new in made or [path]:
                     _sync_entry(new)
                 _write_durably(path / _FORMAT_FILE, FORMAT + "\n")
@@ -214,8 +214,9 @@ class Folder:
         return self._lock
 
     def make_tablet_folder(self, table: str, number: int, fill: Callable[[Path], None] = lambda path: None) -> Path:
-        """A tablet's folder. If there is none, it is made and filled under another name, and put in its place when all
-        of it is on disk: a power loss leaves it whole or not at all (S2). `fill` syncs the files that it makes.
+        """The path of a tablet's folder. If there is no folder, it is made and filled under another name, and renamed
+        when all of it is on disk, so that a power loss leaves all of it or none (S2). `fill` syncs the files that it
+        makes.
         """
         path = tablet_path(self.path, table, number)
         if not self.readonly:
@@ -231,7 +232,7 @@ class Folder:
         return path
 
     def begin_tablet(self, table: str, number: int) -> Path:
-        """Make an empty folder for a new tablet; remove one that was begun and not recorded (P4)."""
+        """Make an empty folder for a new tablet. First remove one that was begun, but never recorded (P4)."""
         path = tablet_path(self.path, table, number)
         making = path.with_name(path.name + _NEW)
         self.remove_tablet(table, number)
@@ -242,7 +243,7 @@ class Folder:
         return making
 
     def place_tablet(self, table: str, number: int) -> Path:
-        """Put a new tablet, whose files are all on disk, in its place, durably (S2)."""
+        """Give the folder of a new tablet, whose files are all on disk, its final name, durably (S2)."""
         path = tablet_path(self.path, table, number)
         making = path.with_name(path.name + _NEW)
         try:
@@ -254,13 +255,13 @@ class Folder:
         return path
 
     def remove_tablet(self, table: str, number: int) -> None:
-        """Remove a tablet that was begun, or put in its place, and is not recorded."""
+        """Remove the folder of a tablet that is not recorded, even if the folder already has its final name."""
         path = tablet_path(self.path, table, number)
         for left in (path.with_name(path.name + _NEW), path):
             shutil.rmtree(left, ignore_errors=True)
 
     def tablet_paths(self) -> list[Path]:
-        """The folders of all tablets, without unfinished and replaced ones."""
+        """The folders of all tablets, except unfinished and replaced ones."""
         there = {path for path in (self.path / _TABLETS).glob("*") if path.is_dir() and path.suffix != _NEW}
         return [path for path in there if path.suffix == _NEXT or path.with_name(path.name + _NEXT) not in there]
 
@@ -277,8 +278,8 @@ class Folder:
         return making
 
     def place_next(self, table: str, number: int) -> Path:
-        """Make the new files, which are whole and on disk, count instead of the old ones (P6, S2). If this raises, ask
-        `has_next`."""
+        """Make the new files, which are complete and on disk, valid instead of the old ones (P6, S2). If this raises,
+        ask `has_next` which files are valid."""
         making, placed = self._own(table, number, _NEW), self._own(table, number, _NEXT)
         try:
             _sync_folder(making)
@@ -289,7 +290,7 @@ class Folder:
         return placed
 
     def has_next(self, table: str, number: int) -> bool:
-        """Whether there are new files that count; the old ones may still be there."""
+        """Whether there are new files that are valid; the old ones may still be there."""
         return self._own(table, number, _NEXT).exists()
 
     def drop_next(self, table: str, number: int) -> None:
@@ -298,7 +299,7 @@ class Folder:
 
     def settle_next(self, table: str, number: int) -> Path:
         """Remove the old files of a tablet, and give the new ones their name. If this is interrupted, the new files
-        count, and the next owner completes it."""
+        stay valid, and the next owner completes the step."""
         path = self._own(table, number)
         try:
             _settle(path.with_name(path.name + _NEXT))
@@ -391,12 +392,12 @@ def accept(path: Path) -> None:
 
 
 def _identity(path: Path) -> Path:
-    """One name per folder, whatever links lead to it."""
+    """The one name of a folder, whatever links lead to it."""
     return Path(os.path.realpath(path))
 
 
 def _refuse_other_encodings(path: Path) -> None:
-    """Refuse a path that is not UTF-8: LMDB takes no other, and messages are text."""
+    """Refuse a path that is not UTF-8: LMDB accepts no other path, and error messages are text."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -412,7 +413,8 @@ def _refuse_if_open_here(path: Path) -> None:
 
 
 def _locked_for_us(lock: int) -> bool:
-    """Take the owner's lock. A process that only looks for an owner holds it shared for a moment: wait for that."""
+    """Try to take the owner's lock. A process that only checks for an owner shares the lock for a moment: wait for
+    that moment to pass."""
     for _ in range(_GLANCES_MAX):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -449,7 +451,7 @@ def _read_format(path: Path) -> bool:
         found = (path / _FORMAT_FILE).read_text(errors="replace").strip()
     except FileNotFoundError:
         found = ""
-    if not found and not (path / _TABLETS).exists():  # new, or its maker was stopped before the format was on disk
+    if not found and not (path / _TABLETS).exists():  # new, or the format was never synced
         strange = sorted(set(os.listdir(path)) - {_OWNER_FILE, _FORMAT_FILE}) if path.is_dir() else []
         if strange:
             inside = next((path / name for name in strange if os.path.isfile(path / name / _FORMAT_FILE)), None)
@@ -483,7 +485,7 @@ def _check_file_system(path: Path) -> None:
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that `path` lies on, or would lie on; "" if that is unknown."""
+    """The type of the file system on which `path` is, or would be; "" if that is unknown."""
     real = os.fsencode(os.path.realpath(path))
     best, kind = b"", ""
     for line in _mount_table().splitlines():
@@ -520,7 +522,8 @@ def _write_durably(path: Path, text: str) -> None:
 
 
 def _sync_entry(path: Path) -> None:
-    """Sync the entry of a file or folder; impossible in a folder that we may enter but not read."""
+    """Sync the directory entry of a file or folder. If this process may enter the directory, but not read it, that is
+    impossible, and skipped."""
     with contextlib.suppress(PermissionError):
         _sync_folder(path.parent)
 

@@ -1,15 +1,15 @@
 """Lets the loop's thread and the writers' threads share the GIL, which only one of them can hold at a time.
 
-py-lmdb releases the GIL at every call, and takes it again as soon as the call is done. Two things follow.
+py-lmdb releases the GIL at every call, and takes it again as soon as the call is done. This has two consequences.
 
-While a writer puts a batch, the loop would take the GIL at each put, and two threads that pass it back and forth lose
-more time than the puts take. So the loop waits until they are done (`Written`).
+While a writer puts the cells of a batch, the loop would take the GIL at each put. Two threads that pass the GIL back
+and forth lose more time than the puts take. So the loop waits until the puts are done (`Written`).
 
-While the loop reads, a writer whose commit has ended waits for the GIL. Each read wakes the writer, which costs ten
-times what the read does; but by the time the writer is awake, the loop has the GIL again. The interpreter's own remedy,
-the switch interval, starts again at each wake-up, and so never expires. Therefore the loop, before it reads, releases
-the GIL once and measures how long that took: if that woke a writer, it waits until one has handed in its verdicts
-(`Handover`).
+While the loop reads, a writer whose commit has ended waits for the GIL. Each read releases the GIL, and so wakes the
+writer, which costs ten times as much as the read itself. But by the time the writer is awake, the loop has the GIL
+again. The interpreter's own remedy, the switch interval, starts again at each wake-up, and so never expires. Therefore,
+before the loop reads, it releases the GIL once, and measures how long that takes. If it took so long that a writer was
+woken, the loop waits until a writer has handed in its verdicts (`Handover`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Final
 # The longest that the loop waits for a writer, in seconds: a wrong guess must not cost more than a right one saves.
 _HOLD_STILL_S: Final = 0.005
 _GIVE_WAY_S: Final = 0.0002
-_WOKEN: Final = 12  # releasing the GIL takes more than this many times its minimum if it wakes a thread
+_WOKEN: Final = 12  # if a release of the GIL takes more than this many times its minimum, it has woken a thread
 
 
 class Written:
-    """The writer's signal that a batch's cells are put: only the commit is left, which needs no GIL."""
+    """The writer's signal that it has put a batch's cells: only the commit is left, which does not need the GIL."""
 
     __slots__ = ("_lock",)
 
@@ -44,7 +44,8 @@ class Written:
 
 
 class Handover:
-    """Shared by the tablets of a store. `under_way`: batches handed to writers, still without verdicts on the loop."""
+    """Shared by the tablets of a store. `under_way`: how many batches have been handed to writers, and have no verdicts
+    on the loop yet."""
 
     under_way: int
     given: int
@@ -54,14 +55,14 @@ class Handover:
     def __init__(self) -> None:
         self.under_way = 0
         self.given = 0  # how often the loop gave way
-        self._let_go = select.poll().poll if hasattr(select, "poll") else None  # the cheapest release of the GIL
+        self._let_go = select.poll().poll if hasattr(select, "poll") else None  # the cheapest way to release the GIL
         self._least = 1.0
         self._lock = threading.Lock()
         self._lock.acquire()
         self._wanted = False
 
     def give_way(self) -> None:
-        """Let a writer that waits for the GIL have it. On the loop's thread, while a batch is under way."""
+        """Give the GIL to a writer that waits for it. On the loop's thread, while a batch is under way."""
         if self._let_go is None:
             return
         began = perf_counter()

@@ -2,16 +2,17 @@
 
     key = escaped row | column, 4 bytes big-endian | (2^64 - 1 - timestamp), 8 bytes big-endian
 
-so the cells of a table are ordered by row, bytewise, then by column, then newest first: "the newest version at or below
+So the cells of a table are ordered by row, bytewise, then by column, then newest first: "the newest version at or below
 S" is one seek.
 
-Rows are made prefix-free by escaping. With fewer than 32 zero bytes, the normal case,
+Rows are made prefix-free by escaping. In a row with fewer than 32 zero bytes, the normal case,
 
     0x00 -> 0x00 0xff          end of row -> 0x00 0x01
 
-After a 32nd zero byte the rest of the row is written in groups of eight bytes, so that 400 zero bytes still fit LMDB's
-511. The last group is padded with zeros. Each group is followed by one byte: 0xff if more follows, else the number of
-bytes that count. The switch depends only on the bytes before it, so the order is kept.
+After a 32nd zero byte, the rest of the row is written in groups of eight bytes, so that a row of 400 zero bytes still
+fits into LMDB's 511 bytes. The last group is padded with zeros. Each group is followed by one byte: 0xff if another
+group follows, else the number of the group's bytes that belong to the row. Where the groups begin depends only on the
+bytes before them, so the order of the rows is kept.
 
 0x00 0x02 is reserved: "this row is longer than a key can be and continues elsewhere".
 """
@@ -30,7 +31,7 @@ TAIL_BYTES: Final = _TAIL.size
 _END: Final = b"\x00\x01"
 _ESCAPED: Final = b"\x00\xff"
 _PLAIN_ZEROS: Final = 32
-_PAST: Final = b"\xff" * (TAIL_BYTES + 1)  # sorts after every cell of the row it is added to
+_PAST: Final = b"\xff" * (TAIL_BYTES + 1)  # added to a row's prefix, it sorts after every cell of the row
 
 _pack = _TAIL.pack
 _unpack = _TAIL.unpack_from
@@ -124,9 +125,9 @@ def split_key(key: bytes) -> tuple[bytes, int, int]:
 
 
 def longest_key() -> int:
-    """The longest key that a row within the limit can give; must stay within LMDB's 511.
+    """The length of the longest key that a row within the limit can have; it must not exceed LMDB's 511 bytes.
 
-    Its row has the 32nd zero where the last group after it holds one byte.
+    In that row, the 32nd zero is at a place that leaves one byte for the last group.
     """
     return max(
         len(cell_key(escape(b"\x01" * ones + b"\x00" * (ROW_BYTES_MAX - ones)), 0, 1))

@@ -1,9 +1,9 @@
 """The lease under which a process owns a store that other machines can reach, too; renewed by a thread.
 
-O1  A process owns the store from its claim on, until another process claims it. The next process waits until the owner
-    has not renewed its lease for `lease_s`, by the waiting process's own clock; the owner begins no transaction later
-    than `lease_s` after it sent its last renewal, by its own clock. No wall time is compared. A pause of either process
-    counts: the clock goes on while a process is stopped, or the machine asleep.
+O1  A process owns the store from its claim on, until another process claims the store. Before it claims the store, the
+    next process waits until the owner has not renewed its lease for `lease_s`, measured on the next process's clock.
+    The owner begins no transaction later than `lease_s` after it sent its last renewal, measured on its own clock. No
+    wall times are compared. Pauses count, too: the clock goes on while a process is stopped, or the machine is asleep.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _REMEDY: Final = "Stop that process, or serve the store with `perco serve` and o
 
 
 def now() -> float:
-    """Seconds on a clock that never stops."""
+    """Seconds on a clock that goes on while the machine is asleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def command() -> str:
-    """Name this process, for an error in another one; without its arguments, which may be secret."""
+    """The name of this process, for an error message in another process. Without arguments, which may be secret."""
     return f"process {os.getpid()} on {os.uname().nodename} ({Path(sys.argv[0]).name or 'python'})"
 
 
@@ -44,7 +44,7 @@ def locked(shown: str, command: str) -> StoreLocked:
 
 
 class Lease(threading.Thread):
-    """Renews the lease until `end`. A store says in a subclass how that is done.
+    """Renews the lease until `end` is called. For each kind of store, a subclass does the renewal.
 
     Attributes: `until`, by `now()`: no transaction may begin later; `deposed`, the error once another process owns the
     store; `said`, why the lease could not be renewed.
@@ -68,7 +68,7 @@ class Lease(threading.Thread):
         while not self._ending.wait(_AGAIN_S if self.said else self._lease_s / _RENEWALS) and self.deposed is None:
             try:
                 self._renew()
-            except Exception as error:  # not to be lost with the thread: the store's `check` reports it
+            except Exception as error:  # it must not end the thread: the store's `check` reports it
                 self.said = f"{type(error).__name__}: {error}"
         with contextlib.suppress(Exception):  # if this fails, the next owner waits for the lease to end
             if self.deposed is None:
@@ -88,7 +88,7 @@ class Lease(threading.Thread):
         self._asked_at = 0.0
 
     def renew(self) -> bool | None:
-        """Whether the store has renewed the lease; None: there is no answer yet, and `said` tells why."""
+        """Whether the store has renewed the lease; None: there is no answer yet, and `said` is the reason."""
         raise NotImplementedError
 
     def release(self) -> None:
@@ -109,7 +109,7 @@ _stores: weakref.WeakSet[LeasedStore] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Mark the parent's stores: their connections are the parent's, and so is the lease."""
+    """In a forked child: mark the stores, because their connections and leases are the parent's."""
     for store in list(_stores):
         store.forked = True
 
@@ -146,7 +146,7 @@ class LeasedStore:
 
     def check(self) -> None:
         """Raises UsedAfterFork, TransactionClosed; StoreLocked, if another process owns the store; Unavailable, if this
-        process cannot be sure that it still does (O1)."""
+        process cannot be sure that it still owns the store (O1)."""
         self._usable()
         lease = self._lease
         if lease is None:
@@ -166,7 +166,7 @@ class LeasedStore:
             raise TransactionClosed(CLOSED)
 
     async def watch(self) -> None:
-        """Raise an error once another process owns the store: nothing that this one does would count."""
+        """Raise an error once another process owns the store: this process can no longer acknowledge any write."""
         while True:
             await trio.sleep(self._lease_s / 2)
             with contextlib.suppress(Unavailable):
@@ -179,4 +179,4 @@ class LeasedStore:
         """Do nothing: a reader that dies holds nothing."""
 
     def expire(self, after_s: float) -> None:
-        """Do nothing: each call has a limit of its own."""
+        """Do nothing: each call has a time limit of its own."""

@@ -4,14 +4,14 @@ S2  By default a committed batch is synced, and nothing is visible before it is 
 S3  Views are short, because they pin the pages that a batch frees: they end before the next await, or at the latest
     with the batch in flight. LMDB's readers never wait for its writer.
 S4  Room is made before a batch is written: the file is allocated ahead, with a reserve on top that only mutations
-    marked `reserve` (rollback, roll-forward, collection) may use. So a full disk is noticed before anything is written,
-    fails only the ordinary mutations of that batch, and leaves room for those that unblock others.
+    marked `reserve` (rollback, roll-forward, collection) may use. So a full disk is noticed before anything is written.
+    Then only the ordinary mutations of the batch fail, and there is room for those that unblock others.
 S5  Write transactions begin and end on one thread (the tablet's writer).
 S6  The map grows between transactions, on the thread that reads (`grow`).
-P4  The transaction that removes the first of the rows that a split tablet has given away also marks the tablet. So a
-    reader beside the owner that does not know of the split finds the mark or the rows.
-F1  A process that takes over an environment raises its epoch; every batch compares it, in its own write transaction.
-    So a process that was presumed dead can no longer write anything.
+P4  After a split, the transaction that removes the first of the moved rows from the old tablet also marks the tablet.
+    So a reader beside the owner that still has an old map of the tablets finds either the rows or the mark.
+F1  A process that takes over an environment raises the environment's epoch. Every batch checks, in its own write
+    transaction, that the epoch is still that of its process. So a process that was presumed dead can no longer write.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NODE_BYTES = 10  # bytes of a page that a cell takes besides its key and value
 _WORTH = 0.5  # pages that a repack must save for each page that it writes
 _MAP_BYTES_MIN = 256 << 10  # room for the named databases of all groups, which are made one by one
 _EPOCH = b"\0epoch"  # a key beside the names of the groups
-_STOP = b"\0stop"  # another one: the first row that now belongs to another tablet
+_STOP = b"\0stop"  # another such key; its value: the first row that now belongs to another tablet
 _SURVEYS_MAX = 100
 _NAMES_MAX = 1000  # more groups than any environment has
 # LMDB's errors for impossible pages, and for a transaction that has read one.
@@ -104,9 +104,9 @@ class LmdbEngine:
         try:
             there = data.stat()
             used, identity = there.st_size, (there.st_dev, there.st_ino)
-        except FileNotFoundError:  # it is yet to be made, or its owner has just replaced it (P6)
+        except FileNotFoundError:  # the file is yet to be made, or its owner has just replaced it (P6)
             used, identity = 0, (0, 0)
-        self._identity = identity if readonly and used else (0, 0)  # as of before it is opened: see `moved`
+        self._identity = identity if readonly and used else (0, 0)  # taken before the file is opened; see `moved`
         try:
             self._env = lmdb.open(
                 str(path),
@@ -198,9 +198,10 @@ class LmdbEngine:
     def read(
         self, row: bytes, queries: Sequence[Any], empty: Container[str] = NOWHERE, *, shared: bool = False
     ) -> RowCells:
-        """Read cells of a row from a current view; with `shared`, from one at most as old as the last `end_shared`.
+        """Read cells of a row from a new view; with `shared`, from a view that was opened after the last `end_shared`.
 
-        Reads are shared only while a batch is in flight (S3); their caller calls `end_shared` when it has ended (T2).
+        Reads share a view only while a batch is in flight (S3); the caller calls `end_shared` when the batch has ended
+        (T2).
         """
         try:
             if self._shared is not None:
@@ -292,7 +293,8 @@ class LmdbEngine:
             raise self._unreadable(error) from error
 
     def survey(self) -> Iterator[Pages]:
-        """Go through all pages of the file, without LMDB (see `pages.survey`); pins them. Raises: Corruption."""
+        """Go through all pages of the file, without LMDB (see `pages.survey`). A view pins the pages meanwhile. Raises:
+        Corruption."""
         file = os.open(self.path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
         try:
             for _ in range(_SURVEYS_MAX):
@@ -311,10 +313,10 @@ class LmdbEngine:
             os.close(file)
 
     def verify_from(self, group: str, key: bytes, count: int, size: int) -> bytes | None:
-        """Read cells of a group, up to a number of cells or bytes: each in order, and again by a search. A search
-        descends from the root: if inner pages are damaged it misses cells, as reads and writes would.
+        """Read cells of a group, up to a number of cells or bytes: each in order, and then again by a search. A search
+        descends from the root, so if inner pages are damaged, it misses cells, as reads and writes would.
 
-        Returns: the key to continue at; None: at the end. Raises: Corruption.
+        Returns: the key at which to continue; None: there are no more cells. Raises: Corruption.
         """
         self._open_groups([group] if group not in self._dbs else [])
         last = b""
@@ -334,7 +336,7 @@ class LmdbEngine:
         return None
 
     def used_bytes(self) -> int:
-        """The bytes of the file that have ever been written; freed pages are reused. (Any number in a damaged file.)"""
+        """The bytes of the file that have ever been written; freed pages are reused. (A damaged file: any number.)"""
         return min(int(self._env.info()["last_pgno"] + 1) * self._page, sys.maxsize)
 
     def live_bytes(self) -> int:
@@ -350,8 +352,8 @@ class LmdbEngine:
     # ------------------------------------------------------------ writing (the writer's thread)
 
     def take_over(self) -> int:
-        """Fence off every process that had it open for writing before (F1). Returns the new epoch. Call it before the
-        writer's thread begins. Raises: StoreFull."""
+        """Fence off every process that had the environment open for writing before (F1). Returns the new epoch. Call
+        this before the writer's thread begins. Raises: StoreFull."""
         try:
             with self._env.begin(write=True) as txn:
                 self._epoch = next_epoch(txn.get(_EPOCH))
@@ -417,7 +419,7 @@ class LmdbEngine:
             return False  # the environment is broken: it is not known what is on disk
 
     def _disk_failed(self, error: lmdb.Error) -> StoreFull | Unavailable:
-        """The error for a failed write: LMDB reports a short write as an I/O error, and mostly the disk is full."""
+        """The error for a failed write. LMDB reports a short write as an I/O error; usually the disk is full."""
         free = os.statvfs(self.path)
         if free.f_bavail * free.f_frsize < self.options.ahead_bytes:
             return StoreFull(str(self.path), str(error))
@@ -431,7 +433,8 @@ class LmdbEngine:
             start: the key to begin at.
             cells, skip: how many cells to rewrite, and how many to skip first.
 
-        Returns: the key to continue at (None: at the end), and whether it was worth it; if not, nothing was written.
+        Returns: the key at which to continue (None: there are no more cells), and whether the rewrite was worth it; if
+        not, nothing was written.
         Raises: MapTooSmall; StoreFull, if LMDB could not use the free pages; Unavailable.
         """
         with self._beside_batches() as txn:
@@ -468,7 +471,7 @@ class LmdbEngine:
         after = found.pop()[0] if len(found) > cells else None
         size = sum(len(key) + len(value) + _NODE_BYTES for key, value in found)
         if any(len(value) > self._page // 3 for _, value in found):
-            return after, False  # long values lie in pages of their own
+            return after, False  # long values have pages of their own
         for key, _ in found:
             txn.delete(key, b"", db)
         for key, value in found:
@@ -479,12 +482,12 @@ class LmdbEngine:
     # ------------------------------------------------------------ splitting
 
     def another(self, path: Path, groups: Sequence[str], options: LmdbOptions) -> LmdbEngine:
-        """Make an environment for a copy of cells of this one, in an existing empty folder."""
+        """Make an environment for a copy of this one's cells, in an existing empty folder."""
         return LmdbEngine(path, groups, options, readonly=False, lock=True)
 
     def cells_from(self, group: str, key: bytes, count: int, size: int) -> list[tuple[bytes, bytes]]:
-        """The cells of a group, in order, from a key on: at most `count`, and none after their values have `size`
-        bytes. Any thread that holds `still`."""
+        """The cells of a group, in order, from a key on: at most `count` cells, and no further ones once their values
+        have `size` bytes in total. On any thread that holds `still`."""
         found: list[tuple[bytes, bytes]] = []
         with self._from(group, key, values=True) as cells:
             for cell in islice(cells, count):
@@ -495,7 +498,7 @@ class LmdbEngine:
         return found
 
     def keys_from(self, group: str, key: bytes, count: int) -> list[bytes]:
-        """At most `count` keys of a group, in order, from a key on. Any thread that holds `still`."""
+        """At most `count` keys of a group, in order, from a key on. On any thread that holds `still`."""
         with self._from(group, key, values=False) as keys:
             return list(islice(keys, count))
 
@@ -534,8 +537,8 @@ class LmdbEngine:
                     txn.put(name, mark)
 
     def fill_up(self) -> None:
-        """Extend the file to the length that its pages require: LMDB does not write a last page that is freed before
-        its commit."""
+        """Extend the file to the length that its pages require: LMDB does not write the last page if it is freed before
+        the commit."""
         missing = self.used_bytes() - os.fstat(self._data).st_size
         if missing > 0:
             os.truncate(self._data, self.used_bytes())
@@ -563,7 +566,8 @@ class LmdbEngine:
             return True
 
     def remove_from(self, row: bytes, cells: int) -> bool:
-        """Remove at most `cells` cells from a row on; another tablet has them (P4). Writer's thread, between batches.
+        """Remove at most `cells` cells from a row on; another tablet has them (P4). On the writer's thread, between
+        batches.
 
         Returns whether there may be more. Raises: MapTooSmall; StoreFull; Unavailable.
         """
@@ -572,7 +576,7 @@ class LmdbEngine:
         with self._beside_batches() as txn:
             self._check_epoch(txn)
             txn.put(_STOP, row)
-            # First the groups whose cells come and go: a count includes their cells twice until they are removed here.
+            # First the groups whose cells come and go: until these are removed here, a count includes them twice.
             for group in sorted(self._dbs, key=lambda group: group in (DATA, WRITE)):
                 with txn.cursor(self._dbs[group]) as cursor:
                     if not cursor.set_range(prefix):
@@ -590,7 +594,7 @@ class LmdbEngine:
             return any(self.keys_from(group, prefix, 1) for group in list(self._dbs))
 
     def make_room(self, need_bytes: int, *, reserve: bool) -> StoreFull | None:
-        """Allocate the file ahead of a batch that may need `need_bytes`; None: there is room (S4)."""
+        """Allocate space in the file before a batch that may need `need_bytes` is written; None: there is room (S4)."""
         wanted = self._wanted(need_bytes, reserve=reserve)
         if wanted <= self._allocated:
             return None
@@ -608,21 +612,22 @@ class LmdbEngine:
         return full
 
     def has_free(self, need_bytes: int, *, reserve: bool) -> bool:
-        """Whether `need_bytes` fit into free pages, if the file cannot grow: after old versions were removed on a full
-        disk (S4). Some of these pages may be too recent to be reused, or too scattered for a long value; then the
-        commit itself fails."""
+        """Whether `need_bytes` fit into free pages, although the file cannot grow: this may be so after old versions
+        were removed on a full disk (S4). Some of these pages may have been freed too recently to be reused, or be too
+        scattered for a long value; then the commit itself fails."""
         wanted = self.live_bytes() + need_bytes + (0 if reserve else self.options.reserve_bytes)
         return wanted <= min(self._allocated, self.map_bytes)
 
     def has_map_for(self, need_bytes: int, *, reserve: bool) -> bool:
-        """Whether the map has room for `need_bytes`, and unless `reserve` for the reserve on top of them (S4)."""
+        """Whether the map has room for `need_bytes` and, unless `reserve` is True, for the reserve on top (S4)."""
         return self._wanted(need_bytes, reserve=reserve) <= self.map_bytes
 
     def _wanted(self, need_bytes: int, *, reserve: bool) -> int:
         return self.used_bytes() + need_bytes + (0 if reserve else self.options.reserve_bytes)
 
     def grow(self, need_bytes: int, *, reserve: bool) -> StoreFull | None:
-        """Grow the map at least twofold, up to its limit; only while no transaction is open in this process (S6)."""
+        """At least double the map, up to its limit. Call this only while no transaction is open in this process
+        (S6)."""
         self.end_shared()
         wanted = self._wanted(need_bytes, reserve=reserve)
         size = 2 * self.map_bytes
@@ -637,7 +642,7 @@ class LmdbEngine:
         return None
 
     def add_groups(self, groups: Sequence[str]) -> None:
-        """Make groups that the environment lacks. Writer's thread, between batches."""
+        """Make groups that the environment lacks. On the writer's thread, between batches."""
         self._open_groups([group for group in groups if group not in self._dbs])
 
     def clear_dead_readers(self) -> int:
@@ -652,8 +657,8 @@ class LmdbEngine:
         if self._shared is None and not self.busy and not self.still.locked():
             self.close()  # otherwise LMDB would not open it again in this process
         else:
-            # Ending the view would free the parent's reader slot, and the pages that it reads. And a writer's thread
-            # that was at work held locks of LMDB that no thread of this process will ever release.
+            # Ending the view would free the parent's reader slot, and so the pages that the parent reads. And if the
+            # writer's thread was at work, it held locks of LMDB that no thread of this process will ever release.
             _parents.append(self)
 
     def close(self) -> None:

@@ -12,11 +12,11 @@ class LmdbOptions:
     """How a tablet's environment is opened.
 
     Attributes:
-        sync: fsync every commit (S2). False: commits survive the death of the process only.
+        sync: fsync every commit (S2). False: commits survive the death of the process, but not power loss.
         map_bytes: the map's initial size; it grows by itself.
         map_bytes_max: the map's largest size; a write that needs more fails with StoreFull.
         reserve_bytes: kept allocated for rollback, roll-forward and collection when the disk is full (S4).
-        ahead_bytes: how far the file is allocated beyond what is used.
+        ahead_bytes: how many bytes of the file are allocated beyond those in use.
         readers_max: reader slots, over all processes.
     """
 

@@ -88,7 +88,7 @@ def _room(mutation: Mutation) -> int:
 
 
 def _reaches(mutation: Mutation, row: bytes) -> bool:
-    """Whether the mutation has a row from `row` on."""
+    """Whether any row of the mutation is at or after `row`."""
     return any(each[0] >= row for each in mutation.rows)
 
 
@@ -131,17 +131,17 @@ class LmdbTablet:
     ) -> None:
         self.table, self.start, self.engine, self.options = table, start, engine, batch
         self._handover = handover
-        self._resubmit = resubmit  # the row store's: a call's next mutations may go to any tablet
+        self._resubmit = resubmit  # a method of the row store: a call's next mutations may go to any tablet
         self._token = trio.lowlevel.current_trio_token()
         self._open = True
         self._queue: list[_Entry] = []
         self._closing_soon = False  # the batch closes at the loop's next turn
-        self._patient = False  # or at the turn after that: tasks were just woken, and may submit more
+        self._patient = False  # the batch closes one turn later: tasks were just woken, and may submit more
         self._writing = False
-        self._batch: list[_Entry] = []  # what the writer has; `_EXPIRED` once no caller waits for it any more
+        self._batch: list[_Entry] = []  # the writer's batch; `_EXPIRED` once no caller waits for it any more
         self._closed_at = 0.0
         self._half = _NEVER  # this many mutations close a batch before the loop's next turn
-        self._handed_over = 0.0  # when the loop left the last batch to the writer
+        self._handed_over = 0.0  # when the loop left the last batch to the writer's thread
         self._busy = 0.0  # the loop's CPU seconds when that batch was closed
         self._busy_each = 0.0  # CPU seconds that the loop spends on each mutation, averaged over some batches
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
@@ -151,15 +151,15 @@ class LmdbTablet:
         self.floor = floor  # T13
         self._chores: set[_Chore] = set()  # upkeep that a caller waits for
         self._splitting: Copying | None = None
-        self._copying: Copying | None = None  # the writer notes its commits for it (P2)
-        self._held: list[_Entry] | None = None  # mutations that have been submitted for rows from the cut on
+        self._copying: Copying | None = None  # the copy for which the writer notes its commits (P2)
+        self._held: list[_Entry] | None = None  # the mutations held since a cut; None: the tablet is not cut
         self._held_since = 0.0
         self._cut_row = b""  # the first row whose mutations are held
-        self._stop: bytes | None = None  # the writer refuses mutations of rows from there on
-        self._gone: bytes | None = None  # from there on rows are another tablet's, for good
+        self._stop: bytes | None = None  # the writer refuses mutations of rows from this one on
+        self._gone: bytes | None = None  # rows from this one on belong to another tablet, for good
         self._ended = False
-        # Groups that hold no cell, and into which no mutation in flight puts one: they are not searched. A group leaves
-        # the set when a put into it is submitted, and comes back when a batch has removed its last cell.
+        # Groups that hold no cell, and into which no mutation in flight puts one: reads and checks skip them. A group
+        # leaves the set when a put into it is submitted, and comes back when a batch has removed its last cell.
         self._empty: set[str] = set()
         if not engine.readonly:  # otherwise another process writes, unseen by this one
             self._empty = {group for group in _PASSING if not engine.entries(group)}
@@ -173,8 +173,9 @@ class LmdbTablet:
     def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells:
         if self._handover.under_way:
             self._handover.give_way()
-        # All reads while a batch is in flight may share one view. Nothing that they must see becomes visible before the
-        # batch has been answered: prewrites precede their commit_ts, and one-step commits are entered in memory (C2).
+        # All reads while a batch is in flight may share one view. No read has to see a write of the batch before the
+        # batch has been answered: a prewrite is answered before its commit_ts is drawn, and a one-step commit is
+        # entered in memory (C2).
         return self.engine.read(row, queries, self._empty, shared=self._writing and self._batch is not _EXPIRED)
 
     def scan(self, request: ScanRequest) -> ScanPage:
@@ -233,7 +234,8 @@ class LmdbTablet:
                     self._empty.add(group)
 
     def _room_of_large(self, mutation: Mutation) -> int:
-        """A bound on its room: at most all pages are copied, and new data takes twice its bytes, in half-full pages."""
+        """An upper bound on a mutation's room: at most all pages are copied, and new data takes twice its bytes, in
+        half-full pages."""
         new = sum(
             len(row) + len(value or b"") + _ENTRY_BYTES for row, _, writes in mutation.rows for _, _, _, value in writes
         )
@@ -269,7 +271,8 @@ class LmdbTablet:
         self._handed_over = self._now_s()
 
     def _take(self) -> tuple[list[_Entry], int]:
-        """Take the next batch, bounded; returns its room too. Cancelled calls leave the queue here (T10)."""
+        """Take the next batch from the queue, up to the limits; returns the batch and its room. Mutations of cancelled
+        calls are dropped here (T10)."""
         waiting, self._queue = self._queue, []
         batch: list[_Entry] = []
         size = 0
@@ -286,7 +289,7 @@ class LmdbTablet:
         return batch, size
 
     def _post(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
-        """Writer's thread: bring the verdicts to the loop; one hop per batch."""
+        """On the writer's thread: bring the verdicts to the loop, with one hop per batch."""
         try:
             self._token.run_sync_soon(self._finish, batch, verdicts, self._now_s())
         except trio.RunFinishedError:
@@ -328,10 +331,10 @@ class LmdbTablet:
                 reschedule(call.task, call)  # type: ignore[arg-type]
 
     def expire(self, after_s: float) -> None:
-        """Answer the callers of a batch that the disk has kept for `after_s` (T10). Loop thread.
+        """Answer the callers of a batch if the disk has not answered for `after_s` (T10). Loop thread.
 
-        It is not known whether the batch was written (T4); mutations queued behind it were not sent. Upkeep is done
-        when the disk answers, even if no caller waits for it any more.
+        The batch may or may not have been written (T4); mutations queued behind it were not sent. Upkeep is done when
+        the disk answers, even if no caller waits for it any more.
         """
         reason = f"the disk has not answered for {after_s:g} s"
         for chore in self._chores:
@@ -360,7 +363,7 @@ class LmdbTablet:
     def submit_from_thread(self, mutations: Sequence[Mutation], done: Callable[[Sequence[Verdict]], None]) -> None:
         """Apply mutations for a thread that is not the loop's; `done` is called on the writer's thread.
 
-        For the refresher of leases and locks, which must get through even while the loop is held (L1).
+        For the heartbeat thread, which must be able to write its lease even while the loop is held (L4).
         """
         self._hand_over(mutations, sum(map(_room, mutations)), done)
 
@@ -373,7 +376,7 @@ class LmdbTablet:
         empty: Container[str] = NOWHERE,
     ) -> None:
         if self._thread is None:
-            with self._starting:  # the loop and the refresher may both be first (S5)
+            with self._starting:  # the loop and the heartbeat thread may both be first (S5)
                 if self._thread is None:
                     name = f"perco-writer-{self.table}"
                     thread = threading.Thread(target=self._write, name=name, daemon=True)
@@ -390,7 +393,7 @@ class LmdbTablet:
             verdicts: Sequence[Verdict]
             try:
                 verdicts = self._commit(mutations, room, written, empty)
-            except Exception as error:  # whatever the error, the thread goes on, and no caller waits forever
+            except Exception as error:  # after any error, the thread goes on, and no caller waits forever
                 verdicts = [NoReply(f"{type(error).__name__}: {error}")] * len(mutations)
             if written is not None:
                 written.tell()
@@ -453,7 +456,7 @@ class LmdbTablet:
                 return self._write_batch(mutations, written, empty)
             if len(mutations) == 1:
                 return [Failed(full)]
-            half = len(mutations) // 2  # S4: those mutations are written for which there is room
+            half = len(mutations) // 2  # S4: the mutations for which there is room are written
             return [*self._write_batch(mutations[:half], None), *self._write_batch(mutations[half:], None)]
         except Exception as error:  # one mutation must not make its neighbours fail (S4)
             if len(mutations) == 1:
@@ -478,7 +481,7 @@ class LmdbTablet:
         return self.engine.live_bytes()
 
     async def middle(self, stop: bytes | None) -> bytes | None:
-        """A row before `stop` at which to split, in the middle of the cells; None: all are in one row."""
+        """A row before `stop` at which to split, in the middle of the cells; None: all cells are in one row."""
         search = middle(self.engine, stop)
         while True:
             found = await self._beside(next, search, b"")
@@ -533,7 +536,7 @@ class LmdbTablet:
             self._copying, self._stop = None, stop
 
         with trio.CancelScope(shield=True):
-            with contextlib.suppress(Unavailable, TransactionClosed):  # a disk that does not answer: done later
+            with contextlib.suppress(Unavailable, TransactionClosed):  # if the disk does not answer, it is done later
                 await self._on_writer(end)
             if copying is not None:
                 await self._beside(copying.close)
@@ -550,7 +553,7 @@ class LmdbTablet:
         return [(mutation, call, index) for mutation, call, index, _, _ in held if not call.dropped]
 
     async def uncut(self) -> None:
-        """End the copy or the cut, if there is one: the tablet keeps its rows, and queues the mutations that it
+        """End the copy or the cut, if there is one: the tablet keeps its rows, and queues the mutations that it has
         held."""
         if self._splitting is None and self._held is None:
             await trio.lowlevel.checkpoint()
@@ -579,7 +582,7 @@ class LmdbTablet:
             self._token.run_sync_soon(swap, swapped)
             swapped.wait()
 
-        with contextlib.suppress(Unavailable):  # earlier upkeep takes too long
+        with contextlib.suppress(Unavailable):  # raised if earlier upkeep takes too long
             await self._on_writer(act)
         await done.wait()
         return replaced[0]
@@ -609,9 +612,9 @@ class LmdbTablet:
     # ------------------------------------------------------------ upkeep
 
     async def raise_floor(self, ts: int) -> None:
-        """Refuse mutations that name an older timestamp from now on (T13).
+        """From now on, refuse mutations that name an older timestamp (T13).
 
-        When this returns, every mutation that was admitted before is committed and visible, or has failed.
+        When this returns, every mutation that was admitted earlier is committed and visible, or has failed.
         """
         if self._thread is None:  # nothing was ever written
             await trio.lowlevel.checkpoint()
@@ -625,7 +628,7 @@ class LmdbTablet:
     async def repack(self, group: str, start: bytes, skip: int) -> tuple[bytes | None, bool]:
         """Rewrite some cells of a group if their pages are half empty, between two batches; see `LmdbEngine.repack`.
 
-        If there is no space for that, they are left as they are.
+        If there is no space for that, the cells stay as they are.
         """
         found: list[tuple[bytes | None, bool]] = []
 
@@ -640,10 +643,10 @@ class LmdbTablet:
     async def add_groups(self, groups: Sequence[str]) -> None:
         """Make locality groups that the environment lacks (a table got a new one)."""
         await self._on_writer(lambda: self.engine.add_groups(groups))
-        self.engine.end_shared()  # the shared view does not know them
+        self.engine.end_shared()  # the shared view does not have them
 
     async def _on_writer(self, action: Callable[[], None]) -> None:
-        """Run something on the writer's thread, between two batches.
+        """Run an action on the writer's thread, between two batches.
 
         If the caller is cancelled, or gets no answer in time (T10), the action is still done later, and may be
         requested again.

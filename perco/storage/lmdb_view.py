@@ -32,7 +32,7 @@ class _Cursors(dict[str, Any]):
 
 
 class Groups(dict[str, Any]):
-    """LMDB's databases by locality group. A group that was never made can only have been named by damaged cells."""
+    """LMDB's databases by locality group. Only damaged cells can name a group that was never made."""
 
     __slots__ = ()
 

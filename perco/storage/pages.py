@@ -34,7 +34,7 @@ _VERSION: Final = 1
 _BRANCH: Final = 1
 _LEAF: Final = 2
 _OVERFLOW: Final = 4
-_KINDS: Final = 0x6F  # bits of a page's flags that change how it is read
+_KINDS: Final = 0x6F  # bits of a page's flags that determine how the page is read
 _BIG: Final = 1  # flags of a leaf's node
 _SUBTREE: Final = 2
 _NO_ROOT: Final = (1 << 64) - 1
@@ -177,7 +177,7 @@ class _Walk:
         self.found.free += count
 
     def _pages(self, root: int, depth: int, least: int = 2) -> Iterator[tuple[int, bytes | None]]:
-        """Every page of a tree: its number, and what is in it if it is a leaf."""
+        """Every page of a tree: its number and, if it is a leaf, its contents."""
         if root == _NO_ROOT:
             if depth:
                 raise PageDamaged(f"a tree of depth {depth} has no root")
@@ -215,7 +215,7 @@ class _Walk:
         self._seen[page : page + count] = b"\1" * count
 
     def _places(self, page: int, data: bytes) -> tuple[int, ...]:
-        """Where the nodes of a page lie."""
+        """The offsets of a page's nodes."""
         _, _, _, lower, upper = _PAGE.unpack_from(data)
         if not _PAGE.size <= lower <= upper <= self._size or lower % 2:
             raise PageDamaged(f"page {page}: its header is impossible")
@@ -231,7 +231,7 @@ class _Walk:
         return int(low | high << 16 | top << 32)
 
     def _nodes(self, page: int, data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-        """Each node of a leaf: flags, key, and the value, or for a long one the page and size."""
+        """Each node of a leaf: flags, key, and value; for a long value, its first page and its size instead."""
         for place in self._places(page, data):
             low, high, flags, length = _NODE.unpack_from(data, place)
             at = place + _NODE.size + length

@@ -1,6 +1,6 @@
 """A tablet's operations on cells, as pure functions over a view: check-then-write, read, scan.
 
-The same code runs over LMDB and over memory; it does no I/O of its own and knows nothing of transactions.
+The same code runs over LMDB and over memory; it does no I/O of its own, and has no notion of transactions.
 
 S1  All checks of a mutation come before its first write, so a refused group has written nothing.
 """
@@ -38,7 +38,7 @@ NOWHERE: Final[frozenset[str]] = frozenset()
 
 
 def check_and_write(batch: Batch, mutation: Mutation, floor: int, empty: Container[str] = NOWHERE) -> Applied | Refused:
-    """Check every row of the mutation, then write every row of it (S1). Below the floor it is refused (T13).
+    """Check every row of the mutation, then write every row of it (S1). A mutation below the floor is refused (T13).
 
     `empty`: groups that are known to hold no cell, and are not searched.
     """
@@ -200,7 +200,8 @@ def _query(view: View, prefix: bytes, query: ScanQuery) -> list[ScanCell]:
 
 
 def _seek(cursor: Cursor, key: bytes) -> bool:
-    """Move the cursor forward. On damaged pages a search may land before its key, again and again."""
+    """Move the cursor forward to a key. Raises: Corruption, if a search on damaged pages ends before its key: it would
+    be repeated forever."""
     more = cursor.set_range(key)
     if more and cursor.key() < key:
         raise Corruption(f"key {key.hex()}", "a search for it ends before it")
@@ -208,7 +209,7 @@ def _seek(cursor: Cursor, key: bytes) -> bool:
 
 
 class _Forward:
-    """Walks the rows of several groups in key order: the next row is the smallest that any cursor stands on."""
+    """Walks the rows of several groups in key order: the next row is the smallest at which any cursor is."""
 
     def __init__(self, view: View, request: ScanRequest) -> None:
         start = escape(request.start)
@@ -235,7 +236,7 @@ class _Forward:
 
 
 class _Backward:
-    """Walks the rows of several groups in reverse key order: the next row is the largest that any cursor stands on."""
+    """Walks the rows of several groups in reverse key order: the next row is the largest at which any cursor is."""
 
     def __init__(self, view: View, request: ScanRequest) -> None:
         self._start = escape(request.start)

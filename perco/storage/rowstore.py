@@ -1,17 +1,18 @@
 """The interface between the protocol and storage. A row store offers `read`, `scan` and `apply`, each over many rows;
-it never learns what a lock is.
+it has no notion of a lock.
 
     read(requests)    -> cells     newest (or oldest) n cells of columns within a timestamp range, one atomic
                                    snapshot per row
     scan(request)     -> page      cells of the rows of a key range, in key order, resumable
     apply(mutations)  -> verdicts  per mutation: check, then write, atomically
 
-Everything above works with any implementation of this contract, and wrappers stack on it. `LocalRowStore` implements it
-over tablets in this process, in LMDB or in memory.
+All layers above work with any implementation of this interface, and with wrappers around one. `LocalRowStore`
+implements it over tablets in this process, in LMDB or in memory.
 
 P1  A row lies in one tablet. When a tablet is split, the rows move to the new tablet in one step of the loop, while no
     mutation of them is queued.
-P3  A mutation whose rows do not lie in one tablet (any more) fails with TabletSplit, and writes none of them.
+P3  If the rows of a mutation do not lie in one tablet (any more), the mutation fails with TabletSplit, and writes none
+    of them.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from perco.storage.cells import Failed, Mutation, ReadRequest, RowCells, ScanPag
 from perco.storage.handover import Handover
 from perco.storage.tablet import Tablet
 
-# Reads do not wait for anything, so after this many of them other tasks get a turn.
+# Reads do not wait for anything, so after this many reads, other tasks get a turn.
 _READS_PER_CHECKPOINT = 64
-_FIRST, _FIRST_MAX = 4, 256  # requests of a `read_in_parts` that are sent together
+_FIRST, _FIRST_MAX = 4, 256  # requests of a `read_in_parts` that are sent together: at first, and at most
 
 
 class Chaining(Protocol):
@@ -39,7 +40,7 @@ class Chaining(Protocol):
 
     @property
     def queues(self) -> bool:
-        """Whether verdicts come later."""
+        """Whether verdicts arrive later, not at once."""
         ...
 
     async def apply_then(self, mutations: Sequence[Mutation], then: Then | None) -> list[Verdict]: ...
@@ -47,7 +48,7 @@ class Chaining(Protocol):
 
 
 class Deferring(Protocol):
-    """A store that gathers mutations, and can make one only after its batch has been closed."""
+    """A store that gathers mutations, and can wait to construct a mutation until its batch has been closed."""
 
     async def apply_late(
         self, table: str, row: bytes, size: int, make: Callable[[], Mutation | None]
@@ -68,7 +69,8 @@ class RowStore(Protocol):
     Attributes:
         groups: whether the rows of one mutation are all or nothing (S1). A store without groups is only ever given
             mutations of one row.
-        once: whether a mutation takes effect at most once. Without that there are no one-step commits (C6).
+        once: whether a mutation takes effect at most once. If it may take effect twice, perco does not commit in one
+            step (C6).
         chaining, deferring, prompt: see `Chaining`, `Deferring`, `Prompt`; None: the store does not offer it.
     """
 
@@ -89,12 +91,12 @@ class RowStore(Protocol):
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]: ...
     async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
         """Like `read`, but only for the first requests, at least one: it stops once the values found have `bytes_max`
-        bytes. A remote store stops when a message is full instead."""
+        bytes in total. A remote store instead stops when a message is full."""
         ...
 
     async def scan(self, request: ScanRequest) -> ScanPage: ...
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
-        """The verdict of each mutation, in order. Raises, other than for a bug, only if nothing was sent: UsageError,
+        """The verdict of each mutation, in order. Except for bugs, this raises only if nothing was sent: UsageError,
         SessionEnded, a cancellation."""
         ...
 
@@ -108,12 +110,12 @@ class RowStore(Protocol):
 
 
 class OwnerStore(RowStore, Protocol):
-    """The further methods of a store that its owner needs."""
+    """A row store with the further methods that its owner needs."""
 
     def tables(self) -> list[str]: ...
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
-        """Refuse mutations that name a timestamp below `ts`, from now on (T13). With `wait` it returns when no mutation
-        that was sent earlier can still take effect."""
+        """From now on, refuse mutations that name a timestamp below `ts` (T13). With `wait`, return only when no such
+        mutation that was sent earlier can still take effect."""
         ...
 
     async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
@@ -168,8 +170,8 @@ async def read_in_parts(
 
 
 def scan_within(tablet: Tablet, end: bytes | None, request: ScanRequest) -> ScanPage:
-    """A page of a scan within a tablet, which holds the rows before `end`. The next page begins in its neighbour, if
-    the range continues there."""
+    """A page of a scan within a tablet, which holds the rows before `end`. The next page begins in the neighbouring
+    tablet, if the range continues there."""
     if request.reverse:
         page = tablet.scan(request._replace(start=max(request.start, tablet.start)))
         ended = page.next is None and tablet.start > request.start
@@ -205,7 +207,7 @@ class LocalRowStore:
         self._tables: dict[str, tuple[list[bytes], list[Tablet]]] = {}
         self._numbers: dict[int, int] = {}
         self._reads = 0
-        self._queues = False  # whether tablets queue mutations, so that they can still be withdrawn
+        self._queues = False  # whether tablets queue mutations, which can then still be withdrawn
 
     def add_table(self, table: str, tablets: Iterable[Tablet]) -> None:
         """Register a table; its tablets cover all rows from the empty one on."""
@@ -236,8 +238,8 @@ class LocalRowStore:
         return starts[at] if at < len(starts) else None
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
-        """Make every tablet refuse mutations that name a timestamp below `ts` (T13). When this returns, no mutation
-        that was admitted earlier is still in flight, with or without `wait`. A table that is added later needs another
+        """Make every tablet refuse mutations that name a timestamp below `ts` (T13). When this returns, with or without
+        `wait`, no mutation that was admitted earlier is still in flight. A table that is added later needs another
         call."""
         raised: set[Tablet] = set()
         while left := [tablet for tablet in self.tablets() if tablet not in raised]:  # they may be split meanwhile
@@ -252,14 +254,14 @@ class LocalRowStore:
         return list(self._tables)
 
     async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
-        """See `OwnerStore.look`: tablets count their cells themselves."""
+        """Do nothing: tablets count their cells themselves."""
 
     def count(self, table: str, group: str) -> int:
         """See `OwnerStore.count`."""
         return sum(tablet.entries(group) for tablet in self._tables[table][1]) if table in self._tables else 0
 
     def knows(self, table: str, group: str) -> bool:
-        """Always: tablets count their cells."""
+        """Always true: tablets count their cells."""
         return True
 
     def _of(self, table: str) -> tuple[list[bytes], list[Tablet]]:
@@ -332,7 +334,8 @@ class LocalRowStore:
         return scan_within(tablets[at], starts[at + 1] if at + 1 < len(starts) else None, request)
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
-        """Apply mutations; verdicts are in their order. Cancelled before any is sent, or not at all (T10)."""
+        """Apply mutations; returns their verdicts, in order. A call is cancelled before any mutation is sent, or not at
+        all (T10)."""
         return await self.apply_then(mutations, None)
 
     # A KeyboardInterrupt between `submit` and the wait would leave behind a call whose task is gone.
@@ -354,8 +357,8 @@ class LocalRowStore:
         return call.verdicts  # type: ignore[return-value]
 
     def apply_behind(self, mutations: Sequence[Mutation], then: Then) -> None:
-        """Apply mutations that no task waits for: `then` gets the verdicts on the loop, and may send more. It must not
-        raise. Only if tablets queue.
+        """Apply mutations for which no task waits: `then` gets the verdicts on the loop, and may send more. `then` must
+        not raise. Call this only if tablets queue mutations.
         """
         assert self._queues
         call = Call(None, len(mutations), then)
@@ -392,8 +395,8 @@ class LocalRowStore:
                 tablet.submit(mutation, call, index)
 
     async def aclose(self) -> None:
-        """Commit all that is queued, then close. A call may continue in another tablet, so all tablets are drained
-        before the first is closed."""
+        """Commit all queued mutations, then close. A call may continue in another tablet, so all tablets are drained
+        before the first one is closed."""
         with trio.CancelScope(shield=True):
             busy = True
             while busy:

@@ -1,13 +1,13 @@
 """Copies the rows of a tablet from a key on into an environment of their own, while the tablet is written to.
 
-The groups are copied a page at a time, each page from a view of its own. Meanwhile the tablet's commits are noted, and
-applied to the copy again, in order: however old a copied page is, the later writes to its cells are applied after it.
-So the copy may lag behind, and never keeps the tablet's pages from being reused.
+The groups are copied page by page, each page from a view of its own. Meanwhile, the tablet's commits are noted, and the
+notes are applied to the copy, in order: however old a copied page is, later writes to its cells are applied after it.
+So the copy may lag behind, and it never keeps the pages of the tablet's file from being reused.
 
-P6  A tablet that is compacted is copied whole in the same way, and the copy replaces it.
-P2  The writer's thread notes a commit before it is answered. After the cut nothing more is written to these rows: when
-    all notes have been applied, the copy holds what the tablet holds.
-S2  The copy is whole and on disk before it is used.
+P6  A compaction copies a whole tablet in the same way, and the copy replaces the tablet's files.
+P2  The writer's thread notes a commit before the commit is answered. After the cut, nothing more is written to these
+    rows. So when all notes have been applied, the copy holds the same cells as the tablet.
+S2  The copy is complete and on disk before it is used.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _CELLS: Final = 5_000  # in a page
 _PAGE_BYTES: Final = 4 << 20
 _SYNCED_BYTES: Final = 16 << 20  # copied between two syncs
 _CELL_BYTES: Final = 64  # of a cell, besides its value
-_KEYS: Final = 20_000  # read at a time, in search of the middle
-_NOTED_BYTES_MAX: Final = 64 << 20  # bytes of writes that have not been applied to the copy yet
+_KEYS: Final = 20_000  # read at a time, in the search for the middle
+_NOTED_BYTES_MAX: Final = 64 << 20  # bytes of noted writes that have not been applied to the copy yet
 _FEW: Final = 1_000  # noted writes that may be left for the cut, while writes to these rows wait
 _ROUNDS: Final = 200
 
 
 class Copying:
-    """An unfinished copy. Call `note` on the writer's thread, the rest on one thread at a time, not the loop's.
+    """An unfinished copy. Call `note` on the writer's thread, and the rest on one thread at a time, not the loop's.
 
     Args:
         row, stop: the first row of the copy, and the first one after it (None: to the end).
@@ -116,7 +116,7 @@ class Copying:
         return len(self._noted) <= _FEW
 
     def _sync(self) -> None:
-        """Sync what has been copied: one large sync at the end would hold up others that use the disk."""
+        """Sync the cells copied so far: one large sync at the end would hold up others that use the disk."""
         self._copy.sync()
         self._unsynced = 0
 
@@ -177,7 +177,7 @@ def _size(cells: Sequence[tuple[str, bytes, bytes | None]]) -> int:
 
 def middle(engine: LmdbEngine, stop: bytes | None) -> Iterator[bytes | None]:
     """Search for a row before `stop` at which to split, in the middle of the cells. Yields None while the search goes
-    on, then the row, or nothing if all cells are in one row. Not on the loop's thread."""
+    on, and then the row; no row if all cells are in one row. Do not call this on the loop's thread."""
     left = engine.entries(WRITE) // 2
     key = b""
     first: bytes | None = None

@@ -1,8 +1,8 @@
 """A tablet: a contiguous row range of one table, with an engine of its own.
 
 `LmdbTablet` uses group commit: the mutations of all tasks gather in a queue. When the writer is free, one LMDB write
-transaction, with one fsync, commits all that have gathered, while the next batch fills. The queue is bounded by the
-number of waiting tasks (each waits for its own call), a batch by `BatchOptions`.
+transaction, with one fsync, commits all mutations in the queue, while the next batch fills. The number of waiting tasks
+limits the queue (each task waits for its own call); `BatchOptions` limits a batch.
 
 A batch closes at the loop's next turn, so that it gets the mutations of all tasks that were just woken; under load no
 timer is needed. If the loop has more to do than the disk, a batch closes as soon as it holds half of what is in flight:
@@ -145,7 +145,7 @@ class MemoryTablet:
         try:
             verdict = check_and_write(batch, mutation, self.floor)
             batch.commit()
-        except Exception as error:  # as with LMDB: it fails alone, and has written nothing (S1, S4)
+        except Exception as error:  # as with LMDB: the mutation fails alone, and has written nothing (S1, S4)
             verdict = Failed(error)
         self._mutations += 1
         self._refused += isinstance(verdict, Refused)

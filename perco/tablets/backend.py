@@ -1,4 +1,4 @@
-"""The interface of the owner's side of a database to the place where its rows are."""
+"""The interface through which the owner of a store, or a reader beside it, uses the place where the rows are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _AGAIN_S: Final = 0.05
 
 
 async def sure(check: Callable[[], None], seconds: float) -> None:
-    """Wait until `check`, which is that of a place, no longer raises Unavailable; after so many seconds, raise it."""
+    """Wait until `check`, the method of a place, no longer raises Unavailable. Raises: Unavailable, if it still does
+    after `seconds`; whatever else `check` raises."""
     with trio.move_on_after(seconds):
         while True:
             try:
@@ -28,7 +29,7 @@ async def sure(check: Callable[[], None], seconds: float) -> None:
 
 
 async def lost(check: Callable[[], None], seconds: float) -> bool:
-    """Whether another process owns the place now; waits, at most so many seconds, while this is not known."""
+    """Whether another process owns the place now. While this is not known, wait, for at most `seconds`."""
     try:
         await sure(check, seconds)
     except StoreLocked:
@@ -44,12 +45,12 @@ class Tickets(Protocol):
     on_gone: list[Callable[[], None]]
 
     async def admit(self, ticket: str) -> None:
-        """Let a client in. Raises: SessionEnded, if `end` was called before; StoreError."""
+        """Let the client with this ticket in. Raises: SessionEnded, if `end` was called before; StoreError."""
         ...
 
     def end(self, ticket: str) -> None:
-        """The ticket's session has ended. Before the floor is raised again, nothing that was sent with the ticket can
-        take effect any more (F3); then those in `on_gone` are called."""
+        """End the ticket, because its session has ended. The floor is raised again only once nothing that was sent with
+        the ticket can still take effect (F3). At that point, the functions in `on_gone` are called."""
         ...
 
 
@@ -57,9 +58,9 @@ class Backend(Place, Protocol):
     """A place that this process owns, or reads beside its owner.
 
     Attributes:
-        threaded: writers run on threads, and other processes can look at the store from outside: not for memory.
-        remote: each call of the store is a round trip to another process.
-        local: its tablets, if this process splits and compacts them; None: the store does that itself.
+        threaded: whether writers run on threads, and other processes can look at the files: only for a folder.
+        remote: whether each call of the store is a round trip to another process.
+        local: its tablets, if this process splits and compacts them; None: it does not.
     """
 
     @property
@@ -83,7 +84,7 @@ class Backend(Place, Protocol):
         ...
 
     def clear_dead_readers(self) -> None:
-        """Release what killed readers still hold."""
+        """Release what readers that were killed still hold."""
         ...
 
     def expire(self, after_s: float) -> None:

@@ -1,10 +1,10 @@
 """Returns space to the file system: rewrites the files of tablets without their free pages.
 
-LMDB reuses free pages, but never makes a file shorter. Compacting copies a tablet's cells into a new file, in key order
-and with full pages, while reads and writes go on; then the new file replaces the old one.
+LMDB reuses free pages, but never makes a file shorter. A compaction copies a tablet's cells into a new file, in key
+order and with full pages, while reads and writes go on; then the new file replaces the old one.
 
-P6  A process that is stopped at any moment leaves the old files or the new ones, with every acknowledged write. Writes
-    to the tablet wait while the names change; reads do not.
+P6  If the process is stopped at any moment, either the old files or the new ones are valid, and hold every acknowledged
+    write. Writes to the tablet wait while the files are replaced; reads do not.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Compacted:
 
 
 def what_to_compact(table: Table[Any] | str | None) -> str | None:
-    """The name of a table; None: all. Raises: UsageError."""
+    """The name of the table to compact; None: all tables. Raises: UsageError."""
     if isinstance(table, Table):
         return table.name
     if not (table is None or isinstance(table, str)):
@@ -57,15 +57,15 @@ def what_to_compact(table: Table[Any] | str | None) -> str | None:
 
 
 class Compactor:
-    """One per opened store; one tablet at a time, and none that is being split."""
+    """One per opened store. Compacts one tablet at a time, and none while a tablet is being split."""
 
     def __init__(self, local: LocalStore, background: Background, splitter: Splitter) -> None:
         self._local, self._background, self._splitter = local, background, splitter
         self._under_way: Tablet | None = None
 
     async def compact(self, table: str | None) -> list[Compacted]:
-        """Compact the tablets of a table, or all, in a task of its own. A caller that is cancelled waits until the
-        tablet under way is compacted, or unchanged.
+        """Compact the tablets of a table, or all tablets, each in a task of its own. A caller that is cancelled waits
+        until the tablet under way has been compacted, or is unchanged.
 
         Raises: UsageError if the store cannot be compacted; StoreFull, Unavailable: earlier tablets stay compacted.
         """
@@ -80,7 +80,8 @@ class Compactor:
         return done
 
     def progress(self) -> tuple[str, int, int] | None:
-        """The tablet under way: its table, how many cells are copied, and how many there are; None: no tablet is."""
+        """The tablet under way: its table, how many cells have been copied, and how many there are; None: there is
+        none."""
         tablet = self._under_way
         if not isinstance(tablet, LmdbTablet):
             return None

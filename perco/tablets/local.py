@@ -1,12 +1,14 @@
 """Opens the row store behind a URL: `memory:` or a folder of LMDB tablets.
 
-P4  A split: the whole copy is on disk; then the new tablet is recorded; then it gets its rows; then they are removed
-    from the old one. A process that dies before the record leaves a folder that is never read, and that the next split
-    with that number removes; one that dies after it leaves rows that are never read.
-    The first tablets of a table are made after the table is recorded; then the system table notes that they have been
-    made. If a tablet that was added by a split, or noted, is not there, it has been lost: the store is refused.
-P6  Compacting copies a whole tablet as a split copies a part; writes wait while the folder is renamed and the copy
-    opened. There is no record: the folder's name tells which files are valid.
+P4  A split proceeds in this order: the whole copy is on disk; the new tablet is recorded; it gets its rows; the rows
+    are removed from the old tablet. If the process dies before the record is made, it leaves a folder that is never
+    read, and that the next split with the same number removes. If it dies afterwards, it leaves rows in the old tablet
+    that are never read.
+    The first tablets of a table are made after the table has been recorded. Then a note in the system table says that
+    they have been made. If a tablet that was added by a split, or that such a note covers, is missing, it has been
+    lost, and the store is not opened.
+P6  A compaction copies a whole tablet in the same way as a split copies a part of one. Writes wait while the folder is
+    renamed and the copy is opened. There is no record: the names of the folders alone tell which files are valid.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ from perco.storage.tablet import Resubmit
 
 
 class Elsewhere(Protocol):
-    """Other processes, which have the tablets of all tables open except the system table's."""
+    """The other processes that have tablets open: all of them, except that of the system table."""
 
     def tablet(
         self,
@@ -69,16 +71,16 @@ class Elsewhere(Protocol):
         ...
 
     def begin(self, tablet: Tablet) -> None:
-        """Allow writes to a tablet, which has been recorded."""
+        """Allow writes to a tablet that has been recorded."""
         ...
 
     def begin_after(self, tablet: Tablet, other: Tablet) -> None:
-        """Like `begin`, but for `other`, and only once `tablet`, which had its rows, answers no more requests for them
-        (P1)."""
+        """Like `begin`, but for `other`, and only once `tablet`, which had these rows before, answers no more requests
+        for them (P1)."""
         ...
 
     def abandon(self, tablet: Tablet) -> None:
-        """Close a tablet that has not begun."""
+        """Close a tablet for which `begin` has not been called."""
         ...
 
     async def aclose(self) -> None: ...
@@ -95,7 +97,7 @@ _stores: weakref.WeakSet[LocalStore] = weakref.WeakSet()
 
 
 class LocalStore:
-    """The row store of this process, and the folder it lies in, if any.
+    """The row store of this process, and its folder, if any.
 
     Attributes: `store`, the row store; `readonly`; `path`, None for memory.
     """
@@ -127,7 +129,7 @@ class LocalStore:
         self._folder: Folder | None = None
         self._groups: dict[str, set[str]] = {}
         self._numbers: dict[str, dict[int, bytes]] = {}  # by table and number, the first rows of the open tablets
-        self._changing = trio.Lock()  # held to add groups, or a tablet, to a table
+        self._changing = trio.Lock()  # held while groups, or a tablet, are added to a table
         self.forked = False
         self._thread = threading.get_ident()
         self.path: Path | None = None
@@ -144,7 +146,7 @@ class LocalStore:
                 self._folder = Folder.claim(self.path, durable=durable, accept_loss=accept_loss, shared=shared)
         _stores.add(self)
         try:
-            # The system tablet is made before any other: if there are others without it, it has been lost.
+            # The system tablet is made before all others: if there are others, but not this one, it has been lost.
             lost = self._folder is not None and bool(self._folder.tablet_paths())
             self._add(SYSTEM_TABLE, [(0, b"", None)], (), there=(0,) if lost else (), sync=True)
             if SYSTEM_TABLE not in self._groups:
@@ -159,7 +161,7 @@ class LocalStore:
 
     @property
     def threaded(self) -> bool:
-        """Whether writers run on threads: not for memory."""
+        """Whether writers run on threads: only if there is a folder."""
         return self._folder is not None
 
     @property
@@ -169,7 +171,7 @@ class LocalStore:
 
     @property
     def term(self) -> bytes:
-        """The owner's term, or the last owner's, for a store opened beside its owner; else empty."""
+        """For a store opened beside its owner: the term of the current or last owner; else empty."""
         return self._folder.term() if self._folder is not None and self.readonly else b""
 
     def _add(
@@ -181,8 +183,8 @@ class LocalStore:
         there: Collection[int] = (),
         sync: bool | None = None,
     ) -> None:
-        """Open a table's tablets, or make them. `there`: numbers of the tablets that have been made: they are there, or
-        lost (P4)."""
+        """Open a table's tablets, or make them. `there`: numbers of the tablets that have already been made; if one of
+        them is missing, it has been lost (P4)."""
         every = [*PROTOCOL_GROUPS, *groups]
         if self._folder is not None:
             for number in there:
@@ -193,9 +195,9 @@ class LocalStore:
                 for number, _, _ in placed
             ]
             if self.readonly and not all(path.exists() or path in self._damaged for path in paths):
-                return  # the owner has declared the table, and not made its tablets yet
+                return  # the owner has declared the table, but not made its tablets yet
         tablets: list[Tablet] = []
-        with ExitStack() as opened:  # LMDB could not open again, in this process, what a failure left open
+        with ExitStack() as opened:  # closes all after a failure: LMDB cannot open a file twice in a process
             for each in placed:
                 tablets.append(self._opened(table, each, every, opened, sync=sync))
             opened.pop_all()
@@ -206,7 +208,7 @@ class LocalStore:
         self._groups[table] = set(groups)
 
     def _must_be_there(self, table: str, number: int) -> None:
-        """Raise Corruption if a tablet that has been made is not there any more (P4)."""
+        """Raise Corruption if a tablet that has been made is missing (P4)."""
         assert self._folder is not None
         for _ in range(_LOOKS):  # its owner may be compacting it (P6)
             path = tablet_path(self._folder.path, table, number)
@@ -225,7 +227,7 @@ class LocalStore:
         *,
         sync: bool | None = None,
     ) -> Tablet:
-        """Open a tablet that is there."""
+        """Open an existing tablet."""
         number, start, stop = placed
         numbers = self._numbers.setdefault(table, {})
         tablet: Tablet
@@ -266,7 +268,7 @@ class LocalStore:
     async def adapt(self, catalogue: Catalogue) -> None:
         """Open, or make, the tablets and groups that a catalogue names.
 
-        Raises: Corruption, if a tablet that has been made is not there.
+        Raises: Corruption, if a tablet that has been made is missing.
         """
         new = [name for name in catalogue.tables if name not in self._groups]
         made = await self._made(new)
@@ -293,14 +295,15 @@ class LocalStore:
         await self._note_made([name for name in new if name not in made])
 
     async def _made(self, tables: Sequence[str]) -> set[str]:
-        """Those of the tables whose first tablets are noted as made (P4)."""
+        """Of these tables, those whose first tablets are noted as made (P4)."""
         if self._folder is None or not tables:
             return set()
         found = await self.store.read([(SYSTEM_TABLE, _made_row(table), [(DATA, 0, 1, 1, 1)]) for table in tables])
         return {table for table, [cells] in zip(tables, found, strict=True) if cells}
 
     async def _note_made(self, tables: Sequence[str]) -> None:
-        """Note that their tablets are on the disk. If this fails, the next process to open the store notes it."""
+        """Note that the first tablets of these tables have been made. If this fails, the next process that opens the
+        store notes it."""
         if self._folder is not None and tables and not self.readonly:
             rows = [(_made_row(table), (), ((DATA, 0, 1, b""),)) for table in tables]
             await self.store.apply([Mutation(SYSTEM_TABLE, rows, None, True)])
@@ -311,13 +314,13 @@ class LocalStore:
         self, table: str, row: bytes, number: int, record: Callable[[], Awaitable[None]]
     ) -> tuple[int, float]:
         """Split a tablet at a row (P1 - P4); one split at a time. Returns how many cells the new tablet has, and for
-        how many seconds writes to them waited.
+        how many seconds writes to its rows waited.
 
         Args:
-            record: records the split, durably. If it raises StoreError there is surely no record; any other error
-                leaves the tablet cut, until the store is opened again.
+            record: records the split, durably. If it raises StoreError, the split is certainly not recorded; any other
+                error leaves the tablet cut until the store is opened again.
 
-        Raises: StoreFull, Unavailable; what `record` does.
+        Raises: StoreFull, Unavailable; what `record` raises.
         """
         tablet, folder, groups = self.store.tablet(table, row), self._folder, set(self._groups[table])
         stop = self.store.stop_of(tablet)
@@ -452,7 +455,7 @@ class LocalStore:
             tablet.expire(after_s)
 
     def clear_dead_readers(self) -> None:
-        """Release the reader slots of killed processes, which would keep the pages that they read from ever being
+        """Release the reader slots of killed processes. Otherwise, the pages that these processes read would never be
         reused."""
         for tablet in self.store.tablets():
             if isinstance(tablet, LmdbTablet):
@@ -487,13 +490,13 @@ class LocalStore:
         _stores.discard(self)
 
     def end_views(self) -> None:
-        """Close our views before a fork, so that the child has none to release (S5)."""
+        """Close this process's views before a fork, so that the child has none to release (S5)."""
         if self._folder is not None and threading.get_ident() == self._thread:  # else the loop may be reading
             for tablet in self.store.tablets():
                 tablet.end_views()
 
     def forget(self) -> None:
-        """Drop the store in a forked child (S5): the parent's death must free the folder, not the child's."""
+        """Drop the store in a forked child (S5), so that the folder is free as soon as the parent ends."""
         if self._folder is not None:
             self.forked = True
             self._folder.forget()

@@ -1,13 +1,14 @@
 """Splits tablets that have become large: each half has a writer and a file of its own, and can have a tablet server of
 its own.
 
-P1  Each row lies in one tablet, and its writes go to that one only. While a tablet is cut, writes to the rows that it
-    gives away wait; reads, and writes to its other rows, do not.
-P2  The new tablet holds the cells that the old one held at the cut.
+P1  Each row lies in one tablet, and its writes go to that tablet only. While a tablet is cut, writes to the moving rows
+    wait; reads, and writes to the rows that stay, do not.
+P2  The new tablet holds exactly the cells that the old tablet held in the moving rows at the cut.
 P3  A mutation whose rows now lie in two tablets fails with TabletSplit, and the transaction runs again; locks are
     settled cell by cell.
-P4  The new tablet is on disk, whole; then the catalogue records it; then it gets its rows; then they are removed from
-    the old one. The removal continues when the store is opened again.
+P4  A split proceeds in this order: the new tablet is complete and on disk; the catalogue records it; it gets its rows;
+    the rows are removed from the old tablet. If the process ends before that, the removal continues when the store is
+    opened again.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Split:
         table: the tablet's table.
         row: the first row of the new tablet, as stored.
         tablet: the number of the new tablet.
-        cells: how many were copied.
+        cells: how many cells the new tablet got.
         seconds: how long it took.
         paused_s: how long writes to the new tablet's rows waited.
     """
@@ -78,7 +79,7 @@ class Split:
 
 
 def where_to_split(table: Table[Any] | str, key: Any) -> tuple[str, bytes | None]:
-    """The name of a table, and the row of a key. Raises: UsageError."""
+    """The name of the table to split, and the row of the key. Raises: UsageError."""
     if isinstance(table, Table):
         return table.name, None if key is None else table.row(key)
     if not isinstance(table, str) or not (key is None or isinstance(key, bytes)):
@@ -107,13 +108,13 @@ class Splitter:
         self._alone, self._clearing = trio.Lock(), trio.Lock()
         self._left: list[tuple[Tablet, bytes]] = []  # tablets that still hold moved rows, and the first of these rows
         self._more = trio.Event()
-        self._not_before: dict[Tablet, int] = {}  # the size at which a tablet that is one row is checked again
+        self._not_before: dict[Tablet, int] = {}  # the size at which a tablet with a single row is checked again
 
     async def split(self, table: str, row: bytes | None) -> Split:
-        """Split a tablet at a row; None: the table's largest one, in the middle.
+        """Split a tablet at a row. If `row` is None, split the table's largest tablet in the middle.
 
-        In a task of its own: a caller that is cancelled or interrupted waits until the tablet is split, or as it was.
-        Raises: UsageError if it cannot be split there; StoreFull, Unavailable.
+        The split runs in a task of its own: a caller that is cancelled or interrupted waits until the tablet has been
+        split, or is unchanged. Raises: UsageError if the tablet cannot be split there; StoreFull, Unavailable.
         """
         self._check(table, row)
 
@@ -148,7 +149,7 @@ class Splitter:
         if row is None:
             tablets = [tablet for tablet in store.tablets() if tablet.table == table]
             if any(map(self._has_left, tablets)):
-                await self.clear()  # else moved rows would count
+                await self.clear()  # otherwise, rows that have moved would count
             largest = max(tablets, key=lambda tablet: (tablet.live_bytes(), tablet.entries(WRITE)))
             row = await self._middle(largest)
             if row is None:
@@ -159,7 +160,7 @@ class Splitter:
 
     async def _middle(self, tablet: Tablet) -> bytes | None:
         if self._has_left(tablet):
-            await self.clear()  # else moved rows would count
+            await self.clear()  # otherwise, rows that have moved would count
         return await tablet.middle(self._local.store.stop_of(tablet))
 
     def _has_left(self, tablet: Tablet) -> bool:
@@ -168,7 +169,7 @@ class Splitter:
     async def _split(self, table: str, row: bytes) -> Split:
         began = trio.current_time()
         tablet = self._local.store.tablet(table, row)
-        # From the stored catalogue: this process may not have adopted that of the last split yet.
+        # Use the stored catalogue: this process may not have adopted the version of the last split yet.
         number = (await load(self._local.store)).with_split(table, row).tables[table].added[row]
         recorded: list[Catalogue] = []
 
@@ -186,7 +187,8 @@ class Splitter:
         return Split(table, row, number, cells, trio.current_time() - began, paused_s)
 
     async def _recorded(self, table: str, row: bytes, number: int) -> Catalogue:
-        """P4: record a split; returns the catalogue with it. Raises: StoreError, if it is surely not recorded."""
+        """P4: record a split; returns the catalogue with the split. Raises: StoreError, if the split is certainly not
+        recorded."""
         store = self._local.store
 
         def step(catalogue: Catalogue) -> Catalogue:
@@ -197,7 +199,7 @@ class Splitter:
         while True:
             try:
                 return await change(store, step)
-            except (Unavailable, WriteUnknown):  # it may have been written
+            except (Unavailable, WriteUnknown):  # the record may have been written
                 await trio.sleep(_AGAIN_S)
             except StoreError:
                 if row not in (await load(store)).tables[table].splits:
@@ -244,12 +246,12 @@ class Splitter:
             raise failure
 
     async def clear(self, *, share: float = 1.0) -> None:
-        """Remove moved rows from their old tablets, at once. (The background task removes them, too.)
+        """Remove moved rows from their old tablets now. (The background task does this, too.)
 
         Args:
-            share: the part of the time that it may take.
+            share: the part of the time that the removal may take.
 
-        Raises: StoreFull, Unavailable; the next call goes on with what is left.
+        Raises: StoreFull, Unavailable; the next call removes the rows that are left.
         """
         failure: Exception | None = None
         async with self._clearing:
@@ -282,7 +284,7 @@ class Splitter:
                     row = await self._middle(tablet)
                     if row is not None:
                         await self._split(tablet.table, row)
-                        self._more.set()  # it may still be large without its moved rows
+                        self._more.set()  # the tablet may still be large without the moved rows
                         continue
                 self._not_before[tablet] = 2 * size
                 log.info("a tablet of %s is large, and is one row: it cannot be split", tablet.table)

@@ -17,7 +17,7 @@ from perco.spark.loading import Loaded
 from tests.spark import app
 from tests.spark.conftest import quiet, reach
 
-ROWS = 2000
+ROWS = 800
 
 
 def main(master: str, store: str, what: str, folder: Path) -> None:
@@ -48,12 +48,12 @@ def main(master: str, store: str, what: str, folder: Path) -> None:
         match what:
             case "kill" | "speculate" | "plain":
                 said = loaded(spark, served, what, folder)
-                say(committed=said.committed, skipped=said.skipped, attempts=[p.attempt for p in said.partitions])
-                frames(spark, served)
+                say(committed=said.committed, skipped=said.skipped)
                 if what == "kill":
+                    frames(spark, served)
                     drained(spark, served, folder)
-                pages = [page(spark, name) for name in ("environment", "jobs", "stages", "SQL", "executors")]
-                (folder / "pages").write_text("\n".join(pages))
+                    pages = [page(spark, name) for name in ("environment", "jobs", "stages", "SQL", "executors")]
+                    (folder / "pages").write_text("\n".join(pages))
             case "wait":
                 loaded(spark, served, "plain", folder)
                 say(loaded=True)
@@ -63,7 +63,7 @@ def main(master: str, store: str, what: str, folder: Path) -> None:
 
 def loaded(spark: SparkSession, served: perco.spark.Store, what: str, folder: Path) -> Loaded:
     loader = {"kill": app.kill_executor_once, "speculate": app.slow_first, "plain": app.bump}[what]
-    at = {"kill": 700, "speculate": ROWS - 20}.get(what)
+    at = {"kill": 300, "speculate": ROWS - 20}.get(what)
     rows = [(n, f"n{n % 5}", str(folder / "once") if n == at else "") for n in range(ROWS)]
     data = spark.createDataFrame(spark.sparkContext.parallelize(rows, 4), "id long, name string, die string")
     options = perco.spark.LoadOptions(concurrency=16)
