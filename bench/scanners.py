@@ -134,9 +134,9 @@ class Bus(Scanner):
             return self._places()
         return await super()._ahead()
 
-    async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
+    async def _run_row(self, table: str, row: bytes, acks: list[int]) -> None:
         self.note(self.number, row)
-        await super()._run_row(table, row, acks, failing)
+        await super()._run_row(table, row, acks)
 
 
 async def drain(scene: Scene, seed: int) -> Drain:

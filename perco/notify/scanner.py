@@ -109,7 +109,7 @@ class Scanner:
         self.position: tuple[str, bytes] | None = None
         self._most = slots
         self._slots = trio.Semaphore(slots)
-        self._ready: deque[tuple[str, bytes, list[int], bool]] = deque()  # claimed rows for the next runner
+        self._ready: deque[tuple[str, bytes, list[int]]] = deque()  # claimed rows for the next runner
         self._runners = slots  # runners that may still be started: tasks that run observers, row after row
         self._idle = trio.lowlevel.ParkingLot()
         self._tables = tables
@@ -291,9 +291,9 @@ class Scanner:
                 if self._gives_way():
                     self._slots.release()
                     return True
-                now = trio.current_time()  # other scanners may have run the row meanwhile
-                acks = [ack for ack in acks if worker.claimable(table, row, ack, now)]
-            if not acks or not self._takes(table, row):
+            now = trio.current_time()  # other scanners may have run this row meanwhile, or others that failed before
+            acks = [ack for ack in acks if worker.claimable(table, row, ack, now)]
+            if not acks or not self._takes(table, row, acks):
                 self._slots.release()
                 continue
             alone = worker.elsewhere is None
@@ -336,7 +336,7 @@ class Scanner:
                     self._unlock(table, dirty.row)
             for dirty, state in zip(instead, states[len(tried) :], strict=True):
                 # If another scanner of this process has locked the row meanwhile, that scanner runs or releases it.
-                if state == CLAIMED and self._takes(table, dirty.row):
+                if state == CLAIMED and self._takes(table, dirty.row, dirty.acks):
                     self._begin(nursery, table, dirty)
                     left -= 1
             assert left >= 0, "no more rows are given than there are slots"
@@ -356,7 +356,8 @@ class Scanner:
         for row, cells in walk.rows[at : at + most]:
             if self.worker.rows.holder(walk.table, row) is None and not self._is_elsewhere(walk.table, row, cells):
                 acks = await self._wanted(walk.table, row, cells)
-                if acks:
+                # N6: a failed row counts from the moment at which a scanner asks for it, and these may not be needed.
+                if acks and not self.worker.has_failed(walk.table, row, acks):
                     found.append(Dirty(row, acks, _newest(cells), _oldest_root(cells)))
         return found
 
@@ -364,17 +365,20 @@ class Scanner:
         """Hand a row to the next runner."""
         self.counters.claims += 1
         self._share -= 1
-        failing = self.worker.begin_row(table, dirty.row, dirty.acks)
-        self._ready.append((table, dirty.row, dirty.acks, failing))
+        self._ready.append((table, dirty.row, dirty.acks))
         if self._idle:
             self._idle.unpark()
         elif self._runners:
             self._runners -= 1
             nursery.start_soon(self._serve)
 
-    def _takes(self, table: str, row: bytes) -> bool:
-        """Lock the row in this process. Returns False if another scanner has it."""
-        return not self.worker.options.row_locks or self.worker.rows.take(table, row, self.number)
+    def _takes(self, table: str, row: bytes, acks: list[int]) -> bool:
+        """Lock the row in this process, and count it if it has failed before. Returns False if another scanner has the
+        row."""
+        if self.worker.options.row_locks and not self.worker.rows.take(table, row, self.number):
+            return False
+        self.worker.begin_row(self.number, table, row, acks)
+        return True
 
     def _let_go(self, table: str, row: bytes) -> None:
         """Release the lock and the slot of a row that this scanner does not run."""
@@ -383,6 +387,8 @@ class Scanner:
 
     def _unlock(self, table: str, row: bytes) -> None:
         """Release the row's lock, but keep the slot."""
+        if self.worker.end_row(self.number, table, row):
+            self.worker.wake_up()  # a scanner that skipped other failed rows because of this one looks again
         if self.worker.options.row_locks:
             self.worker.rows.release(table, row)
             if self.worker.elsewhere is not None:
@@ -471,7 +477,7 @@ class Scanner:
         if cancelled is not None:
             raise cancelled
 
-    async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
+    async def _run_row(self, table: str, row: bytes, acks: list[int]) -> None:
         """Run the observers that wait on a row, one after the other."""
         worker = self.worker
         try:
@@ -480,7 +486,7 @@ class Scanner:
         finally:
             if worker.elsewhere is not None:
                 worker.elsewhere.release((table, row))
-            worker.end_row(failing=failing)
+            worker.end_row(self.number, table, row)
             if worker.options.row_locks:
                 worker.rows.release(table, row)
             self._slots.release()

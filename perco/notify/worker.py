@@ -73,11 +73,16 @@ class WorkerOptions:
     conflicts_max: conflicts after which a run backs off like a failed one.
     page_rows: rows with notify cells that a scanner reads at a time.
     failing_share: the part of the runs in flight that may be retries of failed ones.
+    teleport: whether a scanner that encounters another one jumps to a random place (paper, section 2.4; N8). False:
+        for measurements only.
+    row_locks: whether scanners lock rows, so that no two of them run observers on one row. False: for measurements
+        only; concurrent runs on a row then conflict.
     attempts: how many runs of an observer may fail for a change, with an error of the observer itself, before the
         change is moved to the failed list; 0: it is never given up. The store keeps the count, so it survives restarts.
     chain_max: how many observers, each triggered by the one before it, a chain may have; 0: any number.
     outputs: note in the store which columns each observer writes, once for each column. `db.observers()` and
         `perco observers --graph` show these notes.
+    backoff: how long a failed run waits before it is tried again.
     """
 
     concurrency: int = 64
@@ -189,7 +194,7 @@ class Worker:
         self.on_run: Callable[[str, Any, float], None] | None = None
         self._roots: dict[int, int] = {}  # root causes of the runs in flight, by their start_ts
         self._watches: set[Watch] = set()
-        self._failing = 0
+        self._failing: set[tuple[int, str, bytes]] = set()  # rows that have failed before, and their scanners
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
         self._chain_max = options.chain_max or 1 << 62
         self.outputs = Outputs(engine.driver.store, engine.background, observers) if options.outputs else None
@@ -287,7 +292,7 @@ class Worker:
         key = (table, row, ack)
         if self.backoff.waits(key, now):
             return False
-        return not self.backoff.attempts(key) or self._failing < self._failing_max
+        return not self.backoff.attempts(key) or len(self._failing) < self._failing_max
 
     async def due(self, table: str, row: bytes, ack: int, cells: list[ScanCell], now: float) -> float:
         """When an observer is due on a row, according to these notify cells of the row; a moment in the past means
@@ -335,15 +340,21 @@ class Worker:
         column, known = observer.column, self.engine.known
         return known.bind_signal(column) if isinstance(column, Signal) else known.bind(column)
 
-    def begin_row(self, table: str, row: bytes, acks: list[int]) -> bool:
-        """Returns whether one of these runs has failed before. If so, the row counts as failing until `end_row`
-        (N6)."""
-        failing = bool(self.backoff.rows) and any(self.backoff.attempts((table, row, ack)) for ack in acks)
-        self._failing += failing
-        return failing
+    def has_failed(self, table: str, row: bytes, acks: list[int]) -> bool:
+        """Whether a run of one of these observers on the row has failed before."""
+        return bool(self.backoff.rows) and any(self.backoff.attempts((table, row, ack)) for ack in acks)
 
-    def end_row(self, *, failing: bool) -> None:
-        self._failing -= failing
+    def begin_row(self, scanner: int, table: str, row: bytes, acks: list[int]) -> None:
+        """If one of these observers has failed on the row before, count the row as failing until `end_row` (N6). A
+        scanner calls this before it asks the server for the row, because it asks for many rows at once."""
+        if self.has_failed(table, row, acks):
+            self._failing.add((scanner, table, row))
+
+    def end_row(self, scanner: int, table: str, row: bytes) -> bool:
+        """Returns whether the row counted as failing."""
+        counted = (scanner, table, row) in self._failing
+        self._failing.discard((scanner, table, row))
+        return counted
 
     async def run(self, table: str, row: bytes, ack: int) -> None:
         """Run an observer on a row, several times if necessary, until a run has handled the changes (this one or

@@ -345,12 +345,6 @@ BIGTABLE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=_BIGTABLES,
     ),
     LeftOut(
-        "counts the retries that are in flight at a time: scanners of a direct client check this limit, and start a "
-        "retry only after a further call, so several scanners may pass the check at once",
-        {"component/notify/test_failing.py": ("test_those_that_failed_have_a_bounded_share",)},
-        over=(BIGTABLE_DIRECT,),
-    ),
-    LeftOut(
         "expects that no time passes between two vacuums: here a vacuum waits until the permits of clients have "
         "expired",
         {_VACUUM: ("test_of_each_cell_the_newest_version_stays",)},

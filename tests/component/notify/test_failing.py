@@ -277,6 +277,67 @@ def test_those_that_failed_have_a_bounded_share(seed: int, monkeypatch: pytest.M
     run_seeded(monkeypatch, seed, main)
 
 
+async def test_of_a_page_of_those_that_failed_only_their_share_is_claimed(web: Web) -> None:  # N6
+    """Twelve rows failed once and are due together, and the worker has nothing else to do."""
+    failed: set[str] = set()
+    running = most = 0
+    go_on = trio.Event()
+
+    @web.observe(web.body, id="some")
+    async def some(txn: Txn, change: Change) -> None:
+        nonlocal running, most
+        if change.key not in failed:
+            failed.add(change.key)
+            raise ZeroDivisionError
+        running += 1
+        most = max(most, running)
+        await go_on.wait()
+        running -= 1
+
+    few = perco.WorkerOptions(
+        concurrency=8, scanners=2, failing_share=0.25, backoff=perco.options.BackoffOptions(first_s=1.0, max_s=1.0)
+    )
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=few):
+        async with db.transaction() as txn:
+            for n in range(12):
+                txn.set(web.body, f"{n:02}", "hello")
+        await until(lambda: running >= 2)
+        await trio.sleep(10.0)  # all have been due for long
+        assert most == 2
+        go_on.set()
+        await settle(db)
+        assert most == 2
+
+
+async def test_a_row_that_failed_and_is_let_go_makes_room_for_another(web: Web) -> None:  # N6, N8
+    """A scanner has taken a row that failed, and another process has it: who skipped others meanwhile looks again."""
+
+    @web.observe(web.body, id="some")
+    async def some(txn: Txn, change: Change) -> None:
+        raise ZeroDivisionError
+
+    few = perco.WorkerOptions(
+        concurrency=2, scanners=1, failing_share=0.5, backoff=perco.options.BackoffOptions(first_s=50.0, max_s=50.0)
+    )
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=few) as handle:
+        worker, [scanner] = handle._worker, handle.scanners
+        async with db.transaction() as txn:
+            txn.set(web.body, "a", "hello")
+            txn.set(web.body, "b", "hello")
+        await until(lambda: len(worker.backoff) == 2)
+        await trio.sleep(5.0)  # it sleeps until the first is due
+        [(table, first, ack), (_, other, _)] = worker.backoff.rows
+        due = trio.current_time() + 60.0
+        assert worker.claimable(table, other, ack, due)
+        scanner._slots.acquire_nowait()
+        assert scanner._takes(table, first, [ack])
+        assert not worker.claimable(table, other, ack, due), "one of two may be of those that failed"
+        before = scanner.counters.tours
+        scanner._let_go(table, first)
+        assert worker.claimable(table, other, ack, due)
+        await until(lambda: scanner.counters.tours > before, timeout=10.0)
+
+
 async def test_too_many_conflicts_wait_their_turn_and_get_through(web: Web) -> None:  # N6, T7
     """A run that meets conflict after conflict gives its place away, and is not forgotten."""
     fights = 5

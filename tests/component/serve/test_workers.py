@@ -329,3 +329,26 @@ async def test_a_row_that_was_claimed_in_place_of_others_and_is_run_by_nobody_is
             assert (Method.UNCLAIM, row) in link.told, "it jumps"
             assert row not in elsewhere.claims
             assert docs.begun == [3]
+
+
+@pytest.mark.parametrize(
+    ("failed", "asked"),
+    [([2, 3], ([0, 1, 4, 5], 2)), ([0, 1, 2], ([0, 3, 4, 5], 2))],
+    ids=["later on the page", "first on the page"],
+)
+async def test_of_rows_that_failed_no_more_are_asked_for_than_may_run(
+    failed: list[int], asked: tuple[list[int], int]
+) -> None:  # N6
+    """A scanner asks for many rows at once; of those that failed, this worker may run one."""
+    docs, link = Docs(), Told()
+    async with perco.open("memory:", docs.schema) as db:
+        await docs.dirty(db, range(6))
+        few = perco.WorkerOptions(concurrency=2, scanners=1, failing_share=0.5)
+        async with db.worker(options=few) as handle:
+            worker = handle._worker
+            worker.elsewhere = Elsewhere(link, None)  # type: ignore[arg-type]
+            handle.scanners[0]._rng = First()
+            for n in failed:
+                worker.backoff.failed(("docs", perco.INT64.encode(n), worker.acks("docs")[0]), -1000.0)
+            await trio.testing.wait_all_tasks_blocked()
+            assert link.asked == [asked]
