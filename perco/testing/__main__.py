@@ -1,4 +1,4 @@
-"""`python -m perco.testing history.jsonl`: is it snapshot isolation?"""
+"""`python -m perco.testing history.jsonl`: decides whether a history satisfies snapshot isolation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perco.testing.isolation import check
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 if it is, 1 if it is not, 2 if it cannot be decided."""
+    """Returns 0 if the history satisfies the isolation level, 1 if it does not, 2 if that cannot be decided."""
     parser = argparse.ArgumentParser(
         prog="python -m perco.testing",
         description="Decide whether a history is snapshot isolation; name and draw what is wrong.",

@@ -1,9 +1,9 @@
 """A store without any capability, for tests: single rows only, and every call is awaited.
 
-    BareStore(local)    in place of a `LocalStore`, which holds its rows; reached through `SingleRows`
+    BareStore(local)    replaces a `LocalStore`, which holds the rows; all calls go through `SingleRows`
 
-perco requires nothing of a store beyond this, the least that a distributed store offers. Loss, delay and repetition of
-messages come from a `FaultyRowStore` between the two.
+perco requires no more of a store than this, which is the least that a distributed store offers. A `FaultyRowStore`
+between `BareStore` and `SingleRows` loses, delays and repeats messages.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from perco.tablets.local import LocalStore
 
 
 class SingleRows:
-    """The rows of a server that has neither groups nor floors nor counts.
+    """The rows of a server that offers neither groups, nor write floors, nor cell counts.
 
     Args:
-        rows: where they are.
-        latency_s: how long the next call takes, in seconds.
+        rows: the store that holds them.
+        latency_s: returns how long the next call takes, in seconds.
     """
 
     groups = False
@@ -63,7 +63,7 @@ class SingleRows:
         await trio.sleep(self._latency_s())
 
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
-        """Each row from a state of its own."""
+        """Read each row as of a moment of its own."""
         out: list[RowCells] = []
         for request in requests:
             await self._under_way()
@@ -79,7 +79,8 @@ class SingleRows:
         return await self._rows.scan(request)
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
-        """Each mutation by itself, one after the other. Cancelled before the first is sent, or not at all (T10)."""
+        """Apply the mutations one after the other. The call can be cancelled only before the first one is sent
+        (T10)."""
         await trio.lowlevel.checkpoint_if_cancelled()
         for mutation in mutations:  # an error here means that nothing was sent
             self._rows.locate(mutation.table, mutation.rows[0][0])
@@ -93,11 +94,11 @@ class SingleRows:
 
 
 class BareStore:
-    """Must be made in a trio task.
+    """The backend of a store without any capability. It must be made in a trio task.
 
     Args:
-        local: has the rows.
-        below: the store that everything goes through; by default `SingleRows` of `local`.
+        local: the store that holds the rows.
+        below: the row store that every call goes through; by default `SingleRows` over `local`.
         late_s: see `Bare`.
 
     Attributes:

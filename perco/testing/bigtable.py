@@ -1,14 +1,14 @@
-"""A table of Bigtable in memory, for the simulation. It keeps what Bigtable promises, and nothing more.
+"""A Bigtable table in memory, for the simulation. It promises what Bigtable promises, and nothing more.
 
 - A call that changes a row is atomic, and a read sees each row as of one moment between the call and its answer.
-- Rows of one read are read at different moments: there is no order between rows.
-- A call that fails may have been carried out, or be carried out later, even after its process has died. Only the time
-  is bounded: `late_s` after the call has ended.
-- An answer may come after the deadline, when no caller waits for it any more.
-- Nothing is known about the order of a row's families.
+- A read of several rows sees each row at a moment of its own; these moments have no particular order.
+- A call that fails may have been carried out. It may also be carried out later, even after its process has died, but no
+  later than `late_s` after the call has ended.
+- An answer may come after the deadline, when its caller no longer waits for it.
+- The order of a row's families is unknown.
 
-The product's code makes Google's messages, and this module reads them: filters, mutations, sets of rows. A message that
-the product does not send raises an error.
+perco builds Google's messages (filters, mutations, sets of rows), and this module evaluates them. A message that perco
+does not send raises an error.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class Table:
     """The rows of a table.
 
     Args:
-        rng: for what is not promised: when each row of a read is read, and the order of families.
+        rng: decides what Bigtable does not promise: when each row of a read is read, and the order of families.
     """
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._rows: dict[bytes, dict[tuple[str, bytes], dict[int, bytes]]] = {}
-        self._keys: list[bytes] = []  # in order
+        self._keys: list[bytes] = []  # sorted
         self._sign = rng.choice((1, -1))
         self._filters: dict[bytes, _Filter] = {}
 
     # ------------------------------------------------------------ reads
 
     def cells(self, key: bytes) -> list[ReadCell]:
-        """All cells of a row, in Bigtable's order: by family, qualifier, newest first."""
+        """All cells of a row, in Bigtable's order: by family, then by qualifier, then newest first."""
         found = [
             ReadCell(family, name, stamp, value)
             for (family, name), stamps in self._rows.get(key, {}).items()
@@ -63,7 +63,7 @@ class Table:
         return list(self._keys)
 
     def _following(self, request: Any) -> Iterator[bytes]:
-        """The keys of a request, one after the other: rows that are made meanwhile may be among them, or not."""
+        """Yields the keys of a request one by one. Rows that are created meanwhile may or may not be among them."""
         asked = request.rows
         assert bool(asked.row_keys) != bool(asked.row_ranges), "keys, or ranges"
         if asked.row_keys:
@@ -86,14 +86,14 @@ class Table:
             index = bisect.bisect_right(self._keys, key)
 
     async def read(self, scan: Scan, pause: Callable[[], Awaitable[None]], part: int = 1 << 30) -> Scanned:
-        """Read rows, each at a moment of its own. `part`: fail after so many, which are then the answer."""
+        """Read rows, each at a moment of its own. `part`: stop after this many rows, with an incomplete answer."""
         request = scan.request
         let_through = self._filter(request.filter)
         rows: list[ReadRow] = []
         passed, size = b"", 0
         found: dict[bytes, list[ReadCell]] = {}
         keys = list(self._following(request)) if request.rows.row_keys else None
-        if keys is not None and len(keys) > 1:  # in any order
+        if keys is not None and len(keys) > 1:  # they are read in any order
             for key in self._rng.sample(keys, len(keys)):
                 await pause()
                 found[key] = let_through(self.cells(key))
@@ -169,7 +169,7 @@ class Table:
     # ------------------------------------------------------------ changes
 
     def change(self, request: Any) -> Any:
-        """Carry out a call, at this moment; returns the answer."""
+        """Carry out a call now; returns its answer."""
         if isinstance(request, types().MutateRow):
             self._mutate(request.row_key, request.mutations)
             return types().MutateRowResponse()
@@ -266,7 +266,7 @@ class PromptCalls:
 
 
 class PromptChannel:
-    """Replaces a channel of gRPC for the calls of a lease, without a network."""
+    """Replaces the gRPC channel for the calls of a lease, without a network."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -281,7 +281,7 @@ class PromptChannel:
 
 
 class Response:
-    """A message of a stream that has these rows."""
+    """A message of a `ReadRows` stream, with these rows."""
 
     chunks: Any
     last_scanned_row_key: bytes

@@ -1,7 +1,7 @@
-"""The network before a simulated table of Bigtable: calls that are lost, late, or carried out without an answer.
+"""The network in front of a simulated Bigtable table: calls that are lost, late, or carried out without an answer.
 
-`Calls` and `Channel` replace the classes by which the product calls Bigtable. A call is a message to the table, and an
-answer that its process may not live to see.
+`Calls` and `Channel` replace the classes through which perco calls Bigtable. A call consists of a message to the table
+and an answer; the calling process may die before the answer arrives.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from perco.bigtable.wire import grpc, types
 from perco.testing.bigtable import Response, Table
 from perco.testing.processes import Process, Processes, current
 
-# Faults of a call that changes a row. If its process gets an error, it gets it soon, or at the deadline.
-LOSE: Final = "LOSE"  # it never arrives
-LOSE_ANSWER: Final = "LOSE_ANSWER"  # it is carried out, but its process gets an error
-LATER: Final = "LATER"  # its process gets an error, and it is carried out after that
-# To any call.
+# Faults of a call that changes a row. If the calling process gets an error, it gets the error soon, or at the deadline.
+LOSE: Final = "LOSE"  # the call never arrives
+LOSE_ANSWER: Final = "LOSE_ANSWER"  # the call is carried out, but its process gets an error
+LATER: Final = "LATER"  # its process gets an error, and only then is the call carried out
+# Faults of reads and scans, and of any call.
 FAIL: Final = "FAIL"  # a read gets an error
 PART: Final = "PART"  # a scan fails after some rows
 DELAY: Final = "DELAY"
 DIES_BEFORE: Final = "DIES_BEFORE"
-DIES_AFTER: Final = "DIES_AFTER"  # its process, once the call has been carried out
+DIES_AFTER: Final = "DIES_AFTER"  # the process dies once the call has been carried out
 STOPS_BEFORE: Final = "STOPS_BEFORE"
 CHANGING: Final = (LOSE, LOSE_ANSWER, LATER, DELAY, DIES_BEFORE, DIES_AFTER, STOPS_BEFORE)
 READING: Final = (FAIL, DELAY, DIES_BEFORE, STOPS_BEFORE)
 SCANNING: Final = (*READING, PART)
-_AT_ONCE: Final = (LOSE, LOSE_ANSWER, LATER)  # of a call that takes no time
+_AT_ONCE: Final = (LOSE, LOSE_ANSWER, LATER)  # the faults of a call that takes no time
 
-_LATE: Final = 0.95  # of `late_s`: a message that is late arrives before it is over
+_LATE: Final = 0.95  # a share of `late_s`: a late message arrives before `late_s` is over
 
 
 class Befalls(Protocol):
@@ -43,16 +43,18 @@ class Befalls(Protocol):
     kernel: Processes
 
     def call(self, process: Process, step: str, about: str, faults: Sequence[str]) -> str:
-        """Choose "", or a fault with its argument: "soon" or "hangs" for one that is told, else seconds."""
+        """Choose "", or a fault with its argument, if any: "soon" or "hangs" (when the process gets the error), a
+        number of rows, or seconds."""
         ...
 
     def takes_s(self, process: Process) -> float:
-        """How long a message takes."""
+        """How long a message takes, in seconds."""
         ...
 
 
 class Step(NamedTuple):
-    """A call, as the table of steps and faults names it. `about`: which one it is, for the names of choices."""
+    """A call, as the table of steps and faults names it. `about`: its subject, for the names of choices; `faults`:
+    those that can hit it."""
 
     name: str
     about: str
@@ -60,7 +62,7 @@ class Step(NamedTuple):
 
 
 def rpc_error(code: str) -> Exception:
-    """The error of gRPC for a call that blocks."""
+    """An error that gRPC raises from a call that blocks."""
 
     class _Error(grpc().RpcError):  # type: ignore[misc]
         def code(self) -> Any:
@@ -73,7 +75,7 @@ def rpc_error(code: str) -> Exception:
 
 
 class Service:
-    """A table, and the network before it.
+    """A table, and the network in front of it.
 
     Args:
         befalls: decides what happens to each call.
@@ -89,15 +91,15 @@ class Service:
         self.late = 0  # how many calls were carried out after they had ended
 
     async def _pause(self) -> None:
-        """Between two rows of a read."""
+        """Pause now and then between two rows of a read."""
         if self._rng.random() < 0.05:
             await trio.sleep(self._rng.choice((0.0, 0.001, 0.02)))
 
     def send(
         self, process: Process, step: Step, request: Any, deadline: float, answer: Callable[[Answer], None]
     ) -> None:
-        """Send a call from a process, whatever happens to the process. `answer` is called once, or never; by another
-        task."""
+        """Send a call from a process. The call goes on even if the process dies. Another task calls `answer`, at most
+        once."""
         if process.dead:
             return
         fault, _, more = self.befalls.call(process, step.name, step.about, step.faults).partition(" ")
@@ -113,7 +115,7 @@ class Service:
         reads = isinstance(request, Scan)
 
         async def carry() -> None:
-            if fault == STOPS_BEFORE:  # it is sent when the process continues: if it is not too late by then
+            if fault == STOPS_BEFORE:  # the call is sent when the process continues, unless it is too late
                 await trio.sleep(float(more))
                 if trio.current_time() >= deadline:
                     return answer(CallFailed("DEADLINE_EXCEEDED", "it was too late to send it", sent=False))
@@ -153,7 +155,7 @@ class Service:
             answer(CallFailed(self._rng.choice(("UNAVAILABLE", "INTERNAL")), "the network"))
 
     async def ask(self, process: Process, step: Step, request: Any, limit_s: float) -> Any:
-        """Make a call of the kind that blocks, in a task. Returns the answer, or an error of gRPC."""
+        """Make, in a task, a call that blocks in production. Returns the answer, or gRPC's error."""
         answers: list[Answer] = []
         done = trio.Event()
 
@@ -173,7 +175,7 @@ class Service:
         return [Response(answers[0].rows)] if reads else answers[0]
 
     def ask_now(self, process: Process, step: Step, request: Any) -> Any:
-        """Make a call that blocks. Raises: an error of gRPC."""
+        """Make a call that blocks; it takes no time. Raises: gRPC's error."""
         if process.dead:
             raise rpc_error("CANCELLED")
         fault, _, more = self.befalls.call(process, step.name, step.about, step.faults).partition(" ")
@@ -195,7 +197,8 @@ class Service:
 
 
 def step_of(request: Any, kinds: dict[int, tuple[Any, str, str]]) -> Step:
-    """The name of a call. `kinds`: of mutations, by the identity of their calls: the call, its name, its subject."""
+    """The step that a call performs. `kinds`: for calls that carry mutations, by the call's identity (`id`): the call,
+    the name of its step, and its subject."""
     if isinstance(request, Scan):
         wanted = request.request.rows
         if wanted.row_keys:
@@ -229,7 +232,7 @@ def step_of(request: Any, kinds: dict[int, tuple[Any, str, str]]) -> Step:
 
 
 class Calls:
-    """Replaces `bigtable.calls.Calls`: of one store of the process that makes it."""
+    """Replaces `bigtable.calls.Calls`, for one store of the process that makes this object."""
 
     made: int
 
@@ -241,7 +244,7 @@ class Calls:
         self._asking: set[_Asked] = set()
 
     def name(self, call: Any, kind: str, about: str) -> None:
-        """Say which step of the protocol a call is."""
+        """Note which step of the protocol a call performs."""
         self._kinds[id(call)] = call, kind, about
 
     def close(self, closed: Callable[[], object] = lambda: None) -> None:
@@ -303,14 +306,14 @@ class _Asked:
         return take
 
     def fail(self, code: str, said: str) -> None:
-        """End those that have not been answered."""
+        """Answer, with an error, the calls that have no answer yet."""
         for index, answer in enumerate(self.answers):
             if answer is None:
                 self.answer(index)(CallFailed(code, said))
 
 
 class CallPending(Exception):
-    """A call that blocks has to be made before the caller can go on. See `Channel`."""
+    """Raised by a call that blocks and has no answer yet. See `Channel`."""
 
     step: Step
     request: Any
@@ -321,11 +324,11 @@ class CallPending(Exception):
 
 
 class Channel:
-    """Replaces a channel of gRPC for the calls of a lease, which block. A task cannot block, so code that makes such a
-    call runs several times: a call without an answer raises `CallPending`, and once it is answered, the code runs again
-    from its beginning with the answers so far.
+    """Replaces the gRPC channel for the calls of a lease, which block. A task cannot block, so the code that makes such
+    calls runs several times: the first call without an answer raises `CallPending`. Once that call has been answered,
+    the code runs again from its beginning, with all answers so far.
 
-    Attributes: `answers`, of the calls of this run of the code, in order; None: each call is made at once.
+    Attributes: `answers`, the answers to the calls of this run of the code, in order; None: each call is made at once.
     """
 
     answers: list[Any] | None
@@ -336,7 +339,7 @@ class Channel:
         self._answered = 0
 
     def run_with(self, answers: list[Any]) -> None:
-        """The code runs from its beginning."""
+        """Begin a run of the code from its beginning, with these answers."""
         self.answers, self._answered = answers, 0
 
     def _call(self, step: Step, request: Any) -> Any:

@@ -1,8 +1,8 @@
 """The simulation of a store on Bigtable: its owner, another process that stands by, and direct clients.
 
-As in `served.py`, the code that ships runs in processes that are stopped, killed and started again, over a network that
-breaks. Its rows are in `bigtable.Table`, which all processes access directly. Two processes want to own the store:
-one leads, and the other waits for its lease to end. Clients follow.
+As in `served.py`, the production code runs in processes that are stopped, killed and started again, over connections
+that break. The rows are in a `bigtable.Table`, which all processes access directly. Two processes want to own the
+store: one leads, and the other waits until the leader's lease ends. Clients switch to each new leader.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ from perco.testing.served import SENT, Served, ServedActor
 from perco.testing.spread import ADDRESS
 from perco.testing.world import World
 
-LATE_S: Final = 0.5  # the service's own; what processes assume is at least as long
+LATE_S: Final = 0.5  # the service's actual bound; the bounds that processes assume are at least as long
 _LATES_S: Final = (0.5, 0.5, 0.8)
 _CALLS_S: Final = (0.5, 1.0, 1.0, 1.5)
 LEASE_S: Final = 1.0
 URL: Final = "bigtable://simulated/main?prefix=rows"
 _STANDBY_S: Final = 0.2
-_NOW: Final = 1000.0  # the reading of the clock that never stops, at the beginning of a run
+_NOW: Final = 1000.0  # what the clock that never stops shows at the beginning of a run
 _CALLED_OFTEN: Final = frozenset({"read", "scan", "prewrite", "commit", "marker", "notify", "hint", "scan hints"})
 _RATES: Final = {"renew the lease": 0.02, "look at the owner": 0.01, "rollback": 0.02, "tidy": 0.02}
 _RARELY: Final = 0.06
@@ -137,7 +137,7 @@ class _Lease(BigtableLease):
             try:
                 return self._renew()
             except CallPending as call:
-                self._holder = holder  # it runs again from its beginning
+                self._holder = holder  # the renewal runs again from its beginning
                 limit_s = min(_CALL_S, self._lease_s / CALLS)
                 answers.append(await self.service.ask(current(), call.step, call.request, limit_s))
 
@@ -152,8 +152,8 @@ class _Lease(BigtableLease):
 
 @contextlib.contextmanager
 def simulated(service: Service, rng: Random, connect: Callable[[str], Awaitable[trio.abc.Stream]]) -> Iterator[None]:
-    """Let the modules of Bigtable use a simulated service, and the time of the simulation. `connect`: to the server at
-    a path."""
+    """Make the modules for Bigtable use a simulated service and virtual time. `connect`: connects to the server at a
+    path."""
 
     def now() -> float:
         return _NOW + trio.current_time()
@@ -180,7 +180,7 @@ def simulated(service: Service, rng: Random, connect: Callable[[str], Awaitable[
 
 
 class _Rows(BigtableRows):
-    """Says which step of the protocol each call is."""
+    """Notes which step of the protocol each call performs."""
 
     whose: ClassVar[Callable[[Mutation], str]]
 
@@ -212,14 +212,14 @@ class _Store(BigtableStore):
 
 
 def _opening(schema: Schema, options: Options, *, leads: bool = False) -> opening:
-    """`perco.open` of the store, as its owner or as a direct client."""
+    """`perco.open` for the store, as its owner (`leads`) or as a direct client."""
     made = opening(URL, schema, options=options)
     made.leads = made.direct = leads
     return made
 
 
 class _NoPulse(LoopWatch):
-    """Replaces a client's thread, which watches the loop."""
+    """Replaces the thread that watches a client's loop."""
 
     def __init__(self, options: HeartbeatOptions, *_: object) -> None:
         super().__init__(options)
@@ -250,7 +250,7 @@ class Direct(Served):
         return outcome
 
     def _of(self, rng: Random, *, own: bool | None = None) -> BigtableOptions:
-        """The options of a process: not all have the same."""
+        """The Bigtable options of a process. Not all processes have the same."""
         return BigtableOptions(call_s=rng.choice(_CALLS_S), late_s=rng.choice(_LATES_S), lease_s=LEASE_S, own=own)
 
     # ------------------------------------------------------------ faults
@@ -273,7 +273,7 @@ class Direct(Served):
                 return ""
             fault = rng.choice(faults)
             if rate < _RARELY and fault in _DEADLY and rng.random() < 0.7:
-                fault = DELAY  # lives are long enough to get somewhere
+                fault = DELAY  # so that lives are long enough to get something done
             if fault in (LOSE, LOSE_ANSWER, LATER, FAIL):
                 return f"{fault} {rng.choice(('soon', 'soon', 'hangs'))}"
             if fault == DELAY:
@@ -298,7 +298,7 @@ class Direct(Served):
                 nursery.start_soon(self._owns_at, machine)
 
     async def _owns_at(self, machine: str) -> None:
-        """Run one candidate after the other on a machine."""
+        """Run processes that want to own the store, one after the other, on a machine."""
         life = 0
         while not self._stopping:
             actor = ServedActor(self, f"{machine}.{life}")
@@ -361,7 +361,7 @@ class Direct(Served):
             try:
                 db = await leading.__aenter__()
                 break
-            except StoreLocked:  # the lease of a process that has died
+            except StoreLocked:  # a process that has died still has the lease
                 await trio.sleep(_STANDBY_S)
         try:
             assert leading.owned is not None

@@ -1,9 +1,10 @@
-"""A disk in memory that outlives processes, and the tablets that they open on it.
+"""A disk in memory that outlives processes, and the tablets that processes open on it.
 
-The tablets are the product's (`LmdbTablet`: its queue, its batches, the mutations that it holds during a cut), over an
-engine in memory that behaves like an LMDB environment: a batch is written as a whole, or not at all; a shared view does
-not see later batches; an epoch fences off the previous writer (F1). Tasks of the process do, in virtual time, what the
-product does on other threads: a process that dies in the middle of a batch leaves it written or not.
+The tablets are perco's own (`LmdbTablet`: its queue, its batches, the mutations that it holds back during a cut). They
+run on an engine in memory that behaves like an LMDB environment: a batch is written as a whole or not at all; a shared
+view does not see later batches; an epoch fences off the previous writer (F1). What production code does on other
+threads, tasks of the process do, in virtual time. If a process dies in the middle of a batch, the next process finds
+either the whole batch or none of it.
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ from perco.tablets.local import LocalStore, Placed
 from perco.testing.processes import Process
 
 T = TypeVar("T")
-_PAGE = 20  # cells that are copied at once
+_PAGE = 20  # cells that are copied at a time
 Cells = Sequence[tuple[str, bytes, "bytes | None"]]
 
 
 class Environment:
-    """A tablet on the disk. `cells`: all of them; `epoch`: F1; `stop`: P5; `writer`: the last to open it for writing;
-    None: none has since it was made."""
+    """A tablet on the disk. `cells`: all of its cells; `epoch`: see F1; `stop`: the mark of P5, the first row that has
+    been removed; `writer`: the environment through which the tablet was last opened for writing, None if it never
+    was."""
 
     cells: MemoryEngine
 
@@ -62,7 +64,7 @@ class Environment:
 
 
 class Disk:
-    """Environments by name. `problems`: writes to them that should not have happened."""
+    """Environments by name. `problems`: writes to these environments that should not have happened."""
 
     def __init__(self) -> None:
         self.environments: dict[str, Environment] = {}
@@ -93,7 +95,7 @@ class MemoryEnvironment:
         self.still = threading.Lock()
         self.busy = False
         self.full = False  # the disk is full, except for the reserve
-        self.gone = False  # its process is dead: it must not write while it is unwound
+        self.gone = False  # the process is dead: it must not write while its tasks are unwound
         self.map_bytes = 1 << 30
 
     # ------------------------------------------------------------ reading
@@ -148,7 +150,7 @@ class MemoryEnvironment:
         return int.from_bytes(self._epoch, "big")
 
     def is_mine(self) -> None:
-        """Record that no other process may write to it from now on (F1)."""
+        """Record that from now on, no other process may write to the tablet (F1)."""
         self._at.writer = self
 
     def _changing(self) -> MemoryEngine:
@@ -215,7 +217,7 @@ class MemoryEnvironment:
     # ------------------------------------------------------------ splitting
 
     def another(self, path: Path, groups: Sequence[str], options: LmdbOptions) -> MemoryEnvironment:
-        """An environment for a copy of some of this one; see `LmdbEngine.another`."""
+        """An environment for a copy of some of this one's cells; see `LmdbEngine.another`."""
         self._disk.environments[f"{path.name}.new"] = Environment()
         return MemoryEnvironment(self._disk, f"{path.name}.new")
 
@@ -236,7 +238,7 @@ class MemoryEnvironment:
         self._at.epoch, self._at.stop = other._at.epoch, other._at.stop
 
     def clear_dead_readers(self) -> int:
-        """Returns 0: readers of memory hold nothing up."""
+        """Returns 0: readers of memory hold nothing back."""
         return 0
 
     def check_room_for_copy(self) -> None:
@@ -259,18 +261,20 @@ class Befalls(Protocol):
     """Decides which fault hits a batch."""
 
     def batch(self, process: Process, tablet: str, mutations: Sequence[Mutation]) -> str:
-        """Choose "", "FULL", "DIES_BEFORE", "DIES_AFTER", or "STOPS_BEFORE" (so long that another may take over)."""
+        """Choose "", "FULL", "DIES_BEFORE", "DIES_AFTER", or "STOPS_BEFORE" (for so long that another process may take
+        over)."""
         ...
 
     def kill(self, process: Process) -> None: ...
     def stop(self, process: Process) -> None: ...
     def pause_s(self, process: Process, *, beside: bool = False) -> float:
-        """How long a step on another thread takes; `beside`: a background step, of a copy for example."""
+        """How long a step takes that production code does on another thread, in seconds. `beside`: a background step,
+        for example of a copy."""
         ...
 
 
 class DiskTablet(LmdbTablet):
-    """The product's tablet, whose writer is a task."""
+    """An `LmdbTablet` whose writer is a task, not a thread."""
 
     def __init__(
         self,
@@ -293,7 +297,7 @@ class DiskTablet(LmdbTablet):
         super().__init__(table, start, engine, batch, resubmit, handover, floor)  # type: ignore[arg-type]
         trio.lowlevel.spawn_system_task(self._write_in_virtual_time, name=f"writer-{engine.name}")
 
-    # ------------------------------------------------------------ what the product does with threads and real clocks
+    # ------------------------------------------------------------ replacements for threads and real clocks
 
     def _cpu_s(self) -> float:
         return self._rng.random() / 1000
@@ -346,10 +350,10 @@ class DiskTablet(LmdbTablet):
         what = self._befalls.batch(self._process, engine.name, mutations) if mutations else ""
         if what == "STOPS_BEFORE":
             self._befalls.stop(self._process)
-            await trio.lowlevel.checkpoint()  # F1: when it continues, it writes if it still may
+            await trio.lowlevel.checkpoint()  # F1: when the process continues, it writes only if it still may
         if what == "DIES_BEFORE":
             self._befalls.kill(self._process)
-            await trio.lowlevel.checkpoint()  # it is dead: this wait ends when it is buried
+            await trio.lowlevel.checkpoint()  # the process is dead: this wait ends when it is buried
         if self._process.dead:
             return [Failed(StoreError("the process is dead"))] * len(mutations)
         engine.full = what == "FULL"

@@ -18,8 +18,8 @@ _SAYS: Final = {
 
 
 def draw(anomaly: Anomaly, history: Iterable[Transaction] = ()) -> str:
-    """An anomaly as text. If the history is given, the text has the transactions' operations on the keys of the cycle,
-    and their times since the history began."""
+    """An anomaly as text. If the history is given, the text also shows each transaction's operations on the keys of the
+    cycle, and its times since the history began."""
     by_id = {one.id: one for one in history}
     zero = min((one.begin for one in by_id.values()), default=0.0)
     keys = {edge.key for edge in anomaly.cycle if edge.key is not None}

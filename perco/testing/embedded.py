@@ -1,9 +1,9 @@
-"""The simulation of an embedded store: its processes come up one after the other over one store in memory.
+"""The simulation of an embedded store: processes open one store in memory, one process after the other.
 
-In each process, clients do what `workloads.py` says, and a worker keeps derived data up to date. The network between
-them and the store (`faults.py`) delays, loses, repeats and reorders mutations, even after their sender has died. The
-disk is full now and then. Processes die before or after any mutation, and come back. Live transactions are sometimes
-presumed dead, and other transactions break their locks.
+In each process, clients run the workloads of `workloads.py`, and a worker keeps derived data up to date. The network
+between the process and the store (`faults.py`) delays, loses, repeats and reorders mutations, even after their sender
+has died. Now and then the disk is full. A process may die before or after any mutation; then the next one starts.
+Sometimes a live transaction is presumed dead, and other transactions break its locks.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from perco.txn.fates import Fates
 from perco.txn.prefetch import PrefetchOptions
 from perco.txn.snapshot import Snapshot
 
-_CALLS_MAX: Final = 200_000  # of the store, in one run; a usual run makes a tenth of that
+_CALLS_MAX: Final = 200_000  # calls of the store in one run; a usual run makes a tenth as many
 FAULTS: Final = tuple(
     fault.name for fault in (Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.DELAY, Fault.REPEAT, Fault.ECHO, Fault.FAIL)
 )
 _ONCE: Final = tuple(fault for fault in FAULTS if fault not in ("REPEAT", "ECHO"))
 CRASHES: Final = ("CRASH_BEFORE", "CRASH_AFTER")
-# The steps that are sent. (A step that only removes notify cells is rare: it has its own tests.)
+# The steps that are sent. (A step that only removes notify cells is rare, and has its own tests.)
 STEPS: Final = (
     *("one step", "prewrite", "commit", "roll forward", "marker", "rollback", "bound", "clock"),
     *("catalogue", "notify", "vacuum", "give up", "replay"),
 )
-# The least rate of faults at these steps, and the rate at which their sender dies.
+# The lowest rate of faults at these steps. (`_RARELY_DIES`: the rate at which their sender dies.)
 _RARE: Final = {
     "roll forward": 0.3,
     "marker": 0.5,
@@ -62,8 +62,8 @@ _RARE: Final = {
     "give up": 0.1,
     "replay": 0.1,
 }
-LATE_S: Final = 0.5  # for how long a message to a bare store may be under way
-_BARE_OFTEN: Final = 0.5  # of the stores without groups, how many have no other capability either
+LATE_S: Final = 0.5  # how long a message to a bare store may be in flight, in seconds
+_BARE_OFTEN: Final = 0.5  # the share of stores without groups that have no other capability either
 _RARELY_DIES: Final = {
     "catalogue": 0.05,
     "notify": 0.02,
@@ -75,16 +75,18 @@ _RARELY_DIES: Final = {
 
 
 def faults_of(step: str) -> tuple[str, ...]:
-    """The faults that can hit a step. A one-step commit has fewer: it goes to a tablet of its process, once (C6)."""
+    """The faults that can hit a step. A one-step commit has fewer: it is sent once, to a tablet of its own process
+    (C6)."""
     if step == "one step":
         return (*_ONCE, *CRASHES)
-    if step == "bound":  # an oracle in the process itself never gets its own echo
+    if step == "bound":  # the process's own oracle never gets the answer to an echo
         return (*(fault for fault in FAULTS if fault != "ECHO"), *CRASHES)
     return (*FAULTS, *CRASHES)
 
 
 def _bounded(store: LocalRowStore, calls: int) -> None:
-    """Make the store raise after this many calls: virtual time does not pass for a task that never sleeps."""
+    """Make the store raise after this many calls. (A limit of time would not end a task that never sleeps: virtual time
+    does not pass for it.)"""
     left = calls
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,7 +104,8 @@ def _bounded(store: LocalRowStore, calls: int) -> None:
 
 
 class _Hasty(Fates):
-    """Presumes live transactions dead now and then, as happens when a lease expires: safe, only slow (L2)."""
+    """Now and then presumes a live transaction dead, as happens when a lease expires. This is safe, and costs only time
+    (L2)."""
 
     __slots__ = ("_rate", "_rng", "broken")
 
@@ -143,7 +146,7 @@ def _tell_apart(driver: Driver) -> None:
 
 
 class _Actor:
-    """A life of a process: the network between it and the store, its pauses, its death."""
+    """One life of a process: its pauses, its death, and the network between it and the store."""
 
     def __init__(self, run: Embedded, name: str) -> None:
         self.name, self._run = name, run
@@ -177,7 +180,7 @@ class _Actor:
             raise self.store.dead
 
     def name_of(self, kind: str, mutation: Mutation) -> str:
-        """The name of a step: whose it is, where, and how often it was made."""
+        """The name of a step: its process, its transaction, its row, and how often the process has made this step."""
         row = mutation.rows[0][0].decode(errors="replace")
         name = f"{self.name}: {kind}"
         if mutation.table != SYSTEM_TABLE:
@@ -186,7 +189,7 @@ class _Actor:
         return f"{name} #{self._seen[name]}"
 
     def _chance(self, kind: str) -> str:
-        """Draw the fault of a step; "": none."""
+        """Draw the fault of a step; "": no fault."""
         rng, run = self._chances, self._run
         if (self._sent >= self.dies_at and self.dies_in in ("", kind)) or rng.random() < _RARELY_DIES.get(kind, 0.0):
             return rng.choice(CRASHES)
@@ -194,7 +197,7 @@ class _Actor:
         if rng.random() >= max(run.rate, rare):
             return ""
         fault = rng.choice(_ONCE if kind == "one step" else FAULTS)
-        # An oracle in the process itself never gets its own echo, which it would take for a second oracle (O1).
+        # The process's own oracle never gets the answer to an echo: it would take that for a second oracle (O1).
         return "LOSE_REPLY" if fault == "ECHO" and kind == "bound" else fault
 
     async def _before(self, mutation: Mutation) -> None:
@@ -233,8 +236,8 @@ class Embedded(Run):
         self.bare = not self.groups and plan.random("bare").random() < _BARE_OFTEN
         self.machine = Machine(self._world(late=False).schema, groups=self.groups, bare_s=LATE_S if self.bare else None)
         _bounded(self.machine.store, _CALLS_MAX)
-        self.late: list[Mutation] = []  # messages that arrive at any time
-        self.sent: dict[int, float] = {}  # when, by their identity
+        self.late: list[Mutation] = []  # late messages, which may arrive at any time
+        self.sent: dict[int, float] = {}  # when messages with a fault were sent, by their identity
 
     async def _processes(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -271,7 +274,7 @@ class Embedded(Run):
         grown = self.growth.of(name, self.outcome.committed, trio.current_time())
         world = self._world(late=late, naps=naps, failures=failures, grown=grown)
         self._renewed |= late
-        # A vacuum may be the first to encounter the locks that others have left (G2).
+        # A vacuum may be the first to encounter the locks that earlier processes have left (G2).
         sweeps_at = rng.choice((0.0, 0.05, 0.2)) if self._vacuums else 0.0
         ahead = "mirrored" in self.kinds and rng.random() < 0.8
         options = Options(
@@ -286,7 +289,7 @@ class Embedded(Run):
 
         def prepare(db: Database) -> None:
             _tell_apart(inside(db).driver)
-            if not self.bare:  # else all goes through it from the beginning
+            if not self.bare:  # else everything goes through `actor.store` from the beginning
                 use(db, actor.store)
                 inside(db).engine.oracle = inside(db).driver.oracle = Oracle(actor.store, options.oracle, options.wall)
             inside(db).engine.fates = inside(db).driver.fates = fates
@@ -308,15 +311,15 @@ class Embedded(Run):
                 self.growth.registered = max(self.growth.registered, grown)
                 await self._work(db, world, actor, sweeps_at)
         except (CrashedError, StoreError):
-            pass  # it may not even have come up
+            pass  # the process may have died while it opened the store
         except SchemaMismatch:
             if grown >= self.growth.latest:
                 raise
-            self.growth.refused += 1  # a newer program came first
+            self.growth.refused += 1  # a newer program has opened the store before
         self.outcome.mistaken += fates.broken
         if self.bare:
             return
-        # Mutations that a process has queued for its own tablets, or its oracle, are lost with it (C6).
+        # What a process has queued for its own tablets, or its oracle has queued, is lost with the process (C6).
         ends = [m.table == SYSTEM_TABLE or kind_of(m) == "one step" for m in self.late]
         self.late[:] = [mutation for mutation, end in zip(self.late, ends, strict=True) if not end]
 
@@ -357,14 +360,14 @@ class Embedded(Run):
         inside(db).background.start(local_owner(db).sweeper.run, "sweeper")
 
     async def _network(self, rng: random.Random) -> None:
-        """Deliver late messages, of live and dead processes."""
+        """Deliver the late messages of live and dead processes."""
         while True:
             await trio.sleep(rng.choice((0.001, 0.01, 0.1)))
             if self.late:
                 await self._deliver(self.late.pop(rng.randrange(len(self.late))))
 
     async def _deliver(self, mutation: Mutation) -> None:
-        """Deliver a late message; one to a bare store is lost if it has been under way for too long."""
+        """Deliver a late message. A message to a bare store is lost if it has been in flight for too long."""
         if self.bare and trio.current_time() >= self.sent[id(mutation)] + LATE_S:
             return
         self.outcome.late += 1

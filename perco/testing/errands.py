@@ -1,16 +1,16 @@
-"""The operations of programs on a served store, besides transactions, and the conditions that the answers must meet.
+"""What programs do on a served store besides transactions, and the conditions that the answers must meet.
 
-pins     a pin reads the same as long as its lease lasts, whatever is collected meanwhile (T15)
+pins     reads at a pin return the same values for as long as the pin's lease lasts, whatever is collected (T15)
 splits   a tablet is split under traffic (P1 - P5)
-meters   rows that count up are written, and read by all, while one of their tablets may be split (`meters.py`)
-past     the store as of a moment ago: the total is what it always is
-waits    until everything has been observed, or for a while (N7)
-looks    what tasks wait for, which server has which tablets, which changes wait, the pins, the oracle's times
+meters   rows that count up are written, and read by all programs, while their tablets may be split (`meters.py`)
+past     a read as of a past moment: the total of the balances must be what it always is
+waits    a wait, with a time limit, until everything has been observed (N7)
+looks    queries: what tasks wait for, which server has which tablets, which changes wait, pins, the oldest timestamp
 upkeep   a vacuum, a backfill
-away     the owner is unreachable for a while, tablet servers are not: what was read before reads the same
-         afterwards, or not at all (R5, F3)
+away     the owner is unreachable for a while, but tablet servers are reachable: each read of a snapshot that was
+         opened before must return the same values as before, or fail (R5, F3, D7)
 
-Each life of a program prefers one of these to the others.
+In each of its lives, a program prefers one of these errands to the others.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _LOOKS_S: Final = (0.1, 0.6, 2.0)
 
 @dataclass(slots=True)
 class Errand:
-    """The errands of a program. `cut_off`: makes the owner unreachable for the given number of seconds; `alive`:
-    whether it is."""
+    """The program that an errand is for. `cut_off`: makes the owner unreachable for the given number of seconds;
+    `alive`: whether the program is alive."""
 
     db: Database
     world: World
@@ -61,7 +61,7 @@ class Errand:
 
     @property
     def waits_in_windows(self) -> bool:
-        """Whether its reads wait in a delay window, and its snapshots do not cache what they have read."""
+        """Whether the program's reads wait in a delay window, and its snapshots do not cache what they have read."""
         return self.db.config.batch.window_s >= _SHORT_S and not self.db.config.prefetch.cache
 
 
@@ -86,7 +86,7 @@ class Errands:
         for _ in range(_EACH_LIFE):
             await trio.sleep(of.rng.choice(_PAUSES_S))
             act = rather if of.rng.random() < 0.4 else of.rng.choice(acts)
-            # UsageError: another program has a pin of that name, for example.
+            # There is a UsageError if another program has a pin of that name, for example.
             with suppress(*_FAILS):
                 await act(of)
 
@@ -111,13 +111,13 @@ class Errands:
         world, rng = of.world, of.rng
         table = rng.choice([world.values.table, world.length.table, world.balance.table, world.balance.table])
         rows = ["a1", "a2", "a4", "a5"] if table is world.balance.table else [*world.keys[1::2], *map(twin, world.keys)]
-        key: Any = rng.choice(rows) if rng.random() < 0.8 else None  # None: in its middle
+        key: Any = rng.choice(rows) if rng.random() < 0.8 else None  # None: in the middle
         async with trio.open_nursery() as nursery:
             if table is world.balance.table:  # writes during the copy and the cut must not be lost
                 for _ in range(_TRANSFERS):
                     nursery.start_soon(self._transfer, of)
             with suppress(*_FAILS):
-                await of.db.split(table, key)  # it may be split there already, or have nothing to split
+                await of.db.split(table, key)  # the table may be split there already, or have nothing to split
                 self.splits += 1
             nursery.cancel_scope.cancel()
 
@@ -142,16 +142,16 @@ class Errands:
 
     async def _past(self, of: Errand) -> None:
         db, rng = of.db, of.rng
-        if rng.random() < 0.2:  # that moment may not have come
+        if rng.random() < 0.2:  # this timestamp may not have been issued yet
             async with db.snapshot(ts=inside(db).oracle.last + rng.choice((0, 1, 5))) as snap:
                 await self._clients.balances(snap, of.world)
             return
-        wall_s = inside(db).oracle.wall_ms() / 1000 - rng.choice((0.0, 0.5, 2.0))  # that clock may have been set back
+        wall_s = inside(db).oracle.wall_ms() / 1000 - rng.choice((0.0, 0.5, 2.0))  # the clock may have been set back
         async with db.snapshot(at=datetime.fromtimestamp(wall_s, UTC)) as snap:
             await self._clients.balances(snap, of.world)
 
     async def _wait(self, of: Errand) -> None:
-        await of.db.wait_idle(timeout=0.3)  # times out if no process runs one of the observers
+        await of.db.wait_idle(timeout=0.3)  # times out if an observer runs in no process
 
     async def _look(self, of: Errand) -> None:
         db = of.db
@@ -175,7 +175,7 @@ class Errands:
             before = await snap.get_many(of.world.values, of.world.keys)
             of.cut_off(away_s)
             async with trio.open_nursery() as nursery:
-                # Whenever the session ends, some read waits in a window, or some scan for a reply.
+                # The aim: whenever the session ends, a read waits in a window, or a scan waits for a reply.
                 if away_s > min(_AWAY_S) and of.waits_in_windows:
                     nursery.start_soon(self._read_on, of, snap, before, nursery)
                 elif away_s > min(_AWAY_S) and of.rng.random() < 0.3:

@@ -1,4 +1,4 @@
-"""A row store that loses, delays and repeats mutations, and counts this: an injector must prove that it fired."""
+"""A row store that loses, delays and repeats mutations. It counts the faults: a test must prove that they fired."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ _OLD: Final = {(WRITE, True), (TRACE, True)}
 def kind_of(mutation: Mutation) -> str:
     """The step of the protocol that a mutation performs.
 
-    prewrite, commit (or roll-forward), one step, marker, rollback; tidy, notify: only removes, or only puts, notify
-    cells; give up, replay: to the failed list and back; vacuum; in the system table: bound, catalogue, clock, lease;
-    other.
+    Any table: prewrite, commit (or roll-forward), one step, marker, rollback; tidy (only removes notify cells); notify
+    (only puts notify cells); give up (puts a change on the failed list); replay (takes it off the list); vacuum. Only
+    the system table: bound, catalogue, clock, lease. All the rest: other.
     """
     if mutation.table == SYSTEM_TABLE:
         return _SYSTEM_STEPS.get(mutation.rows[0][0], "other")
@@ -98,7 +98,7 @@ def kind_of(mutation: Mutation) -> str:
 
 
 def start_ts_of(mutation: Mutation) -> int:
-    """The start timestamp of the transaction whose step it is; 0: of none."""
+    """The start timestamp of the transaction that a mutation is a step of; 0 if there is none."""
     for _, _, writes in mutation.rows:
         for group, column, ts, value in writes:
             if group in (*_LOCKS, ROLLBACK) or (group == TRACE and is_bare(column)):
@@ -111,11 +111,11 @@ def start_ts_of(mutation: Mutation) -> int:
 class FaultyRowStore:
     """A row store with faults. It numbers mutations from 0; `plan` chooses the fault of each.
 
-    `before`, if given, is awaited before each mutation is made, one after the other: a task can be stopped there, or
-    cancelled, and then the mutation was not sent. `after` is awaited when the mutation was made, before its reply:
-    there a task cannot be cancelled (T10). `looking` is awaited before each read and scan.
-    Attributes: `fired`, how often each fault did; `late`, mutations that are still to arrive; `log`, the kinds of all
-    mutations.
+    `before`, if given, is awaited before each mutation is made, one mutation after the other. A task may be stopped or
+    cancelled there; its mutation has not been sent then. `after` is awaited when a mutation has been made, before its
+    reply. A task cannot be cancelled there (T10). `looking` is awaited before each read and scan.
+    Attributes: `fired`, how often each fault fired; `late`, the mutations that have yet to arrive; `log`, the kinds of
+    all mutations.
     """
 
     plan: Callable[[Mutation, int], Fault | None]
@@ -207,7 +207,7 @@ class FaultyRowStore:
         self.log.append(kind_of(mutation))
         fault = self.plan(mutation, number)
         if self.log[-1] == "one step" and fault in (Fault.REPEAT, Fault.ECHO):
-            fault = Fault.LOSE_REPLY  # C6: it goes to tablets of the same process, and is handed over once
+            fault = Fault.LOSE_REPLY  # C6: a one-step commit is handed over once, to tablets of its process
         if fault is not None:
             self.fired[fault] += 1
         match fault:

@@ -1,7 +1,8 @@
-"""How the programs of a simulation grow: which version of an observer a new process has (N3, N10).
+"""How the program of a simulation grows: which version of an observer a new process has (N3, N10).
 
-At some time the program gets one more observer, and later a higher version of it. Processes that come up from then on
-have it; live ones keep what they have. Now and then an older program is started again, and must be refused.
+At some point, the program gets one more observer, and later a higher version of this observer. Processes that start
+after that have the new version; processes that are running keep theirs. Now and then, an older program is started
+again, and must be refused.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from typing import Final
 from perco.schema.catalogue import Catalogue
 from perco.testing.plan import Plan
 
-GROWN: Final = "copy"  # the observer
-_OFTEN: Final = 0.4  # of the seeds
-_AGAIN: Final = 0.2  # of the lives that could have the newest program have the one before
+GROWN: Final = "copy"  # the observer's id
+_OFTEN: Final = 0.4  # the share of seeds whose program grows
+_AGAIN: Final = 0.2  # of the lives that could have the newest program, the share that have the one before
 _LATEST: Final = 2
 
 
 class Growth:
-    """The growth in one run, which ends after so many `commits`. `latest`: the highest version that any process has
-    come up with; 0: none."""
+    """The growth in one run, which ends after `commits` commits. `latest`: the highest version that any process has
+    started with; 0: none."""
 
     active: bool
     latest: int
@@ -32,14 +33,14 @@ class Growth:
         self._from = (first * commits // 200, (first + rng.randint(20, 80)) * commits // 200)
         self.latest = 0
         self.registered = 0  # the highest version that is certainly in the catalogue
-        self.refused = 0  # how many older programs were
+        self.refused = 0  # how many older programs were refused
 
     def wanted(self, commits: int) -> bool:
         """Whether it is time for a newer program."""
         return self.active and sum(commits >= each for each in self._from) > self.latest
 
     def of(self, life: str, commits: int, now: float) -> int:
-        """The version that a process has if it comes up now; 0: it does not have the observer."""
+        """The version that a process has if it starts now; 0: it does not have the observer."""
         rng = self._plan.random(life, "growth")
 
         def chance() -> str:
@@ -52,11 +53,11 @@ class Growth:
         return version
 
     def has_gone_back(self, registered: int, catalogue: Catalogue) -> bool:
-        """Whether a catalogue has a lower version than was registered before it was read."""
+        """Whether a catalogue has a lower version than the one registered before the catalogue was read."""
         entry = catalogue.observers.get(GROWN)
         return registered > (entry.version if entry is not None else 0)
 
     def is_older(self, version: int, catalogue: Catalogue) -> bool:
-        """Whether a process of this version that has read this catalogue must no longer run observers."""
+        """Whether a process with this version must not run observers, because the catalogue has a higher version."""
         entry = catalogue.observers.get(GROWN)
         return entry is not None and 0 < version < entry.version

@@ -1,13 +1,13 @@
-"""Histories: what clients did and saw, one JSON object a line.
+"""Histories: what clients did and saw, as one JSON object per line.
 
     {"id": 7, "client": "a", "begin": 0.10, "end": 0.12, "status": "ok",
      "ops": [["r", "x", []], ["a", "x", 3]]}
 
-`begin` and `end` are seconds of one clock; `status` is "ok", "fail" (certainly not committed) or "unknown". Operations,
-in the order in which they were made: ["r", key, values] and ["a", key, value] on lists, ["r", key, value] and
-["w", key, value] on registers. A value is appended or written to a key only once: so the value that is read tells which
-transaction wrote it. Keys and values are strings or whole numbers; null, the value of an absent register, is not
-written.
+`begin` and `end` are times on one clock, in seconds; `status` is "ok", "fail" (certainly not committed) or "unknown".
+`ops` are the operations, in the order in which they were made: ["r", key, values] and ["a", key, value] on lists,
+["r", key, value] and ["w", key, value] on registers. A value is appended or written to a key only once, so a value that
+is read identifies the transaction that wrote it. Keys and values are strings or whole numbers. null is the value of an
+absent register; it cannot be written.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Op = tuple[str, Key, Any]
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """One transaction of a history; a retry is another one."""
+    """One transaction of a history; a retry is a transaction of its own."""
 
     id: int
     client: str
@@ -71,15 +71,15 @@ class Ops:
     made: list[Op] = field(default_factory=list)
 
     def read(self, key: Key, value: Any) -> None:
-        """Note that it read a list (as a sequence, [] for an absent one) or a register (None for an absent one)."""
+        """Note a read of a list (a sequence; [] if the list is absent) or of a register (None if it is absent)."""
         self._note("r", key, list(value) if isinstance(value, tuple | list) else value)
 
     def append(self, key: Key, value: Any) -> None:
-        """Note that it appends a value to a list, if it commits."""
+        """Note that the transaction, if it commits, appends a value to a list."""
         self._note("a", key, value)
 
     def write(self, key: Key, value: Any) -> None:
-        """Note that it writes a register, if it commits."""
+        """Note that the transaction, if it commits, writes a register."""
         self._note("w", key, value)
 
     def _note(self, kind: str, key: Key, value: Any) -> None:
@@ -90,7 +90,7 @@ class Ops:
 
 
 class Recorder:
-    """Collects a history, and writes it to a file, line by line, if it has one."""
+    """Collects a history. If it has a file, it also writes the history to the file, line by line."""
 
     def __init__(self, file: IO[str] | None) -> None:
         self._file = file
@@ -125,7 +125,7 @@ class Recorder:
 
 
 class record:
-    """`with record("history.jsonl") as recorder: ...`; without a path the history is only kept in memory."""
+    """`with record("history.jsonl") as recorder: ...`; without a path, the history is kept only in memory."""
 
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
         self._path = path
@@ -142,9 +142,9 @@ class record:
 
 
 def load(lines: Iterable[str]) -> Iterator[Transaction]:
-    """The transactions in a file's lines.
+    """Yields the transactions in the lines of a file.
 
-    Raises: UsageError with the number of the line that is not one.
+    Raises: UsageError, with the line's number, if a line is not a transaction.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -167,7 +167,7 @@ def load(lines: Iterable[str]) -> Iterator[Transaction]:
 
 
 def verify(one: Transaction, where: str) -> None:
-    """Raises UsageError, which begins with `where`, if it cannot be a transaction of a history."""
+    """Check a transaction. Raises: UsageError, whose text begins with `where`, if the transaction is not valid."""
     if type(one.id) is not int:
         raise UsageError(f"{where}: id {one.id!r}; it is a whole number")
     if one.status not in (OK, FAIL, UNKNOWN):
@@ -181,7 +181,7 @@ def verify(one: Transaction, where: str) -> None:
 
 
 def _wrong(kind: object, key: object, value: object) -> str:
-    """The error in an operation; "" if there is none. True and 1.0 are wrong, though they equal 1 in Python."""
+    """The error in an operation; "" if there is none. True and 1.0 are errors, although they equal 1 in Python."""
     if kind not in ("r", "a", "w") or type(key) not in (str, int):
         return f"{[kind, key, value]!r} is not an operation: r, a or w, a key (a string or whole number), and a value"
     if kind == "r":

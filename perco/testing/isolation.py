@@ -1,20 +1,21 @@
 """Decides whether a history satisfies snapshot isolation. Pure.
 
-Every transaction has two moments, its start and its commit; between them no writes of others become visible to it. A
-history satisfies (strong) snapshot isolation if all these moments can be put in one order:
+Every transaction has two moments, its start and its commit. Between the two, no writes of other transactions become
+visible to it. A history satisfies (strong) snapshot isolation if all these moments can be put in one order, in which
 
-    start(a)  before commit(a)
-    commit(a) before start(b)    b overwrote (ww) or read (wr) what a wrote; or a had ended when b began (rt)
-    start(a)  before commit(b)   b overwrote what a read (rw): a did not see it
+    start(a)  is before commit(a)
+    commit(a) is before start(b)    if b overwrote (ww) or read (wr) what a wrote, or if a had ended when b began (rt)
+    start(a)  is before commit(b)   if b overwrote what a read (rw): a did not see the write of b
 
 So a history satisfies snapshot isolation if and only if the graph of these edges has no cycle. The strongly connected
-components, found in linear time, show whether there is one; the shortest cycle of each is named after Adya and Elle, by
-the kinds of its edges. A list's longest read gives the order of its versions. For registers, transactions that read
-before they wrote, and real time, give it: the order of blind writes that overlap is unknown, and anomalies that depend
-on it are not found. Two rw edges in a row close no cycle here (write skew is allowed); for `serializable` every cycle
-counts.
+components, found in linear time, show whether there is a cycle. For each component, the shortest cycle gets the name
+that Adya and Elle give to the kinds of its edges. Two rw edges in a row close no cycle here, because write skew is
+allowed; with `serializable`, every cycle counts.
 
-The place of a value that was appended to a list and never read is unknown: let a history end with reads of all keys.
+The longest read of a list gives the order of the list's versions. For a register, this order follows from transactions
+that read the register before they wrote it, and from real time. If blind writes overlap, their order is unknown, and
+anomalies that depend on it are not found. If a value was appended to a list and never read, its place in the list is
+unknown. So let a history end with reads of all keys.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from perco.errors import UsageError
 from perco.testing.history import FAIL, OK, UNKNOWN, Key, Transaction, verify
 
 ANOMALIES_MAX: Final = 20
-_FOLLOWED_MAX: Final = 64  # possible next versions that are followed; more are a heap of lost updates
+_FOLLOWED_MAX: Final = 64  # possible next versions that are followed; if there are more, updates were lost
 _BUDGET: Final = 3_000_000  # edges that the search for the shortest cycle of one component may follow
 
 
@@ -46,7 +47,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """An anomaly: its name, the ids of the transactions, a sentence, and the cycle if it is one."""
+    """An anomaly: its name, the ids of its transactions, a sentence that describes it, and its cycle, if it has one."""
 
     name: str
     transactions: tuple[int, ...]
@@ -56,7 +57,7 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of `check`. `edges`: dependencies by kind; `unread`: appends that no read shows."""
+    """The result of `check`. `edges`: dependencies by kind; `unread`: how many appends no transaction read."""
 
     transactions: int
     edges: dict[str, int]
@@ -72,10 +73,12 @@ def check(history: Iterable[Transaction], *, serializable: bool = False, real_ti
     """Decide whether a history satisfies snapshot isolation; with `serializable`, also whether it is serializable.
 
     Args:
-        history: transactions that append to lists, or read and write registers; every value is written once to a key.
-        real_time: whether a transaction must see those that had ended before it began.
+        history: transactions that append to lists and read them, or write registers and read them. No value may be
+            written to a key twice.
+        real_time: whether a transaction must see the transactions that had ended before it began.
 
-    Raises: UsageError for a history that cannot be decided: a value written twice, a key used in both ways.
+    Raises: UsageError if the history cannot be decided: for example, a value was written to a key twice, or a key was
+    used both as a list and as a register.
     """
     search = _Search(list(history))
     search.read_all()
@@ -97,9 +100,9 @@ class _Search:
         self.anomalies: list[Anomaly] = []
         self.edges: list[Edge] = []
         self.unread = 0
-        # key -> value -> (transaction, whether it is the last that the transaction wrote to the key)
+        # key -> value -> (transaction, whether this value is the last one that the transaction wrote to the key)
         self.writers: dict[Key, dict[Any, tuple[Transaction, bool]]] = defaultdict(dict)
-        # key -> (reader, what others had written when it read: a list, or a register's value)
+        # key -> (reader, what it read of other transactions' writes: a list, or a register's value)
         self.reads: dict[Key, list[tuple[Transaction, Any]]] = defaultdict(list)
         self.lists: dict[Key, bool] = {}
         self.committed: set[int] = set()
@@ -132,7 +135,8 @@ class _Search:
                     self.writers[key][last[key]] = (one, False)
                 last[key] = value
                 self.writers[key][value] = (one, True)
-        # A transaction of unknown outcome has committed if another read any of its writes; else it does not matter.
+        # A transaction of unknown outcome has committed if another one read any of its writes. If none did, its outcome
+        # does not matter.
         for one in self.all:
             if one.status == OK or (
                 one.status == UNKNOWN and any((key, value) in seen for kind, key, value in one.ops if kind != "r")
@@ -178,7 +182,8 @@ class _Search:
                 self.reads[key].append((one, before))
 
     def _is_sound(self, one: Transaction, key: Key, before: Any) -> bool:
-        """Whether all that was read was written by transactions that committed, and the last value is a final one."""
+        """Whether committed transactions wrote all values that were read, and the last one is its writer's final
+        value."""
         found = before if isinstance(before, list) else [] if before is None else [before]
         writers = self.writers.get(key, {})
         sound = True
@@ -318,7 +323,7 @@ class _Search:
 
 
 def name_of(cycle: Sequence[Edge]) -> str:
-    """The name of a cycle, after Adya, Cerone and Elle."""
+    """The name of a cycle in the terms of Adya, Cerone and Elle."""
     kinds = [edge.kind for edge in cycle]
     rw = kinds.count("rw")
     if "rt" in kinds:
@@ -354,7 +359,8 @@ def _short(value: Any) -> str:
 
 
 def _next_in_time(writers: Sequence[Transaction], first: int) -> Iterable[Transaction]:
-    """The writers, sorted by their beginnings, from index `first` on that no other of these certainly precedes."""
+    """Yields the writers from index `first` on that none of these writers certainly precedes. `writers` are sorted by
+    `begin`."""
     first_end = float("inf")
     for i in range(first, len(writers)):
         one = writers[i]
@@ -365,12 +371,12 @@ def _next_in_time(writers: Sequence[Transaction], first: int) -> Iterable[Transa
 
 
 def _end(one: Transaction) -> float:
-    """When it had certainly committed; a transaction of unknown outcome may still commit later."""
+    """The time by which a transaction had certainly committed; infinity if its outcome is unknown."""
     return one.end if one.status == OK else float("inf")
 
 
 class _Graph:
-    """Nodes are numbers; an edge has a weight, 0 or 1, and may stand for an `Edge`."""
+    """A directed graph. Nodes are numbers; an edge has a weight, 0 or 1, and may stand for an `Edge`."""
 
     def __init__(self, nodes: int) -> None:
         self.out: list[list[tuple[int, int, Edge | None]]] = [[] for _ in range(nodes)]
@@ -431,7 +437,7 @@ class _Graph:
         return found
 
     def shortest_cycle(self, component: Sequence[int]) -> list[Edge]:
-        """The shortest cycle of a component; of a very large one, the shortest found within the budget."""
+        """The shortest cycle of a component; for a very large component, the shortest one found within the budget."""
         inside = set(component)
         best: list[tuple[int, int, Edge | None]] = []
         least = len(inside) + 1
@@ -477,7 +483,8 @@ class _Graph:
 
 
 class _Moments(_Graph):
-    """Two nodes for each committed transaction, start and commit; for real time, also a chain of the ends."""
+    """A graph with two nodes for each committed transaction: its start and its commit. For real time, it also has a
+    chain of nodes, one for the end of each transaction."""
 
     def __init__(self, search: _Search, *, real_time: bool) -> None:
         self._ones = [one for one in search.all if one.id in search.committed]
@@ -505,7 +512,8 @@ class _Moments(_Graph):
                 self.add(self._chain + at, number[one.id], 0, None)
 
     def edges_of(self, steps: Sequence[tuple[int, int, Edge | None]]) -> list[Edge]:
-        """Make steps through the chain of ends one edge, from the transaction that ended to the one that began."""
+        """Replace steps through the chain of ends with one edge, from the transaction that ended to the one that
+        began."""
         found: list[Edge] = []
         at = steps[-1][0]  # where the first step begins
         turn = 0
@@ -527,7 +535,7 @@ class _Moments(_Graph):
 
 
 class _Order(_Graph):
-    """One node for each committed transaction; the history is serializable if there is no cycle."""
+    """A graph with one node for each committed transaction. The history is serializable if the graph has no cycle."""
 
     def __init__(self, search: _Search) -> None:
         ids = sorted(search.committed)

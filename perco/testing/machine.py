@@ -22,15 +22,16 @@ from perco.testing.faults import FaultyRowStore, use
 
 
 class CrashedError(Exception):
-    """The error that a client gets when it is treated as dead."""
+    """The error that a process gets from its store once the process counts as dead."""
 
 
 class Machine:
-    """Holds the store; `opened` is a process that opens it, `crashing` one that dies.
+    """Holds a store. `opened` acts as a process that opens the store, `crashing` as a process that dies.
 
     Args:
         groups: whether the store has groups.
-        bare_s: it has no capability at all (`bare.py`), and messages to it are in flight for at most this many seconds.
+        bare_s: if given, the store has no capability at all (`bare.py`), and messages to it are in flight for at most
+            this many seconds.
     """
 
     schema: Schema
@@ -72,12 +73,12 @@ class Machine:
         prepare: Callable[[Database], None] = lambda db: None,
         below: RowStore | None = None,
     ) -> AsyncIterator[Database]:
-        """Open a database on the store, as after a restart. At the end, stop its tasks and keep the store.
+        """Open a database on the store, as after a restart. At the end, stop the database's tasks, but keep the store.
 
         Args:
             schema: one to use in place of the machine's.
             prepare: may change the database before it does anything.
-            below: what all calls of a bare store go through.
+            below: the row store that all calls go through, if the store is bare.
         """
         options = options or Options()
         if not self._one_step:
@@ -98,7 +99,7 @@ class Machine:
     async def crashing(
         self, number: int, *, made: bool, options: Options | None = None
     ) -> AsyncIterator[tuple[Database, FaultyRowStore]]:
-        """Open a database whose process dies at the mutation of that number, after making it (`made`) or before."""
+        """Open a database whose process dies before mutation `number` (from 0) or, if `made`, before the next one."""
         async with self.opened(options) as db:
             store = FaultyRowStore(inside(db).driver.store)
 
@@ -110,7 +111,7 @@ class Machine:
             yield db, use(db, store)
 
     async def swept(self) -> int:
-        """Open it with a sweeper, and wait until no lock is left; returns how many it settled."""
+        """Open the store with a sweeper, and wait until no lock is left. Returns how many locks the sweeper settled."""
         async with self.opened(sweeper=True) as db:
             while not local_owner(db).sweeper.clean:
                 await trio.testing.wait_all_tasks_blocked()

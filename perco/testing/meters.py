@@ -1,11 +1,11 @@
-"""Rows that count up, each written by one program at a time, and read by all: every read has one right answer.
+"""Rows that count up. One program at a time writes a row, and all programs read it: every read has one right answer.
 
-T9, C4  A read at a timestamp shows the newest value that was committed up to it, and none from after it.
-O2      A transaction that begins after a commit was answered, in any process, has a higher timestamp.
-T1, P1  A value whose commit was answered is never lost, whatever is split, dies or is collected.
+T9, C4  A read at a timestamp returns the newest value that was committed at or below this timestamp.
+O2      If a transaction begins after a commit was answered, in any process, it has a higher timestamp than the commit.
+T1, P1  A value whose commit was answered is never lost, whatever is split or collected, and whichever process dies.
 
-A writer reads its row and writes the next number, so values grow with their timestamps, even if a commit's reply was
-lost. Programs share their knowledge of the rows outside the simulated network.
+A writer reads its row and writes the next number. So a row's values grow with their timestamps, even if the reply to a
+commit was lost. Programs share their knowledge of the rows directly, not over the simulated network.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from perco.txn.snapshot import Snapshot
 ROWS: Final = [f"m{i}" for i in range(8)]
 _WRITERS: Final = 3
 _READERS: Final = 3
-_SCANS: Final = 0.2  # of the reads
-_READS_MAX: Final = 64  # of a row, that are checked again when a value becomes known
+_SCANS: Final = 0.2  # the share of reads that are scans
+_READS_MAX: Final = 64  # reads of a row that are checked again when another value becomes known
 _PAUSES_S: Final = (0.0, 0.0, 0.002)
 _FAILS: Final = (StoreError, TransientError, CommitUnknown, SnapshotTooOld)
 
 
 class Meters:
-    """The meters of all programs of a run. `values`: how many commits were answered; `reads`: how many were checked."""
+    """The meters of all programs of a run. `values`: how many commits were answered; `reads`: how many reads were
+    checked."""
 
     reads: int
     values: int
@@ -44,7 +45,7 @@ class Meters:
         self._clients = clients
         self._known: dict[str, list[tuple[int, int]]] = {row: [] for row in ROWS}  # (commit_ts, value)
         self._reads: dict[str, deque[tuple[int, int]]] = {row: deque(maxlen=_READS_MAX) for row in ROWS}
-        self._writers: dict[str, Callable[[], bool]] = {}  # whether the program that has a row is alive
+        self._writers: dict[str, Callable[[], bool]] = {}  # by row: whether its program is alive
         self.values = self.reads = 0
 
     async def run(self, db: Database, world: World, rng: Random, alive: Callable[[], bool]) -> None:
@@ -114,5 +115,5 @@ class Meters:
             self._clients.problem(f"T9: at {start_ts} meter {row} was {seen}; that was committed at {known[at][0]}")
 
     async def verify(self, snap: Snapshot, world: World) -> None:
-        """Check, at rest, that all answered commits are there."""
+        """Check, once the run has come to rest, that all answered commits are there."""
         await self._look_at_all(snap, world)

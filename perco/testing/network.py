@@ -1,19 +1,19 @@
 """Connections between the processes of a simulation, with faults that hit one message each.
 
-A connection carries the product's bytes. The network decodes them, to know which call, answer or greeting they are, and
-asks its run which fault hits each message; faults are counted by message.
+A connection carries the bytes that perco sends. The network decodes them to find out which call, answer or greeting
+each message is, and asks its run which fault hits the message. The run counts the faults for each kind of message.
 
-    SLOW             it arrives later, and so does what follows it
-    LOSE             the connection breaks, and it never arrives
-    CUT              the connection breaks in the middle of it: some of its bytes arrive
-    LATE             its sender finds the connection broken; it arrives all the same, as the last message
+    SLOW             the message arrives later, and so does everything after it
+    LOSE             the connection breaks, and the message never arrives
+    CUT              the connection breaks in the middle of the message: some of its bytes arrive
+    LATE             the sender finds the connection broken, but the message arrives, as the last one
     DEAF             nothing arrives in this direction any more, without an error (a half-open connection)
-    SENDER_DIES      before it leaves
-    RECEIVER_DIES    when it has arrived, before the receiver has read it
-    SENDER_STOPS     before it leaves, for a while
+    SENDER_DIES      the sender dies before the message leaves
+    RECEIVER_DIES    the receiver dies when the message has arrived, but before it has read the message
+    SENDER_STOPS     the sender is stopped for a while before the message leaves
 
-Between two processes of one host that hold the ends of a socket pair, nothing is lost while both live: there, CUT means
-that the sender died in the middle of the message.
+Two processes on one host may hold the ends of a socket pair. Between them, nothing is lost while both are alive. There,
+CUT means that the sender died in the middle of the message.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ PUSHES: Final = {
     TASKS_ASKED: "TASKS_ASKED",
 }
 _HEARTBEAT: Final = "heartbeat"
-_PIECE_MAX: Final = 200  # bytes, if data arrives in pieces
+_PIECE_MAX: Final = 200  # bytes of a piece, if data arrives in pieces
 
 
 class Message(NamedTuple):
-    """A message that is being sent. `step`: the name of a call, `... answer`, or the name of a push; `arguments`: of a
-    call that changes rows, else None."""
+    """A message that is being sent. `step`: the name of a call, `... answer`, or the name of a push; `arguments`: those
+    of a call that changes rows, else None."""
 
     sender: Process
     receiver: Process
     step: str
     arguments: Any
-    faults: tuple[str, ...]  # that can hit it
+    faults: tuple[str, ...]  # the faults that can hit the message
 
 
 class Befalls(Protocol):
@@ -74,7 +74,7 @@ class Befalls(Protocol):
         ...
 
     def delay_s(self, *processes: Process) -> float:
-        """How long bytes take between these processes."""
+        """How long bytes take between these processes, in seconds."""
         ...
 
 
@@ -82,13 +82,13 @@ class _Way:
     """One direction of a connection."""
 
     def __init__(self) -> None:
-        self.coming: deque[tuple[float, bytes, bool]] = deque()  # when, what, and whether it may come in pieces
-        self.not_before = 0.0  # bytes stay in order
-        self.ended = self.broken = False  # after `coming`: no more bytes; an error
+        self.coming: deque[tuple[float, bytes, bool]] = deque()  # (arrival, data, whether it may come in pieces)
+        self.not_before = 0.0  # when the next data may arrive: bytes stay in order
+        self.ended = self.broken = False  # what follows `coming`: no more bytes; an error
         self.deaf = False
         self.wake = trio.Event()
-        self.rest = b""  # of a piece that was longer than the caller asked for
-        self.in_pieces = False  # whether `rest` may be
+        self.rest = b""  # the rest of a piece that was longer than the caller asked for
+        self.in_pieces = False  # whether `rest` may arrive in pieces
 
     def woken(self) -> None:
         self.wake.set()
@@ -96,7 +96,7 @@ class _Way:
 
 
 class _Connection:
-    """A connection; end 0 is that of the process that connected."""
+    """A connection. End 0 belongs to the process that connected."""
 
     network: Network
     processes: tuple[Process, Process]
@@ -110,19 +110,20 @@ class _Connection:
         self.network, self.processes, self.local = network, processes, local
         self.ways = (_Way(), _Way())  # ways[i]: to end i
         self.cut_off = [False, False]  # whether an end finds the connection broken when it sends
-        self.methods: dict[int, str] = {}  # of calls in flight
+        self.methods: dict[int, str] = {}  # names of calls in flight, by number
         self.greeted = [False, False]
         self.ends = (Stream(self, 0), Stream(self, 1))
 
     def end(self, *, broken: bool) -> None:
-        """End it for both sides, once the bytes in flight have arrived."""
+        """End the connection for both sides, once the bytes in flight have arrived."""
         for way in self.ways:
             way.ended, way.broken = True, way.broken or broken
             way.woken()
         self.cut_off = [True, True]
 
     def process_died(self, end: int, *, told: bool) -> None:
-        """The process at an end died. Its kernel tells the other side, unless the whole machine is gone."""
+        """Note that the process at an end died. Its kernel notifies the other side (`told`), unless the whole machine
+        is gone."""
         if told:
             self.ways[1 - end].ended = True
             self.ways[1 - end].woken()
@@ -131,7 +132,7 @@ class _Connection:
             self.ways[end].deaf = True
 
     def steps(self, end: int, data: bytes) -> list[tuple[str, Any]]:
-        """The messages in a frame that an end sends."""
+        """The messages in a frame that an end sends, each with its step and arguments."""
         if not self.greeted[end]:
             self.greeted[end] = True
             return [("WELCOME" if end else "HELLO", None)]
@@ -175,7 +176,7 @@ class Stream(trio.abc.Stream):
         if len(data) > HEAD_BYTES:
             faults = LOCAL_FAULTS if connection.local else FAULTS
             for step, arguments in connection.steps(end, data):
-                in_pieces &= not step.startswith("TASKS")  # its length depends on real process ids
+                in_pieces &= not step.startswith("TASKS")  # the message's length depends on real process ids
                 fault, _, more = network.befalls.message(Message(sender, receiver, step, arguments, faults)).partition(
                     " "
                 )
@@ -199,7 +200,7 @@ class Stream(trio.abc.Stream):
             data = data[: max(1, int(len(data) * float(more)))]
         at = self._out.not_before = max(self._out.not_before, trio.current_time() + after_s)
         self._out.coming.append((at, data, in_pieces))
-        if len(self._out.coming) == 1:  # else the receiver waits for an earlier one
+        if len(self._out.coming) == 1:  # else the receiver waits for an earlier message
             self._out.woken()
         if fault == CUT and connection.local:
             network.processes.kill(sender)
@@ -226,7 +227,7 @@ class Stream(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         way, rng = self._in, self._connection.network.befalls.rng
-        waited = False  # else it passes one checkpoint: half of a run's steps are made here
+        waited = False  # without a wait, one checkpoint is enough: half of a run's steps are made here
         while True:
             arrived = way.rest or (way.coming and not way.deaf and way.coming[0][0] <= trio.current_time())
             over = way.ended and not way.coming
@@ -279,7 +280,7 @@ class Network:
         self._away: dict[Process, tuple[str, float]] = {}  # the name that a process cannot reach, until when
 
     def listen(self, name: str, serve: Callable[[trio.abc.Stream], Awaitable[None]]) -> Callable[[], None]:
-        """Let the current process serve there, each connection in a task; returns a function that ends this."""
+        """Let the current process serve at a name, each connection in a task. Returns a function that ends this."""
         process = current()
         self._listening[name] = process, serve
 
@@ -291,7 +292,7 @@ class Network:
         return end
 
     async def connect(self, name: str) -> Stream:
-        """A stream from the current process. Raises: OSError."""
+        """Connect the current process to a name. Returns its end of the connection. Raises: OSError."""
         process = current()
         what = "" if process.dead else self.befalls.connection(process, name)
         await trio.sleep(1e9 if what == "HANGS" else self.befalls.delay_s(process))

@@ -2,10 +2,10 @@
 
 Every choice that a run can do without has a name: a client's transaction, a fault that hits a mutation, a death, a
 pause, a jump of a clock. The name says what the choice hits ("LOSE_REPLY" at "p0.1: commit of c2#5 in lists k3"), not
-when, so the other choices keep their meaning when one is left out: `shrink.py` does that.
+when. So when `shrink.py` leaves out a choice, the other choices keep their meaning.
 
 Noise (delays, which row a scanner looks at first) is drawn from generators that are seeded by name, so that the number
-of draws from one does not change what others draw.
+of draws from one generator does not change what the others draw.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from random import Random
 
 
 class Plan:
-    """The choices of one run. `given`: those to replay; None: they are drawn, and noted in `noted`."""
+    """The choices of one run. `given`: the choices to replay; None: choices are drawn, and noted in `noted`."""
 
     seed: int
     given: Mapping[str, str] | None
@@ -36,11 +36,11 @@ class Plan:
         return Random(f"{self.seed} {' '.join(map(str, names))}")
 
     def noise(self, *names: object) -> Random:
-        """Like `random`, but for what the salt changes: delays, orders."""
+        """Like `random`, but for what the salt may change: delays and orders."""
         return self.random(*names, "salt", self.salt) if self.salt else self.random(*names, "noise")
 
     def choose(self, name: str, chance: Callable[[], str], now: float) -> str:
-        """The choice of that name; "": nothing happens."""
+        """The choice with this name; "": nothing happens."""
         if self.given is not None:
             choice = self.given.get(name, "")
         else:
@@ -58,6 +58,6 @@ class Plan:
 
 
 def lives_first(names: Iterable[str]) -> list[str]:
-    """Names in the order in which they are best left out: whole lives, then transactions, then what hit them."""
+    """Names in the order in which they are best left out: whole lives, then transactions, then everything else."""
     rank = {"life": 0, "txn": 1}
     return sorted(names, key=lambda name: rank.get(name.split(" ", 1)[0], 2))

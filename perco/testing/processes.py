@@ -1,12 +1,12 @@
 """Processes in one event loop, which can be stopped (SIGSTOP), continued (SIGCONT) and killed (SIGKILL).
 
-Every task belongs to the process whose task started it. While a process is stopped, none of its tasks takes a step,
-whatever it waits for: wake-ups are kept until it continues, as the kernel keeps them for a real process. A killed
-process never takes a step again, so none of its `finally` blocks run while the others live: it notifies no other
-process, and its memory has no effect any more. The simulation unwinds it when its run is over (`Processes.bury`).
+Every task belongs to the process whose task started it. While a process is stopped, none of its tasks takes a step.
+Their wake-ups are kept until the process continues, as the kernel keeps them for a real process. A killed process never
+takes another step. So none of its `finally` blocks run while other processes are alive, it notifies no other process,
+and its memory has no further effect. The simulation unwinds its tasks when the run is over (`Processes.bury`).
 
-This is done where trio keeps its runnable tasks, so the code under test needs no change. Calls that are scheduled on
-the loop (`TrioToken.run_sync_soon`) are made by a task of the process that scheduled them.
+This module replaces the queue in which trio keeps its runnable tasks, so the code under test needs no change. Calls
+that are scheduled on the loop (`TrioToken.run_sync_soon`) are made by a task of the process that scheduled them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from trio._core._run import CancelStatus
 
 from perco.outcome import Awaited
 
-_ALL_S: Final = 1500.0  # virtual; a run ends itself long before
+_ALL_S: Final = 1500.0  # virtual time; a run ends by itself long before
 _CLOSES_MAX: Final = 50  # a task that is closed may wait in its `finally`, again and again
-_UNWIND_S: Final = 20.0  # virtual: waiting for servers that are gone ends long before
+_UNWIND_S: Final = 20.0  # virtual time; waits for servers that are gone end long before
 
 
 class EndlessError(Exception):
@@ -35,7 +35,8 @@ class EndlessError(Exception):
 
 
 class Process:
-    """Some tasks that live and die together. `died` is set when it is killed; `ended` also when its main task ends."""
+    """Some tasks that live and die together. `died` is set when the process is killed; `ended` when its main task has
+    ended, or has been unwound after a kill."""
 
     died: trio.Event
     ended: trio.Event
@@ -47,7 +48,7 @@ class Process:
         self.died, self.ended = trio.Event(), trio.Event()
         self.scope = trio.CancelScope()
         self.nursery: trio.Nursery | None = None
-        self.on_death: list[Callable[[], None]] = []  # what the kernel does then
+        self.on_death: list[Callable[[], None]] = []  # what the kernel does when the process dies
         self.error: Exception | None = None
         self._kept: list[trio.lowlevel.Task] = []
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -58,7 +59,7 @@ class Process:
         return f"<process {self.name}>"
 
     async def gone(self) -> None:
-        """Wait until it is dead, or has ended."""
+        """Wait until the process is dead or has ended."""
         async with trio.open_nursery() as nursery:
 
             async def until(event: trio.Event) -> None:
@@ -69,14 +70,14 @@ class Process:
             nursery.start_soon(until, self.ended)
 
     def stood_still_since(self, seconds: float) -> bool:
-        """Whether it is stopped, or was within the last `seconds`."""
+        """Whether the process is stopped, or was stopped within the last `seconds`."""
         return self.stopped or trio.current_time() - self._stop_until < seconds
 
     def keep(self, task: trio.lowlevel.Task) -> None:
         self._kept.append(task)
 
     def kept(self) -> list[trio.lowlevel.Task]:
-        """Take its tasks that could have continued while it was stopped."""
+        """Take the tasks that could have continued while the process was stopped."""
         kept, self._kept = self._kept, []
         return kept
 
@@ -98,7 +99,7 @@ _current: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 def current() -> Process:
-    """The process whose task runs."""
+    """The process whose task is running."""
     process = _current.get()
     assert process is not None, "a task of no process"
     return process
@@ -109,7 +110,7 @@ class _Runnable(deque[trio.lowlevel.Task]):
 
     def append(self, task: trio.lowlevel.Task) -> None:
         process = task.context.get(_current)
-        if process is None:  # it is new, or one of trio's own
+        if process is None:  # the task is new, or one of trio's own
             process = _current.get()
             if process is not None:
                 task.context.run(_current.set, process)
@@ -120,7 +121,7 @@ class _Runnable(deque[trio.lowlevel.Task]):
 
 
 class _NoEvents:
-    """Replaces trio's I/O manager: it has no events, so it does not ask the kernel at each step of a task."""
+    """Replaces trio's I/O manager. There are no I/O events, so the kernel need not be asked for them at each step."""
 
     def __init__(self, manager: object) -> None:
         self._manager = manager
@@ -143,7 +144,8 @@ class _Token:
 
 
 def _end_shielded(task: trio.lowlevel.Task) -> None:
-    """Cancel a task of a dead process even if it is shielded: it may wait for another task of a dead process."""
+    """Cancel a task of a dead process even if the task is shielded: it may be waiting for another task of a dead
+    process."""
     status: CancelStatus | None = task._cancel_status
     while status is not None:
         if status._scope.shield:
@@ -175,7 +177,7 @@ def _forget_answers(task: trio.lowlevel.Task) -> None:
 
 
 class Processes:
-    """All processes of a run. `world`: the tasks of the run itself, which are in none of them."""
+    """All processes of a run. `world`: the tasks of the run itself, which belong to none of these processes."""
 
     world: Process
 
@@ -203,7 +205,7 @@ class Processes:
             runner.runq, runner.trio_token, runner.io_manager = deque(self._queue), token, events
 
     async def run(self, main: Callable[[], Awaitable[None]]) -> None:
-        """Run the world; it must bury its processes at its end."""
+        """Run `main` in the world; `main` must bury the processes at its end."""
         with self._installed():
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -217,7 +219,7 @@ class Processes:
                 nursery.cancel_scope.cancel()
 
     async def _watch(self) -> None:
-        """End a run whose tasks wait forever, even shielded, with an error that says where."""
+        """If tasks wait forever, even shielded ones, end the run with an error that says where they wait."""
         await trio.sleep(_ALL_S)
         living = [process for process in (self.world, *self.all) if not process.dead and not process.ended.is_set()]
         self._abort(EndlessError(f"after {_ALL_S:g} s the run has not ended: {self._where(living)}"))
@@ -234,12 +236,12 @@ class Processes:
         """Close the tasks of an aborted run, so that they do not disturb the next one."""
         for task in list(self._tasks):
             for _ in range(_CLOSES_MAX):
-                with contextlib.suppress(BaseException):  # what they raise at their end does not matter
+                with contextlib.suppress(BaseException):  # what tasks raise at their end does not matter
                     task.coro.close()
                     break
 
     def start(self, process: Process, main: Callable[[], Awaitable[None]]) -> None:
-        """Start a process with `main` as its first task; when that ends, so does the process."""
+        """Start a process with `main` as its first task. When this task ends, so does the process."""
         assert self._nursery is not None
         self.all.append(process)
         before = _current.set(process)
@@ -251,7 +253,7 @@ class Processes:
     async def _live(self, process: Process, main: Callable[[], Awaitable[None]]) -> None:
         try:
             async with trio.open_nursery() as calls:
-                calls.start_soon(process.make_calls)  # to the end: closing a store needs such calls
+                calls.start_soon(process.make_calls)  # until the end: closing a store needs such calls
                 with process.scope:
                     async with trio.open_nursery() as nursery:
                         process.nursery = nursery
@@ -259,7 +261,7 @@ class Processes:
                         process.nursery = None
                         nursery.cancel_scope.cancel()
                 calls.cancel_scope.cancel()
-        except Exception as error:  # for the task that waits for its end
+        except Exception as error:  # for the task that waits until the process has ended
             process.error = error
         finally:
             process.nursery = None
@@ -314,13 +316,13 @@ class Processes:
             _current.reset(before)
 
     def go_on(self, process: Process) -> None:
-        """Continue a stopped process, with all wake-ups that it got meanwhile; a dead one does not continue."""
+        """Continue a stopped process, with all wake-ups that it got meanwhile. A dead process does not continue."""
         if process.stopped and not process.dead:
             process.stopped = False
             self._queue.extend(process.kept())
 
     def kill(self, process: Process) -> None:
-        """Kill a process: it never takes a step again, and the kernel closes what it had open."""
+        """Kill a process: it never takes another step, and the kernel closes what the process had open."""
         if process.dead or process.ended.is_set():
             return
         process.dead = True
@@ -330,7 +332,7 @@ class Processes:
             act()
 
     async def bury(self) -> None:
-        """Unwind the dead processes, which no longer reach any other. Their exceptions are ignored."""
+        """Unwind the dead processes, which can no longer reach any other process. Their exceptions are ignored."""
         dead = [process for process in self.all if process.dead]
         for process in dead:
             process.stopped = False

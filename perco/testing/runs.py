@@ -1,14 +1,14 @@
 """The common part of all runs of the simulation: what must happen in them, what their clients do, and how they end.
 
-A last process comes up when no more faults occur, and then
+When no more faults occur, a last process opens the store. Then these conditions must hold:
 
     no lock is left, and `check` finds nothing                           (T1 - T8, N1, N2)
-    all that the clients saw and did is snapshot isolation, or           (T2, T9, T11, O1, O2)
-    serializable, where all of them are                                  (T14)
-    what must hold in every snapshot held                                (T1, T9, T15)
+    the history of all clients satisfies snapshot isolation, or is       (T2, T9, T11, O1, O2)
+    serializable, if all their transactions are                          (T14)
+    the conditions on every snapshot held                                (T1, T9, T15)
     derived data match the data, and no change waits any more            (N1, N3, N7, N10, N11)
     every observer committed at most once per change                     (N3)
-    as many faults fired as a run must have, or the run counts as failed
+    as many faults fired as a run must have
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
 
 _WALL: Final = 1_700_000_000.0
-LIVES_MAX: Final = 60  # a run in which not enough has happened by then has failed
-_TRIES_MAX: Final = 50  # transactions for each commit that a run must have
-TIME_MAX_S: Final = 300.0  # virtual; a usual run takes a few seconds
+LIVES_MAX: Final = 60  # a run has failed if not enough has happened after so many lives
+_TRIES_MAX: Final = 50  # transactions, at most, for each commit that a run must have
+TIME_MAX_S: Final = 300.0  # virtual time; a usual run takes a few seconds
 _HOUR_S: Final = 3600.0
 TICK_S: Final = 0.05
 LOCAL: Final = "local"  # the stores of a run: embedded or served, as the seed decides
@@ -61,13 +61,13 @@ BIGTABLE: Final = "bigtable"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationOptions:
-    """The events that must have happened in a run before it may end.
+    """The size of a run, and what must have happened in it before it may end.
 
     Attributes:
-        clients, keys: how many clients act at once, at least, and on how many lists.
-        commits, runs: committed transactions of clients, and observer runs.
-        faults, kinds: faults that fired, and of how many kinds.
-        processes: at once; None: one or several, as the seed decides.
+        clients, keys: how many clients, at least, act at once, and on how many lists.
+        commits, runs: how many transactions of clients, and observer runs, must have committed.
+        faults, kinds: how many faults, and of how many kinds, must have fired.
+        processes: how many processes with clients run at once; None: one or several, as the seed decides.
         store: `LOCAL`, or `BIGTABLE` with direct clients.
     """
 
@@ -85,11 +85,12 @@ class SimulationOptions:
 class Outcome:
     """The outcome of a seed's run.
 
-    `lives` of `processes`; `terms`: of owners, one after the other; `servers`: tablet servers that were started;
-    `pins`, `splits`: completed ones; `mistaken`: how often a live transaction was presumed dead; `grown`: the highest
-    version of an observer that was added; `refused`: how often an older program wanted to run a lower one; `waits`: for
-    observers, completed ones; `fired`: faults by (step, fault); `problems`: what is wrong, [] if nothing is; `digest`:
-    of all that was sent and seen, for comparing two runs.
+    `lives`: how many lives the `processes` had; `terms`: how many owners there were, one after the other; `servers`:
+    how many tablet servers were started; `pins`, `splits`, `waits`: how many pins, splits and waits for observers were
+    completed; `mistaken`: how often a live transaction was presumed dead; `grown`: the highest version of the observer
+    that was added; `refused`: how often an older program with a lower version was refused; `fired`: how often each
+    fault fired, by (step, fault); `problems`: what is wrong, [] if nothing is; `digest`: of everything that was sent
+    and seen, for comparing two runs.
     """
 
     seed: int
@@ -115,7 +116,7 @@ class Outcome:
     digest: str = ""
 
     def enough(self, options: SimulationOptions) -> bool:
-        """Whether everything has happened often enough."""
+        """Whether everything that must happen has happened often enough."""
         kinds = {fault for _, fault in self.fired}
         return (
             self.committed >= options.commits
@@ -187,9 +188,9 @@ class Run(ABC):
         self.outcome = Outcome(plan.seed)
         self.kinds = frozenset(kind for kind in KINDS if rng.random() < OFTEN.get(kind, 0.5))
         if plan.random("signals").random() < SIGNALS_OFTEN:
-            self.kinds |= {"signals", "waits"}  # N7: until an observer has run for what is pending
+            self.kinds |= {"signals", "waits"}  # N7: waits cover pending signals
         if plan.random("failing").random() < FAILING_OFTEN:
-            self.kinds |= {"failing", "napping"}  # N6: a run gives up while another, slow run goes on
+            self.kinds |= {"failing", "napping"}  # N6: a run gives up a change while a slow run goes on
         if plan.random("mirrored").random() < MIRRORED_OFTEN:
             self.kinds |= {"mirrored"}
         self.growth = Growth(plan, options.commits)
@@ -203,20 +204,20 @@ class Run(ABC):
         self._vacuums = "vacuum" in self.kinds
         self._keep = Keep(seconds=0) if self._vacuums else None
         self.groups = rng.random() < 0.7
-        self.rate = rng.choice((0.004, 0.01, 0.03, 0.08))  # faults per mutation, or message
+        self.rate = rng.choice((0.004, 0.01, 0.03, 0.08))  # faults per mutation, or per message
         self.slow = rng.choice((0.0, 0.1, 0.4))  # the share of slow messages
         self._hasty = rng.choice((0.0, 0.05, 0.5))  # how often live transactions are presumed dead
         self._late_from = (
             rng.randint(20, 160) * options.commits // 200
-        )  # commits, until a process comes up with the late schema
-        self._ahead: Counter[str] = Counter()  # of the wall clocks, in seconds
-        self._renewed = False  # a process has come up with the late schema
+        )  # the number of commits after which a process starts with the late schema
+        self._ahead: Counter[str] = Counter()  # how far each machine's wall clock is ahead, in seconds
+        self._renewed = False  # a process has started with the late schema
         self._owners: dict[int, str] = {}
-        self._again_s = 0.0  # a client's pause when the store could not be reached, or written to
+        self._again_s = 0.0  # a client's pause after the store could not be reached, or written to
         self.digest = hashlib.sha256()
         self._clients = Clients(self.kinds, self._problem)
         self._clients.is_run = self._owners.__contains__
-        self._recorder: Recorder  # while it runs
+        self._recorder: Recorder  # while the run goes on
 
     async def run(self) -> Outcome:
         with record() as self._recorder:
@@ -234,11 +235,11 @@ class Run(ABC):
 
     @abstractmethod
     def _last(self, world: World, options: Options) -> AbstractAsyncContextManager[tuple[Database, RowStore]]:
-        """Open a process, with a sweeper, when no more faults occur; and its store."""
+        """Open the last process, with a sweeper, when no more faults occur. Yields its database and its row store."""
 
     @abstractmethod
     async def _verify(self, snap: Snapshot, world: World) -> None:
-        """Check the other conditions at rest."""
+        """Check further conditions, once the run has come to rest."""
 
     @abstractmethod
     def _locks(self) -> int:
@@ -273,7 +274,7 @@ class Run(ABC):
         self._owners[start_ts] = name
 
     def owner_of(self, start_ts: int) -> str:
-        """The client or run whose transaction began then, as names of steps have it."""
+        """The client or observer run whose transaction has this start timestamp, as the names of steps give it."""
         return self._owners.get(start_ts, "somebody")
 
     # ------------------------------------------------------------ lives
@@ -314,7 +315,7 @@ class Run(ABC):
             self.growth.refused += 1
 
     def _worker_options(self, rng: random.Random) -> WorkerOptions:
-        # Without row locks several runs are for the same change: at most one of them may commit (N3).
+        # Without row locks, several runs may be for the same change; at most one of them may commit (N3).
         concurrency = rng.choice((2, 6)) if "napping" in self.kinds else 6
         failing = "failing" in self.kinds
         return WorkerOptions(
@@ -372,7 +373,7 @@ class Run(ABC):
             program.set(Program(name, plan.noise(name)))
             await self._transaction(db, world, actor, name, rng)
             await trio.sleep(rng.choice((0.0, 0.001, 0.005)))
-        await trio.sleep(1.0)  # its background work may end
+        await trio.sleep(1.0)  # so that its background work can end
         busy[0] -= 1
 
     async def _transaction(self, db: Database, world: World, actor: Actor, name: str, rng: random.Random) -> None:
@@ -409,7 +410,7 @@ class Run(ABC):
         """Let everything come to rest, and check it."""
         world = self._world(late="late" in self.kinds, grown=self.growth.latest)
         self.outcome.grown, self.outcome.refused = self.growth.latest, self.growth.refused
-        # A share of real time would make every run of the seed different.
+        # If the backfill took only a share of real time, every run of the seed would be different.
         options = Options(wall=self._wall("the end"), seed=0, backfill=BackfillOptions(share=1.0))
         noise = self.plan.noise("the end")
 
@@ -417,7 +418,7 @@ class Run(ABC):
             await trio.sleep(noise.choice((0.0, 0.01)))
 
         async with self._last(world, options) as (db, store):
-            use(db, FaultyRowStore(inside(db).driver.store, looking=slowly))  # N7: there is something to wait for
+            use(db, FaultyRowStore(inside(db).driver.store, looking=slowly))  # N7: there must be something to wait for
             async with db.worker(options=WorkerOptions(concurrency=6, scanners=2, outputs=False)):
                 with trio.move_on_after(_HOUR_S) as scope:
                     await db.wait_idle()
@@ -436,7 +437,7 @@ class Run(ABC):
                 lists = await self._clients.verify(snap, world)
                 await self._verify(snap, world)
             ops = [("r", key, value) for key, value in lists.items()]
-            await trio.sleep(1.0)  # what ended at the same moment comes before this in real time
+            await trio.sleep(1.0)  # so that transactions that ended at the same moment come before the read
             self._recorder.add("end", begin + 0.5, trio.current_time(), OK, ops)
             result = await check_store(store, options=CheckOptions(pause_s=0.0))
             self.outcome.problems += [f"check: {finding}" for finding in result.findings]
@@ -445,7 +446,7 @@ class Run(ABC):
         self.outcome.problems += [f"{anomaly.name}: {anomaly.text}" for anomaly in report.anomalies]
 
     async def _end_failing(self, db: Database, store: RowStore) -> None:
-        """Check that failed changes are neither lost nor listed twice, and succeed when they are replayed (N6)."""
+        """Check that failed changes are neither lost nor listed twice, and that their replay succeeds (N6)."""
         result = await check_store(store, options=CheckOptions(pause_s=0.0))
         self.outcome.problems += [f"check: {finding}" for finding in result.findings]
         if result.failed != await db.replay_failed():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final, NamedTuple
 
-END: Final = -1  # arrives after everything
+END: Final = -1  # a late mutation arrives after everything
 
 
 class Kind(Enum):
@@ -29,7 +29,8 @@ ONE_STEP: Final = "one step"
 
 
 class Fault(NamedTuple):
-    """A fault at the step of that number; `arrives`: the later step before which a late one arrives."""
+    """A fault at the step with this number. `arrives`: the later step before which a late mutation arrives, or
+    `END`."""
 
     step: int
     kind: Kind
@@ -46,13 +47,13 @@ Schedule = tuple[Fault, ...]
 
 
 class Step(NamedTuple):
-    """A mutation: which process, from 0, sent it, and its kind (`kind_of`)."""
+    """A mutation: the number, from 0, of the process that sent it, and its kind (`kind_of`)."""
 
     process: int
     kind: str
 
     def kinds(self, *, alone: bool) -> list[Kind]:
-        """The faults that can hit it; `alone`: its process has the store to itself."""
+        """The faults that can hit this step. `alone`: its process has the store to itself."""
         never = (*PAUSES, Kind.REPEAT) if self.kind == ONE_STEP else PAUSES if alone else ()
         return [kind for kind in Kind if kind not in never]
 
@@ -62,7 +63,7 @@ class Step(NamedTuple):
 
 
 def again(schedule: Schedule) -> str:
-    """A schedule as the command takes it."""
+    """A schedule in the form in which the command takes it."""
     return ",".join(f"{fault.step}:{fault.kind.name}:{fault.arrives}" for fault in schedule)
 
 

@@ -1,9 +1,9 @@
-"""The simulation of a served store: the code that ships, over a simulated network and disk, in virtual time.
+"""The simulation of a served store: the production code, over a simulated network and disk, in virtual time.
 
-A run has an owner of the store, which serves it (`Server`), and clients (`Database`), each in its own process
-(`processes.py`) that is stopped, killed and started again. Between them is a network (`network.py`), and below the
-owner a disk (`disk.py`) to which the product's tablets write in batches. Faults hit messages on the wire and batches on
-the disk, and are counted by these.
+A run has an owner, which serves the store (`Server`), and clients (`Database`). Each of them is in a process of its own
+(`processes.py`), which is stopped, killed and started again. Between the processes is a network (`network.py`). Below
+the owner is a disk (`disk.py`), to which perco's tablets write in batches. Faults hit messages on the wire and batches
+on the disk; they are counted for each kind of message, and for each kind of write.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _OFTEN: Final = {
     *("READS", "COMMITS", "CLAIMS", "READS answer", "COMMITS answer", "CLAIMS answer"),
 }
 _SELDOM: Final = {"APPLY marker", "APPLY give up", "APPLY replay", "APPLY catalogue"}
-# The least rate of faults for messages that are sent rarely: the rarer they are, the higher.
+# The lowest rates of faults for messages that are sent rarely. The rarer a message is, the higher its rate.
 _RARELY: Final = 0.06
 _RATES: Final = {
     **{"HELLO": 0.01, "WELCOME": 0.01, "HOLDING": 0.01, "WORKS": 0.02, "VACUUM": 0.01, "ALIVE": 0.02},
@@ -74,18 +74,18 @@ _RATES: Final = {
     **{"OPEN": 0.01, "FLOOR": 0.003, "SESSIONS": 0.01, "LISTEN": 0.02, "MOVED": 0.01},
 }
 _CLOSES_OFTEN: Final = 0.2
-_ORPHANS_S: Final = 2.0  # messages in flight to them take up to 0.7 s
+_ORPHANS_S: Final = 2.0  # messages in flight to tablet servers take up to 0.7 s
 _SETTLES: Final = 20
 _STOPS_S: Final = (0.2, 0.6, 1.5, 3.0)
 DISK_FAULTS: Final = ("FULL", "DIES_BEFORE", "DIES_AFTER", "STOPS_BEFORE")
-# The messages (calls and their answers, one-way messages, pushes), and the writes.
+# The steps that faults can hit: messages (calls and their answers, one-way messages, pushes), and writes.
 _CALLS: Final = (
     *("READ", "READS", "SCAN", "COMMIT", "COMMITS", "CLAIM", "CLAIMS", "DRAW", "TABLETS", "ADOPT", "WORKS", "ALIVE"),
     *("OUTLIVE", "IDLE", "UP_TO", "HOLD", "AT", "OLDEST", "LAST", "PIN", "DROP_PIN", "VACUUM", "BACKFILL", "TASKS"),
     *("SERVERS", "NOW", "SPLIT", "BYE"),
 )
 _APPLIED: Final = (
-    # A client asks the owner to commit in one step: that is COMMIT.
+    # (For a one-step commit, a client sends COMMIT to the owner.)
     *("prewrite", "commit", "marker", "rollback", "notify", "tidy", "give up", "replay", "catalogue"),
 )
 _ORDERS: Final = (
@@ -140,7 +140,7 @@ class Served(Run):
     _metered = True
 
     def __init__(self, plan: Plan, options: SimulationOptions) -> None:
-        # Messages over the wire cost much more CPU time: more runs find more than longer ones do.
+        # Messages over the wire cost much more CPU time. More runs find more faults than longer runs do.
         super().__init__(plan, replace(options, commits=options.commits // _SHORTER))
         self._again_s = 0.15
         rng = plan.random("served")
@@ -149,8 +149,8 @@ class Served(Run):
         self._latency = rng.choice((0.0, 0.0005, 0.004, 0.02))
         self._pieces = rng.choice((0.0, 0.05, 0.5))
         self._disk_s = rng.choice((0.0, 0.0002, 0.003, 0.02))
-        self._beside_s = rng.choice((0.0, 0.05, 0.2))  # one of many steps, of a copy for example (P2)
-        self._far_s = rng.choice((0.0, 0.0, 0.05, 0.1))  # to and from processes that are far away
+        self._beside_s = rng.choice((0.0, 0.05, 0.2))  # for one of many steps, for example of a copy (P2)
+        self._far_s = rng.choice((0.0, 0.0, 0.05, 0.1))  # added to and from processes that are far away
         self._wire_rate = rng.choice((0.0003, 0.001, 0.003))  # faults for each message that is sent often
         self._disk_rate = rng.choice((0.0002, 0.001, 0.004))
         self._servers = rng.choice((0, 0, 2, 3))  # tablet servers
@@ -191,7 +191,7 @@ class Served(Run):
         await self._meters.verify(snap, world)
 
     def _locks(self) -> int:
-        # Not those in a copy that was abandoned, nor in rows that now belong to another tablet (P4).
+        # Locks in an abandoned copy, or in rows that now belong to another tablet, do not count (P4).
         found = 0
         for tablet in self._left.tablets():
             for group in (LOCK, SHARED, PENDING):
@@ -241,7 +241,7 @@ class Served(Run):
                 return ""
             fault = rng.choice(faults)
             if rate < _RARELY and fault in (SENDER_DIES, RECEIVER_DIES) and rng.random() < 0.7:
-                fault = SLOW  # lives are long enough to get somewhere
+                fault = SLOW  # so that lives are long enough to get something done
             if fault in (LATE, SLOW):
                 return f"{fault} {rng.choice((0.01, 0.1, 0.7))}"
             if fault == CUT:
@@ -291,7 +291,7 @@ class Served(Run):
     # ------------------------------------------------------------ the owner
 
     async def _owns(self) -> None:
-        """Run one owner after the other: the kernel's lock on a folder allows one at a time."""
+        """Run one owner after the other: the kernel's lock on a folder allows only one at a time."""
         life = 0
         while not self._stopping:
             actor = ServedActor(self, f"o.{life}")
@@ -306,13 +306,14 @@ class Served(Run):
                 await trio.sleep(self.plan.random(actor.name, "gone").choice((0.0, 0.05, 0.6)))
 
     async def _ended(self, actor: ServedActor) -> None:
-        """Wait until it is dead or has ended; raise what it raised, unless it was killed."""
+        """Wait until a process is dead or has ended. If it was not killed, raise its error, if any."""
         await actor.gone()
         if actor.error is not None and not actor.dead:
             raise actor.error
 
     async def _orphans_end(self, owner: ServedActor) -> None:
-        """F4: the next owner waits until the tablet servers of this one have ended; stopped ones are killed."""
+        """F4: wait, before the next owner starts, until this owner's tablet servers have ended; kill those that are
+        stopped."""
         with trio.move_on_after(_ORPHANS_S):
             for process in owner.children:
                 await process.gone()
@@ -351,7 +352,7 @@ class Served(Run):
                     stop()
 
     def _closes_after_s(self, owner: ServedActor) -> float:
-        """How long an owner lives before it closes the store, as for a deployment: most never do."""
+        """After how many seconds an owner closes the store, as it would for a deployment. Most owners never do."""
         rng = self.plan.random(owner.name, "closes")
         return rng.uniform(0.5, 5.0) if rng.random() < _CLOSES_OFTEN else math.inf
 
@@ -417,7 +418,7 @@ class Served(Run):
             self.growth.refused += 1
             return
         except (StoreError, SessionEnded):
-            return  # no owner serves, or it has just ended
+            return  # no owner serves, or the owner has just ended
         try:
             if self.growth.has_gone_back(registered, inside(db).catalogue):
                 self._problem(f"N10: the catalogue went back: version {registered} had been registered")

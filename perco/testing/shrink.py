@@ -1,8 +1,9 @@
-"""Shrinks a failing run to a short script: leaves out choices while it still fails in the same way.
+"""Shrinks a failing run to a short script: leaves out choices for as long as the run still fails in the same way.
 
-Delta debugging (ddmin) over the names of a plan's choices: first whole lives and transactions, then what hit them; in
-halves, quarters, and so on down to single ones. Leaving one out shifts what comes after, so each attempt is made with a
-few salts: other delays, another order of tasks, the same choices. Bounded by attempts and by time.
+This is delta debugging (ddmin) over the names of a plan's choices: first whole lives, then transactions, then
+everything else. It tries to leave out halves, then quarters, and so on, down to single choices. When a choice is left
+out, everything after it shifts. So each attempt is made with a few salts: the same choices, but other delays and
+another order of tasks. The number of attempts and the time are limited.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ Choices = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShrinkOptions:
-    """Attributes:
-    seconds, attempts: after how many to stop with the smallest plan found.
-    salts: how many orders of tasks each attempt is made with.
+    """The limits of shrinking.
+
+    Attributes:
+        seconds, attempts: after how many to stop, with the smallest plan found so far.
+        salts: with how many orders of tasks each attempt is made.
     """
 
     seconds: float = 120.0
@@ -33,8 +36,8 @@ class ShrinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """A plan that fails: its choices, the salt that they fail with, the problem, all that happened (when, what, which
-    fault), how many runs it took."""
+    """A plan that fails: its choices, the salt with which they fail, the problem, everything that happened (when, what,
+    which fault), and how many runs it took to find the plan."""
 
     seed: int
     choices: dict[str, str]
@@ -77,7 +80,7 @@ def fails(plan: Plan, options: SimulationOptions | None = None) -> str:
 
 
 def root_of(error: BaseException) -> BaseException:
-    """The innermost error of groups and causes."""
+    """The innermost error of an exception: the first one of each group, the cause of each error."""
     while True:
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -107,7 +110,7 @@ class Shrinker:
         self.problem = ""
 
     def shrink(self) -> Shrunk | None:
-        """Shrink the seed's plan. None: it does not fail, or not when it is replayed from its own plan."""
+        """Shrink the seed's plan. None: the run does not fail, or no longer fails when its choices are replayed."""
         whole = Plan(self._seed)
         problem = self._run(whole)
         if not problem:
@@ -141,7 +144,7 @@ class Shrinker:
         return False
 
     def _pass(self, kept: list[str], noted: Choices, wanted: str) -> list[str]:
-        """Try to leave out each chunk once, in chunks of falling size."""
+        """Try to leave out each chunk of choices once, then each smaller chunk, and so on."""
         size = max(len(kept) // 2, 1)
         while size and not self._spent():
             at = 0
@@ -161,5 +164,5 @@ class Shrinker:
 def shrink(
     seed: int, options: ShrinkOptions | None = None, simulation: SimulationOptions | None = None
 ) -> Shrunk | None:
-    """The short script of a failing seed, or None: it does not fail."""
+    """Shrink a failing seed to a short script. None: see `Shrinker.shrink`."""
     return Shrinker(seed, options or ShrinkOptions(), partial(fails, options=simulation)).shrink()

@@ -1,4 +1,4 @@
-"""`python -m perco.testing.simulate --seeds 2000`: many runs of the simulation, and which fault hit which step."""
+"""`python -m perco.testing.simulate --seeds 2000`: many runs, and a table of which fault hit which step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from perco.testing.shrink import ShrinkOptions, shrink
 from perco.testing.simulation import BIGTABLE, LOCAL, Outcome, SimulationOptions, simulate
 
 _SEEDS = 200  # with fewer, many pairs of step and fault do not come up
-_SEEDS_WHOLE = 2000  # with so many, each pair must come up
+_SEEDS_WHOLE = 2000  # with this many, each pair must come up
 _PART = 4  # seeds that a process takes at a time
 _PARTS_AHEAD = 8  # for each process
 _SAVED_EACH = 100  # seeds
@@ -77,7 +77,7 @@ _Part: TypeAlias = tuple[str, Sequence[str], Sequence[str], Callable[[str], Sequ
 
 
 def _parts(store: str) -> Sequence[_Part]:
-    """The parts of the table: the title of each, its steps, the faults, and those that can hit a step."""
+    """The parts of the table. Each has a title, steps, faults, and a function for the faults that can hit a step."""
     if store == BIGTABLE:
         from perco.testing.direct import CALL_FAULTS, CALLED, SENT_BY_DIRECT, call_faults_of
 
@@ -94,8 +94,8 @@ def _parts(store: str) -> Sequence[_Part]:
 
 
 def table(fired: Counter[tuple[str, str]], store: str = LOCAL) -> tuple[str, list[str]]:
-    """How often each fault hit each step, and the empty cells: in an embedded store, on the wire of a served one, on
-    its disk; or in calls of Bigtable, and on the wire of its owner."""
+    """The table of how often each fault hit each step, and its empty cells. It covers embedded stores, and the wire,
+    the orders and the disk of served stores; or calls of Bigtable, and the wire of the owner."""
     lines, empty = [], []
     for title, steps, columns, faults in _parts(store):
         lines.append(f"{title:18}" + "".join(f"{name:>14}" for name in columns))
@@ -112,7 +112,7 @@ class StateError(Exception):
 
 
 def _code() -> str:
-    """A digest of all code that decides what a seed does: of perco, the modules that the simulation imports."""
+    """A digest of all code that decides what a seed does. Of perco, this is all modules that the simulation imports."""
     whole = hashlib.sha256(f"{platform.python_version()} {trio.__version__}".encode())
     for name, module in sorted(sys.modules.items()):
         if name.partition(".")[0] == "perco" and (path := module.__file__) != __file__ and path is not None:
@@ -123,7 +123,7 @@ def _code() -> str:
 
 @dataclass
 class _Sum:
-    """The sums over the runs so far; saved to a file, so that a long series can be interrupted."""
+    """The sums over the runs so far. They are saved to a file, so that a long series can be interrupted."""
 
     first: int
     seeds: int
@@ -132,7 +132,7 @@ class _Sum:
     done: int = 0
     seconds: float = 0.0
     sittings: int = 1
-    counts: Counter[str] = field(default_factory=Counter)  # by field of an outcome
+    counts: Counter[str] = field(default_factory=Counter)  # by the field of an outcome
     fired: Counter[tuple[str, str]] = field(default_factory=Counter)
     bad: list[int] = field(default_factory=list)
 
@@ -151,7 +151,8 @@ class _Sum:
         new.replace(path)
 
     def go_on(self, path: Path) -> _Sum:
-        """The sums so far, from the file. Raises: StateError, if it is of other seeds or of other code; OSError."""
+        """The sums in the file, or these if there is no file. Raises: StateError if the file is of other seeds, stores
+        or code; OSError."""
         try:
             before: dict[str, Any] = json.loads(path.read_text())
             fired = Counter({(step, fault): count for step, fault, count in before.pop("fired")})
@@ -221,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"seed {given.seed} went wrong" if outcome.problems else "nothing went wrong")
         return 1 if outcome.problems else 0
     if given.store == BIGTABLE:
-        importlib.import_module("perco.testing.direct")  # before the digest of the code
+        importlib.import_module("perco.testing.direct")  # so that the digest of the code covers it
     whole = _Sum(first, seeds, _code(), given.store)
     try:
         if given.state is not None:
@@ -245,14 +246,14 @@ def _shrink(seed: int, seconds: float, store: str) -> int:
 
 
 def _begin() -> None:
-    """Ignore Ctrl-C: the parent kills its children. Freeze what was imported: no garbage collection scans it again."""
+    """Ignore Ctrl-C: the parent kills its children. Freeze what was imported, so that no collection scans it again."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
 
 
 def _end_interrupted(signum: int, frame: object) -> None:
-    """Exit at once. A KeyboardInterrupt might hit the locks of the pool, which turn it into another failure."""
+    """Kill the children and exit. A KeyboardInterrupt might hit the pool's locks, and become another failure."""
     for child in multiprocessing.active_children():
         child.kill()
     os.write(sys.stderr.fileno(), b"interrupted\n")
@@ -260,7 +261,7 @@ def _end_interrupted(signum: int, frame: object) -> None:
 
 
 def _outcomes(pool: ProcessPoolExecutor, seeds: range, processes: int, store: str) -> Iterator[Outcome]:
-    """The outcomes in the order of the seeds, a few of which are submitted ahead."""
+    """Yields the outcomes in the order of the seeds. A few parts of the seeds are submitted ahead."""
     parts = (seeds[start : start + _PART] for start in range(0, len(seeds), _PART))
     ahead: deque[Future[list[Outcome]]] = deque()
     for part in parts:
@@ -275,7 +276,7 @@ def _many(whole: _Sum, processes: int | None, state: Path | None) -> int:
     processes = processes or os.cpu_count() or 1
     left = range(whole.first + whole.done, whole.first + whole.seeds)
     of = "" if whole.store == LOCAL else f" --store {whole.store}"
-    for seed in whole.bad:  # of an earlier sitting
+    for seed in whole.bad:  # from earlier sittings
         print(f"seed {seed} went wrong\n    again: {COMMAND} {seed}{of}", flush=True)
     before_s, began = whole.seconds, time.perf_counter()
     with ProcessPoolExecutor(processes, initializer=_begin) as pool:

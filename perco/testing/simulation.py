@@ -1,11 +1,12 @@
-"""A store, its clients and observers, and all that can go wrong, from one seed: the same seed gives the same run.
+"""Simulates a store, its clients and observers, and everything that can go wrong. The same seed gives the same run.
 
-The seed decides whether the store is embedded, with one process after the other (`embedded.py`), or served: the code
-that ships, with an owner and clients over connections that break (`served.py`). A store on Bigtable, with direct
-clients, is simulated if the options ask for it (`direct.py`). `runs.py` has what all share.
+The seed decides whether the store is embedded or served. An embedded store has one process after the other
+(`embedded.py`). A served store runs the production code of an owner and its clients, over connections that break
+(`served.py`). If the options ask for it, the store is on Bigtable, with direct clients (`direct.py`). `runs.py` is the
+part that all of these share.
 
-The clock is virtual and trio's choice of the next task is seeded, so a run takes only the time that it computes. All
-that a run can do without is a choice of its `Plan`: noted, replayed, left out (`shrink.py`).
+The clock is virtual, so a run takes only the time that it computes, and trio's choice of the next task is seeded.
+Everything that a run can do without is a choice in its `Plan`: it can be noted, replayed, and left out (`shrink.py`).
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from perco.testing.runs import (
 )
 from perco.testing.served import Served
 
-_LOOKS_MAX: Final = 1_000_000  # at the clock; a usual run takes a tenth of that
-_LOOKS_EACH: Final = 50_000  # between two garbage collections
+_LOOKS_MAX: Final = 1_000_000  # looks at the clock; a usual run makes a tenth as many
+_LOOKS_EACH: Final = 50_000  # looks between two garbage collections
 
 
 class _Clock(trio.abc.Clock):
-    """Jumps to the next deadline when no task can run: nothing comes from outside. It counts the looks at it, and so
-    detects a run that loops without calling the store."""
+    """A clock that jumps to the next deadline when no task can run, because nothing comes from outside. It counts how
+    often tasks look at it, and so detects a run that loops without calling the store."""
 
     def __init__(self, looks: int) -> None:
         self._looks = self._left = looks
@@ -67,12 +68,12 @@ class _Clock(trio.abc.Clock):
 
 @contextlib.contextmanager
 def _collected() -> Iterator[None]:
-    """Collect garbage at the same moments in each run, not when Python chooses to: objects in reference cycles are
-    finalized then."""
+    """Collect garbage at the same moments in each run, not when Python chooses to. These are the moments at which
+    objects in reference cycles are finalized."""
     on = gc.isenabled()
     gc.disable()
     gc.collect()
-    freezes = not gc.get_freeze_count()  # a process that makes many runs does it once
+    freezes = not gc.get_freeze_count()  # else a process that makes many runs has done it already
     if freezes:
         gc.freeze()
     try:
@@ -86,7 +87,7 @@ def _collected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Make trio's scheduler choose by the seed."""
+    """Make the seed decide what trio's scheduler chooses."""
     before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING
     state = scheduler._r.getstate()
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
@@ -117,8 +118,8 @@ def _run_of(plan: Plan, options: SimulationOptions) -> Run:
 
 
 def run_plan(plan: Plan, options: SimulationOptions | None = None) -> Outcome:
-    """Make one run, in its own trio loop, in virtual time. Raises any error that a run must not raise: an assertion, a
-    bug."""
+    """Make one run, in its own trio loop, in virtual time. Raises: any error that a run must not raise, for example an
+    AssertionError."""
     with _collected(), _no_places(), seeded(plan.seed + (plan.salt << 32)):
         options = options or SimulationOptions()
         simulation = _run_of(plan, options)

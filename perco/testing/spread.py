@@ -1,7 +1,8 @@
-"""Tablet servers of a simulated store: processes that the product starts, orders and kills, over the simulation's disk.
+"""Tablet servers of a simulated store: processes that perco starts, gives orders to and kills, on the simulated disk.
 
-`TabletServers` is the product's: it restarts a server's process when that ends, and kills one that is silent. Here, the
-processes are the simulation's, and a connection of its network replaces the socket between owner and server.
+`TabletServers` is production code: it restarts a server's process when the process ends, and kills a process that is
+silent. Here, the processes are simulated, and a connection of the simulated network replaces the socket between owner
+and server.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from perco.testing.network import Network
 from perco.testing.processes import Process, Processes
 from perco.txn.background import Background
 
-ADDRESS: Final = Address(None, "localhost", 100)  # of the owner
+ADDRESS: Final = Address(None, "localhost", 100)  # the owner's
 _TIMEOUT_S: Final = 5.0
 
 
@@ -107,7 +108,7 @@ class Servers(TabletServers):
 
 
 class _Server(TabletServer):
-    """Listens in the simulation's network."""
+    """A tablet server that listens in the simulated network."""
 
     network: Network
 

@@ -1,26 +1,30 @@
-"""A crash sweep: every fault hits every step of a scenario, alone and in pairs; what is left must be whole.
+"""A crash sweep: every fault hits every step of a scenario, alone and in pairs. The store must be whole afterwards.
 
-A *scenario* says what the first process does, what every later one does, and what must hold at the end. A *step* is a
-mutation of any process; steps are numbered across processes, so a *schedule*, a few faults at steps, replays exactly. A
-run without faults shows which steps there are; a run with one fault shows the steps that a second fault can hit.
+A *scenario* says what the first process does, what every later process does, and what must hold at the end. A *step* is
+a mutation of any process. Steps are numbered across processes, so a *schedule* (a few faults, each at a step) can be
+replayed exactly. A run without faults shows which steps there are. A run with one fault shows the steps that a second
+fault can hit.
 
-    CRASH_BEFORE, CRASH_AFTER   the process dies before or after the mutation is made; another recovers
-    LOSE_REQUEST, LOSE_REPLY    its process gets no reply, and does not know whether it was made
-    PAUSE_BEFORE, PAUSE_AFTER   the process stands still, is taken for dead by another, which recovers and goes on; then
-                                it wakes up
-    REPEAT                      made, and once more before a later step, or after everything
-    DELAY                       taken for lost, it arrives before a later step, or after everything
+    CRASH_BEFORE, CRASH_AFTER   the process dies before or after the mutation is made; another process recovers
+    LOSE_REQUEST, LOSE_REPLY    the process gets no reply, and does not know whether the mutation was made
+    PAUSE_BEFORE, PAUSE_AFTER   the process is paused; another process takes it for dead, recovers and goes on; then the
+                                paused process wakes up
+    REPEAT                      the mutation is made, and made once more before a later step, or after everything
+    DELAY                       the mutation is taken for lost, and arrives before a later step, or after everything
 
-The last two have one fault for each moment of arrival that can be told from the next one: before a step, if between it
-and the following step something is read that the late mutation writes, or something is written that it writes or checks
-(`Watched`). A mutation of a process that died may arrive as well: that takes a pair.
+For REPEAT and DELAY, there is one fault for each moment of arrival that differs from the next such moment. Arriving
+before a step differs from arriving before the next step if, between the two, something is read that the late mutation
+writes, or something is written that it writes or checks (`Watched`). A late mutation may also arrive after its process
+has died; this takes a pair of faults.
 
-In a scenario with `one_step`, or that `vacuums`, a process has the store to itself, as one-step commits and vacuums
-require: no other process presumes it dead while it lives (C2), so it is never suspended. A one-step commit goes to
-tablets of its own process, once, and ends with it (C6). With a vacuum, the oracle's bound, the published watermark and
-pins are steps as well, and end with their process too; so do the floors of tablets.
+In a scenario with `one_step` or `vacuums`, a process has the store to itself, as one-step commits and vacuums require.
+No other process presumes it dead while it is alive (C2), so it is never paused. A one-step commit goes to tablets of
+its own process, once. If it is late, it is made at the latest when its process closes the store; if its process dies
+before that, it is lost (C6). With `vacuums`, writes of the oracle's bound, of the published watermark and of pins are
+steps, too, and are lost in the same way. The write floors of tablets end with their process.
 
-At the end no lock is left, `check` is clean, no timestamp was handed out twice (O1), and `verify` passes.
+At the end, no lock may be left, `check` must be clean, no timestamp may have been handed out twice (O1), and `verify`
+must pass.
 """
 
 from __future__ import annotations
@@ -66,18 +70,18 @@ from perco.testing.schedules import END, LATE, ONE_STEP, Fault, Kind, Schedule, 
 from perco.testing.simulation import seeded
 
 _WALL: Final = 1_700_000_000.0
-LATE_S: Final = 60.0  # for how long a message to a bare store may be under way
-_HOUR_S: Final = 3600.0  # of virtual time: what has not ended by then never ends
+LATE_S: Final = 60.0  # how long a message to a bare store may be in flight, in seconds
+_HOUR_S: Final = 3600.0  # virtual time; what has not ended by then never ends
 _STEPS_MAX: Final = 1000  # in one run; a usual run makes a few dozen
 
 
 class Scenario:
-    """A scenario to sweep. One object lives for one run; it may note in itself the replies that processes got.
+    """A scenario to sweep. Each run has an object of its own, which may store the replies that processes got.
 
     Attributes: `name`; `groups`, whether the store has groups (S1); `bare`, whether it has no capability at all
-    (`bare.py`); `one_step`, whether processes commit in one step
-    where they can; `vacuums`, whether they remove old versions; `backwards`, whether mutations sent together arrive in
-    reverse; `before`, the schema that `prepare` has, if it is of an older program.
+    (`bare.py`); `one_step`, whether processes commit in one step where they can; `vacuums`, whether they remove old
+    versions; `backwards`, whether mutations that are sent together arrive in reverse order; `before`, the schema for
+    `prepare`, if that is the schema of an older program.
     """
 
     name: ClassVar[str] = ""
@@ -97,11 +101,11 @@ class Scenario:
         raise NotImplementedError
 
     async def meet(self, db: Database) -> None:
-        """Do the work of each later process, before anything has settled the locks that the first one left. The
+        """Do the work of each later process, before anything has settled the locks that the first process left. The
         default: nothing."""
 
     async def later(self, db: Database) -> None:
-        """Do the rest of it, after everything has been settled and observed. The default: nothing."""
+        """Do the rest of that work, after everything has been settled and observed. The default: nothing."""
 
     async def verify(self, db: Database) -> None:
         """Assert what must hold at the end, when no more faults occur."""
@@ -109,13 +113,13 @@ class Scenario:
 
 
 def bare(make: type[Scenario]) -> type[Scenario]:
-    """The scenario over a store without any capability."""
+    """The scenario on a store without any capability."""
     more = {"name": f"{make.name}, bare", "bare": True, "groups": False, "one_step": False}
     return type(f"Bare{make.__name__}", (make,), more)
 
 
 async def observe(db: Database) -> None:
-    """Run the schema's observers until nothing waits for them, and no lock is left over."""
+    """Run the schema's observers until no change waits for them and no lock is left."""
     options = WorkerOptions(concurrency=2, scanners=1, outputs=False)
     if db.schema.observers:
         async with db.worker(options=options):
@@ -126,8 +130,9 @@ async def observe(db: Database) -> None:
 
 @dataclass(slots=True)
 class Result:
-    """The result of one run: the steps that were made, the faults that fired, and what was wrong at the end; `moments`,
-    by the step of a late fault that arrived last: the steps before which it would have made a difference."""
+    """The result of one run: the steps that were made, the faults that fired, and what was wrong at the end; `moments`:
+    for the step of each late fault that arrived after everything, the later steps before which an arrival would have
+    made a difference."""
 
     schedule: Schedule
     alone: bool = False
@@ -138,8 +143,8 @@ class Result:
 
 
 class Watched:
-    """A late mutation that has not arrived. It commutes with steps and reads that do not touch what it touches: among
-    these, it makes no difference when it arrives."""
+    """A late mutation that has not arrived yet. It commutes with steps and reads that do not touch what it touches: it
+    makes no difference whether it arrives before or after them."""
 
     has_floor: bool
 
@@ -182,7 +187,7 @@ class Watched:
 
 
 class _Noting(Timestamps):
-    """Notes the timestamps that are handed out, by any process."""
+    """Notes the timestamps that any process hands out."""
 
     __slots__ = ("_noted",)
 
@@ -205,8 +210,8 @@ class _Store(FaultyRowStore):
         super().__init__(store, looking=process.awake)
         self._process = process
         scenario = process.run.scenario
-        self.opening = scenario.bare  # mutations sent before that are not steps
-        self._swept_system = not scenario.bare or scenario.vacuums  # else the oracle meets no fault
+        self.opening = scenario.bare  # mutations sent while the store is being opened are not steps
+        self._swept_system = not scenario.bare or scenario.vacuums  # else no fault hits the oracle
         if scenario.backwards:
             self.shuffle = list.reverse
 
@@ -244,7 +249,7 @@ class _Store(FaultyRowStore):
 
 
 class _Process:
-    """A process, from its opening of the store to its end or death; it may stand still meanwhile."""
+    """A process, from the moment when it opens the store until it ends or dies. Meanwhile it may be paused."""
 
     run: Run
     number: int
@@ -255,7 +260,7 @@ class _Process:
     def __init__(self, run: Run, number: int) -> None:
         self.run, self.number = run, number
         self.died = False
-        self.stopped = trio.Event()  # it died, ended, or stands still: the next may come
+        self.stopped = trio.Event()  # it has died, ended, or been paused: the next process may start
         self.ended = trio.Event()
         self._awake = trio.Event()
         self._awake.set()
@@ -283,7 +288,7 @@ class _Process:
                         await _work(run.scenario, db, first=self.number == 0)
                 except* CrashedError:
                     assert self.died
-                except* BackgroundFailure as failures:  # its background died first
+                except* BackgroundFailure as failures:  # the process's background died first
                     if not self.died or not all(_only_crashed(each.__cause__) for each in failures.exceptions):
                         raise
             failure = inside(db).background.failure()
@@ -304,8 +309,8 @@ class _Process:
             await trio.lowlevel.checkpoint()
 
     async def pause(self) -> None:
-        """Stand still until it is woken, or dies; all that its tasks ask of the store waits as well. Two tasks may
-        pause it at once, and it may die in one while another pauses it."""
+        """Pause the process until it is woken or dies. Meanwhile, all calls of its tasks to the store wait. Two tasks
+        may pause the process at once, and it may die in one task while another pauses it."""
         if self.died:
             return
         if not self.paused:
@@ -315,14 +320,14 @@ class _Process:
             await self._wait()
 
     async def _wait(self) -> None:
-        with trio.move_on_after(_HOUR_S):  # otherwise a run that is never woken would last forever: it is shielded
+        with trio.move_on_after(_HOUR_S):  # else the wait, which is shielded, would last forever without a wake-up
             await self._awake.wait()
             return
         self.run.result.problem = f"process {self.number} stands still, and nobody woke it"
         raise AssertionError(self.run.result.problem)
 
     async def wake(self) -> None:
-        """Wake it, and wait until it has ended, or stands still again."""
+        """Wake the process, and wait until it has ended or is paused again."""
         if not self.ended.is_set():
             self.stopped = trio.Event()
             self._awake.set()
@@ -382,12 +387,12 @@ class Run:
         self._late: list[_Late] = []
         self._handed_out: list[int] = []
         self._standing: list[_Process] = []
-        self._watched: dict[int, Watched] = {}  # by step, the mutations that arrive last
+        self._watched: dict[int, Watched] = {}  # by step, the late mutations that arrive after everything
         self._noted: set[Tablet] = set()
         self._note_touches(self.machine.store)
 
     def _note_touches(self, store: LocalRowStore) -> None:
-        """Note all that goes through the store, from any process; a read is noted when it ends, as a whole."""
+        """Note everything that goes through the store, from any process. A read is noted as a whole, when it ends."""
 
         def looking(read: Callable[..., Awaitable[list[RowCells]]]) -> Callable[..., Awaitable[list[RowCells]]]:
             async def reads(requests: Sequence[ReadRequest], *bytes_max: int) -> list[RowCells]:
@@ -437,7 +442,7 @@ class Run:
         local_owner(db).idle.entries = counts  # type: ignore[method-assign]
 
     def _touched(self, does: Callable[[Watched], bool]) -> None:
-        """Note a moment for each late mutation that something just done touches."""
+        """For each late mutation, note a moment if what was just done touches it (`does`)."""
         last = len(self.result.steps) - 1
         for step, watched in self._watched.items():
             if last > step and does(watched):
@@ -455,7 +460,7 @@ class Run:
         return self.result
 
     async def _processes(self, nursery: trio.Nursery) -> None:
-        """Run one after the other, until a later one than the first has ended and nothing is in flight any more."""
+        """Run processes one after the other, until one after the first has ended and nothing is in flight."""
         number = 0
         while True:
             process = _Process(self, number)
@@ -489,12 +494,12 @@ class Run:
 
     @asynccontextmanager
     async def opened(self, number: int, below: RowStore | None = None) -> AsyncIterator[Database]:
-        """Open the store for a process. If another one stands still meanwhile, the two share an oracle. `below`: see
+        """Open the store for a process. If another process is paused meanwhile, the two share an oracle. `below`: see
         `Machine.opened`."""
         wall, backfill = lambda: _WALL + trio.current_time(), BackfillOptions(share=1.0, page_rows=2)
         if self.scenario.vacuums:
             for tablet in self.machine.store.tablets():
-                tablet.floor = 0  # its process has ended, and its memory is gone
+                tablet.floor = 0  # the tablet's process has ended, and its memory is gone
         options = Options(seed=number, wall=wall, backfill=backfill)
         async with self.machine.opened(options, below=below) as db:
             beside = self._standing[-1].db if self._standing else None
@@ -507,7 +512,8 @@ class Run:
             yield db
 
     async def step(self, process: _Process, mutation: Mutation) -> Fault | None:
-        """Note a mutation that is about to be made, and deliver what arrives before it. Returns its fault."""
+        """Note a mutation that is about to be made, and deliver what arrives before it. Returns the mutation's
+        fault."""
         number = len(self.result.steps)
         assert number < _STEPS_MAX, "it goes round in circles"
         self.result.steps.append(Step(process.number, kind_of(mutation)))
@@ -525,18 +531,21 @@ class Run:
         self._deliver([late for late in self._late if everything or late.arrives == step])
 
     def _own_arrive(self, process: _Process) -> None:
-        """Make what a process has queued for its own tablets if it has closed; drop it if it has died (C6)."""
+        """Make the mutations that a process has queued for its own tablets, if it has ended; drop them, if it has died
+        (C6)."""
         own = [late for late in self._late if late.process is process and self._is_own(late.mutation)]
         self._deliver(own, made=not process.died)
 
     def _is_own(self, mutation: Mutation) -> bool:
-        """Whether it is queued for its process's own tablets, as with a vacuum those for the system table are."""
+        """Whether a mutation is queued for its process's own tablets. With `vacuums`, those for the system table are,
+        too."""
         if self.scenario.bare:
             return False
         return kind_of(mutation) == ONE_STEP or (self.scenario.vacuums and mutation.table == SYSTEM_TABLE)
 
     def _deliver(self, due: list[_Late], *, made: bool = True) -> None:
-        """Deliver these at once: no task's turn comes sooner or later by it, so only their effect changes the run."""
+        """Deliver these mutations at once. That does not change when tasks run, so only their effect changes the
+        run."""
         self._late = [late for late in self._late if late not in due]
         for late in due:
             self._watched.pop(late.step, None)
@@ -560,8 +569,8 @@ def run(make: Callable[[], Scenario], schedule: Schedule = ()) -> Result:
 
 
 def next_faults(result: Result, *, least: int = 0) -> Iterator[Schedule]:
-    """All schedules with one more fault than that of a run, at a later step, from `least` on; a late fault arrives
-    last."""
+    """Yields all schedules that add a fault to a run's schedule, at a later step, not before `least`. A late fault
+    arrives after everything."""
     schedule = result.schedule
     after = schedule[-1].step + 1 if schedule else 0
     for step in range(max(after, least), len(result.steps)):
@@ -570,8 +579,8 @@ def next_faults(result: Result, *, least: int = 0) -> Iterator[Schedule]:
 
 
 def arrivals(result: Result) -> list[Schedule]:
-    """The schedules of a run whose newest fault is a late one that arrived last, with each earlier moment of its
-    arrival that makes a difference."""
+    """More schedules for a run whose last fault is a late one that arrived after everything: in each of them, this
+    fault arrives at an earlier moment that makes a difference."""
     *others, last = result.schedule
     return [(*others, last._replace(arrives=step)) for step in result.moments.get(last.step, ())]
 
@@ -579,8 +588,9 @@ def arrivals(result: Result) -> list[Schedule]:
 def deeper(
     make: Callable[[], Scenario], result: Result, *, moments: int | None = None, least: int = 0
 ) -> Iterator[Result]:
-    """All runs with one more fault than a run had, from the step `least` on. A late fault arrives last, and at each
-    moment that makes a difference, or the first few (`moments`)."""
+    """Make all runs with one more fault than a run had, at the step `least` or later. For a late fault, there is a run
+    in which it arrives after everything, and one for each earlier moment that makes a difference, or for the first
+    `moments` of them."""
     for schedule in next_faults(result, least=least):
         one = run(make, schedule)
         yield one
@@ -590,8 +600,8 @@ def deeper(
 
 @dataclass(slots=True)
 class Report:
-    """The result of a sweep: `runs`, how many, by the number of faults; `met`, how often each fault hit each step;
-    `possible`, the faults that could have hit it; `wrong`, the runs that ended badly."""
+    """The result of a sweep: `runs`, how many runs there were, by the number of faults; `met`, how often each fault hit
+    each step; `possible`, the faults that could have hit each step; `wrong`, the runs that ended badly."""
 
     runs: Counter[int] = field(default_factory=Counter)
     met: Counter[tuple[str, Kind]] = field(default_factory=Counter)
@@ -630,7 +640,7 @@ class Report:
 
 
 def singles(make: Callable[[], Scenario], *, moments: int | None = None) -> Report:
-    """Run without a fault, then with every fault at every step; late ones as in `deeper`."""
+    """Run without a fault, then with every fault at every step. Late faults arrive as in `deeper`."""
     report = Report()
     dry = run(make)
     report.add(dry)
@@ -641,11 +651,12 @@ def singles(make: Callable[[], Scenario], *, moments: int | None = None) -> Repo
 
 
 def pairs(make: Callable[[], Scenario], first: Schedule) -> Iterator[Result]:
-    """Run a first fault with every second one at every later step. A late second one arrives at its first moment, or
-    last.
+    """Run a first fault with every second fault at every later step. A late second fault arrives at its first moment,
+    or after everything.
 
-    A late first one arrives before the second; or after it, where it encounters the effects of the second, so these
-    moments are those of the run with both; or right before it, after everything that precedes the second.
+    A late first fault arrives before the second fault; or right before it, after everything that precedes the second
+    fault; or after it. In the last case, it encounters the effects of the second fault, so its moments are those of the
+    run with both faults.
     """
     alone = run(make, first)
     [fault] = first
@@ -664,12 +675,12 @@ def pairs(make: Callable[[], Scenario], first: Schedule) -> Iterator[Result]:
 
 
 def firsts(make: Callable[[], Scenario]) -> list[Schedule]:
-    """The first faults whose `pairs`, taken together, are all pairs."""
+    """The first faults of all pairs: their `pairs`, taken together, are all pairs."""
     return list(next_faults(run(make)))
 
 
 def sample(make: Callable[[], Scenario], pairs: int, rng: random.Random) -> Report:
-    """Run the given number of random pairs of faults; late ones arrive before any later step, or last."""
+    """Run the given number of random pairs of faults. Late faults arrive before any later step, or after everything."""
     report = Report()
     dry = run(make)
     while report.runs[2] < pairs:

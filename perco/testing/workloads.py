@@ -1,23 +1,26 @@
-"""What the clients of the simulation do, and what must be true of it at every moment.
+"""What the clients of the simulation do, and the conditions that must hold at every moment.
 
-    lists    append to lists and read them: the history is checked for snapshot isolation; observers derive data from
-             them, two in a chain and two that share a column; a list may move to another row (deleted in one, written
-             in the other), so deletes that come back, or are lost, show as lists that exist twice or not at all
-    bank     transfers: the total is the same in every snapshot, past ones too, and a past one reads the same again
-    unique   an index row for each value, kept in the same transaction: never two rows with one value
-    locks    transactions that lock all that they read append to some lists, and those that lock nothing to the others:
-             the history is checked for serializability
-    journal  each append is noted in its own row, which is not read before the end; some of these rows are deleted
-    signals  each append raises a signal in its own row, which is never raised again; its observer counts its runs
-             there and raises another, in one of two rows, whose observer counts the values of all lists; some
-             transactions only signal (N5)
-    failing  observers fail now and then, and their changes are given up soon; failed changes are replayed or, for one
-             observer, dropped: what was dropped and has no newer change may be missing, and nothing else
-    held     slow readers, row by row
-    waits    clients wait until what they wrote has been observed, and check that it has
-    tokens   always: a transaction's outcome, asked for again later, never changes
+    lists    clients append to lists and read them; the history is checked for snapshot isolation. Observers derive data
+             from the lists: two observers form a chain, and two share a column. A list may move to another row (it is
+             deleted in one row and written in the other). So if a delete is lost, or deleted data comes back, a list
+             exists twice or not at all
+    bank     clients transfer money: the total is the same in every snapshot, including past snapshots; a past snapshot
+             that is read again shows the same balances
+    unique   a unique index: an index row for each value, written in the same transaction. No two rows have the same
+             value
+    locks    transactions that lock everything that they read append to some lists; transactions that lock nothing
+             append to the others; the history is checked for snapshot isolation
+    journal  each append is noted in a row of its own, which is not read before the end; some of these rows are deleted
+    signals  each append raises a signal in a row of its own, where it is never raised again. The signal's observer
+             counts its runs in this row, and raises another signal, in one of two rows. The observer of that signal
+             counts the values in all lists that belong to its row. Some transactions only raise signals (N5)
+    failing  observers fail now and then, and the changes are soon given up. Failed changes are replayed or, for one
+             observer, dropped. Results may be missing only for a dropped change that has no newer change
+    held     slow readers, which read row by row
+    waits    clients wait until their writes have been observed, and check that they have
+    tokens   in every run: if a client asks again later for a transaction's outcome, the answer never changes
 
-`World` is the schema of one process. A late one has one more column and observer (N10).
+`World` is the schema of one process. A late schema has one more column and one more observer (N10).
 """
 
 from __future__ import annotations
@@ -45,11 +48,11 @@ KINDS: Final = (
     *("bank", "unique", "moves", "long", "late", "vacuum", "journal", "held", "waits", "napping"),
     *("serializable", "locks"),
 )
-OFTEN: Final = {"serializable": 0.2, "locks": 0.2, "vacuum": 0.8}  # of the seeds have it; other kinds: half
-SIGNALS_OFTEN: Final = 0.22  # of the seeds have signals
-FAILING_OFTEN: Final = 0.3  # of the seeds have observers that fail
-MIRRORED_OFTEN: Final = 0.15  # of the seeds read ahead, and have lists in two columns of a row
-_FUNDS: Final = 100  # on an untouched account
+OFTEN: Final = {"serializable": 0.2, "locks": 0.2, "vacuum": 0.8}  # the share of seeds with a kind; other kinds: half
+SIGNALS_OFTEN: Final = 0.22  # the share of seeds with signals
+FAILING_OFTEN: Final = 0.3  # the share of seeds with observers that fail
+MIRRORED_OFTEN: Final = 0.15  # the share of seeds that prefetch, with lists in two columns of a row
+_FUNDS: Final = 100  # the balance of an account that was never written
 _USERS: Final = [f"u{i}" for i in range(5)]
 _NAMES: Final = [f"n{i}" for i in range(4)]
 _PAST_MAX: Final = 16  # snapshots that are read again
@@ -59,11 +62,11 @@ _SINCE_MAX: Final = 16  # changes
 
 
 class Began(Protocol):
-    """Notes the transaction that a client begins."""
+    """Notes each transaction that a client begins."""
 
     def note(self, txn: Transaction) -> None: ...
     def __call__(self, manager: AbstractAsyncContextManager[Transaction]) -> AbstractAsyncContextManager[Transaction]:
-        """The same block, which also notes its transaction."""
+        """The same context manager, which also notes its transaction."""
         ...
 
 
@@ -78,19 +81,19 @@ class Clients:
     def __init__(self, kinds: frozenset[str], problem: Callable[[str], None]) -> None:
         self.kinds, self._problem = kinds, problem
         self.problem = problem
-        self.is_run: Callable[[int], bool] = lambda start_ts: False  # whether an observer's run began then
+        self.is_run: Callable[[int], bool] = lambda start_ts: False  # whether an observer's run began at it
         self._count = LONG if "long" in kinds else 0
         self._past: list[tuple[int, dict[str, int]]] = []
         self._written: list[tuple[int, set[str]]] = []  # (commit_ts, rows of lists)
-        self._fates: dict[str, int | None] = {}  # of transactions by their tokens; None: unknown so far
+        self._fates: dict[str, int | None] = {}  # outcomes by token; None: unknown so far
         self._entries: list[int] = []  # of the journal, not deleted yet
         self._deleted: dict[int, str] = {}  # entries that a client began to delete, and the outcome
-        self._raised: dict[int, str] = {}  # signals without an append, and the outcome
+        self._raised: dict[int, str] = {}  # signals that were raised without an append, and the outcome
         self._noted: list[tuple[int, int]] = []  # signals that were certainly raised: (commit_ts, number)
         self._dropped: set[tuple[str, int]] = set()  # changes (row, commit_ts) that a process began to drop
-        self.waits = 0  # for observers, completed ones
-        self.replayed = 0  # changes that had been given up
-        self.answered = 0  # the newest commit that any client knows of
+        self.waits = 0  # completed waits for observers
+        self.replayed = 0  # replayed changes that had been given up
+        self.answered = 0  # the newest commit timestamp that any client knows of
 
     async def act(self, db: Database, world: World, ops: Ops, rng: random.Random, began: Began) -> None:
         """Run one transaction, or read the past once. `began` notes the transaction before it does anything."""
@@ -117,10 +120,10 @@ class Clients:
         else:
             await self._lists(db, world, ops, rng, began)
 
-    # ------------------------------------------------------------ what became of a transaction
+    # ------------------------------------------------------------ outcomes of transactions
 
     def begun(self, answered: int, start_ts: int) -> None:
-        """Check the start of a transaction. `answered`: its value when the transaction was requested."""
+        """Check a transaction's start timestamp. `answered`: the value of `self.answered` when it was requested."""
         if start_ts <= answered:
             self._problem(f"O2: {start_ts} was given to a caller that came after the answer to commit {answered}")
 
@@ -144,7 +147,8 @@ class Clients:
     # ------------------------------------------------------------ what has failed
 
     async def tend(self, db: Database, rng: random.Random) -> None:
-        """Replay some of the failed changes, or drop them if they are of the observer that exists for that."""
+        """Replay some of the failed changes. For the observer that exists for this ("picky"), drop some of them
+        instead."""
         async with aclosing(inside(db).failed.listed(None, None)) as pages:
             found = [listed async for page in pages for listed in page]
         for listed in found:
@@ -157,7 +161,7 @@ class Clients:
                 self._problem(f"G3: the change of {row!r} at {ts} has failed, and the cell is gone")
             if failed and waits and not signal:  # a signal's prewrite has no check: a late repeat raises it again
                 self._problem(f"N6: the change of {row!r} at {ts} has failed, and waits as well")
-            # More than one run for a signal may commit (N5), even one that began before another gave it up.
+            # More than one run for a signal may commit (N5), even one that began before another run gave the signal up.
             if failed and acks and not signal and unpack_record(acks[0][1]).start_ts >= ts:
                 self._problem(f"N6: the change of {row!r} at {ts} has failed, and is acknowledged as well")
             if rng.random() < 0.5:
@@ -170,7 +174,7 @@ class Clients:
                 self.replayed += await inside(db).failed.replay_one(listed)
 
     async def _verify_dropped(self, db: Database, listed: Listed) -> None:
-        """N3: check that it acknowledges no newer changes. Another process may have dropped a later change."""
+        """N3: check that a drop acknowledges no newer changes. (Another process may have dropped a newer change.)"""
         (table, row, ack), ts, _ = listed
         queries: list[Query] = [(WRITE, ack, 0, TS_MAX, 1), (WRITE, observed_column(ack), ts + 1, TS_MAX, _SINCE_MAX)]
         [[acks, changes]] = await inside(db).driver.store.read([(table, row, queries)])
@@ -187,7 +191,7 @@ class Clients:
             found = await snap.row(world.values.table, row, [world.values])
             value, picked = found[world.values], await snap.get(world.picked, row)
             wanted = len(value) if value else None
-            at = found.commit_ts(world.values)  # 0: it was deleted, and the delete marker is collected
+            at = found.commit_ts(world.values)  # 0: it was deleted, and the delete marker has been collected
             dropped = {ts for of, ts in self._dropped if of == row}
             if picked != wanted and not (at in dropped if at else dropped):
                 self._problem(f"N3, N6: {row} has {wanted} values, and picked is {picked}, though nobody dropped that")
@@ -211,7 +215,7 @@ class Clients:
             self._written = [*self._written[-3:], (txn.commit_ts, rows)]
 
     def one_of(self, key: str, found: dict[str, Any]) -> tuple[str, list[int]]:
-        """The row that a list lives in, and the list."""
+        """The row in which a list is, and the list."""
         rows = [row for row in (key, twin(key)) if found.get(row) is not None]
         if len(rows) > 1:
             self._problem(f"T1, T9: list {key} is there twice: {found[rows[0]]}, {found[rows[1]]}")
@@ -241,7 +245,7 @@ class Clients:
             ops.read(key, self.one_of(key, found)[1])
 
     async def _append(self, txn: Transaction, world: World, ops: Ops, rng: random.Random) -> set[str]:
-        """Append to some lists. Returns the rows that it wrote."""
+        """Append to some lists. Returns the rows that were written."""
         written = set()
         for key in rng.sample(world.keys, rng.randint(1, 3)):
             found = {row: await txn.get(world.values, row) for row in self._rows(key)}
@@ -256,7 +260,8 @@ class Clients:
         return written
 
     async def _in_the_mirror(self, txn: Transaction, world: World, row: str, seen: list[int] | None) -> None:
-        """Check that the row's mirror, which may have been read ahead, is the one written with the list read before."""
+        """Check that a row's mirror, which may have been prefetched, was written together with the list that was
+        read."""
         if "mirrored" in self.kinds:
             found = await txn.get(world.mirror, row)
             mirrored = None if found is None else found[1]
@@ -283,9 +288,10 @@ class Clients:
         return row
 
     async def _append_beside(self, txn: Transaction, world: World, ops: Ops, rng: random.Random) -> str:
-        """T14: transactions that lock nothing read only lists that are written under locks: no two rw edges in a row.
+        """T14: append to a list, in a transaction that locks everything that it reads, or nothing.
 
-        Returns the row that it wrote.
+        Transactions that lock nothing read only lists that are written under locks (apart from the list to which they
+        append). So there are no two rw edges in a row. Returns the row that was written.
         """
         half = len(world.keys) // 2
         lock = rng.random() < 0.5
@@ -301,7 +307,8 @@ class Clients:
         return self._append_to(txn, world, ops, rng, target, row, seen)
 
     async def _wait(self, db: Database, world: World, ts: int, rows: set[str]) -> None:
-        """N7: check that all that was committed up to `ts` has been observed, with all that follows from it."""
+        """N7: check that everything that was committed up to `ts` has been observed, with everything that follows from
+        it."""
         try:
             await db.wait_for(ts, timeout=_WAIT_S)
         except NotIdle:
@@ -311,7 +318,7 @@ class Clients:
             for row in sorted(rows):
                 handled = max(await snap.get(world.handled, row) or (0,))
                 length, twice = await snap.get(world.length, row), await snap.get(world.twice, row)
-                # If there is a newer change, what follows from it is not waited for.
+                # If there is a newer change, the wait does not cover what follows from that change.
                 if handled < ts or (handled == ts and twice != (None if length is None else 2 * length)):
                     self._problem(f"N7: {ts} was waited for; {row} was observed at {handled}: {length}, twice {twice}")
 
@@ -329,7 +336,7 @@ class Clients:
                 self._problem(f"N5, N7: {ts} was waited for, and the signal of {number} was not run for")
 
     async def _raise(self, db: Database, world: World, rng: random.Random, began: Began) -> None:
-        """Run a transaction that only signals."""
+        """Run a transaction that only raises signals."""
         self._count += 1
         number = self._count
         self._raised[number] = UNKNOWN
@@ -364,7 +371,7 @@ class Clients:
     # ------------------------------------------------------------ journal
 
     async def _forget(self, db: Database, world: World, rng: random.Random, began: Began) -> None:
-        """Delete an entry that has not been read since."""
+        """Delete an entry that no client has read since it was written."""
         number = self._entries.pop(rng.choice((-1, rng.randrange(len(self._entries)))))  # new or old
         self._deleted[number] = UNKNOWN
         async with began(db.transaction()) as txn:
@@ -426,7 +433,7 @@ class Clients:
 
     async def _look_back(self, db: Database, world: World, ts: int, before: dict[str, int]) -> None:
         if ts > inside(db).oracle.last:
-            return  # this process does not know yet that it was issued
+            return  # this process does not know yet that the timestamp was issued
         async with db.snapshot(ts=ts) as snap:
             now = await self._balances(snap, world, scan=False)
         if now != before:
@@ -456,7 +463,7 @@ class Clients:
     # ------------------------------------------------------------ the end
 
     async def verify(self, snap: Snapshot, world: World) -> dict[str, list[int]]:
-        """Check, at rest, that derived data match the lists. Returns the lists."""
+        """Check, once the run has come to rest, that derived data match the lists. Returns the lists."""
         await self._balances(snap, world, scan=True)
         await self._audit_names(snap, world)
         rows = [*world.keys, *map(twin, world.keys)]
@@ -482,7 +489,8 @@ class Clients:
         return lists
 
     async def _verify_copies(self, snap: Snapshot, world: World) -> None:
-        """N3, N10: check that the highest version has copied every entry, and has run once for each change."""
+        """N3, N10: check that the highest version has copied every entry, and that no version committed twice for a
+        change."""
         assert world.copied is not None
         assert world.counted is not None
         entries = {str(row.key): row[world.entry] async for row in snap.scan(world.entry.table)}

@@ -14,7 +14,7 @@ from perco.schema.schema import Change, Column, Schema, Signal, Table
 from perco.testing.growth import GROWN
 from perco.txn.transaction import Transaction
 
-_FAILS: Final = 0.4  # of the runs, if observers fail
+_FAILS: Final = 0.4  # the share of runs that fail, if observers fail
 
 
 ACCOUNTS: Final = [f"a{i}" for i in range(6)]
@@ -23,14 +23,14 @@ ACCOUNTS: Final = [f"a{i}" for i in range(6)]
 _NAPS_S: Final = (0.0, 0.0, 0.01, 0.03)  # of an observer
 
 
-PADDING: Final = "-" * 300  # makes a value in the mirror too long to be stored in its record
+PADDING: Final = "-" * 300  # makes a value in the mirror too long to be stored in its write record
 
 
-LONG: Final = 1 << 40  # numbers from here on make a list too long to be stored in its record
+LONG: Final = 1 << 40  # numbers from here on make a list too long to be stored in its write record
 
 
 def twin(key: str) -> str:
-    """The other row that a list may live in."""
+    """The other row in which a list may be."""
     return f"{key}~"
 
 
@@ -86,17 +86,17 @@ class World:
         metered: bool = False,
     ) -> None:
         self.keys = [f"k{i}" for i in range(keys)]
-        self._ran = ran  # notes which transaction is whose run
-        self._naps = naps  # observers are slow
-        self._failures = failures  # and fail
+        self._ran = ran  # notes which observer's run a transaction is
+        self._naps = naps  # if given, observers are slow
+        self._failures = failures  # if given, observers fail
         lists = Table("lists", key=TEXT, splits=[self.keys[keys // 3], self.keys[2 * keys // 3]], keep=keep)
         derived = Table("derived", key=TEXT, splits=[self.keys[keys // 2]], keep=keep)
         self.values: Column[str, Any] = lists.column("values", MSGPACK)
-        self.mirror: Column[str, Any] = lists.column("mirror", MSGPACK)  # the same, in a run of that kind
+        self.mirror: Column[str, Any] = lists.column("mirror", MSGPACK)  # the same, in a run of the kind "mirrored"
         self.length = derived.column("length", INT64)
         self.twice = derived.column("twice", INT64)
         self.last = lists.column("last", INT64)
-        self.handled = derived.column("handled", MSGPACK)  # the changes that committed runs of one observer were for
+        self.handled = derived.column("handled", MSGPACK)  # the changes for which one observer's runs have committed
         accounts = Table("accounts", key=TEXT, splits=[ACCOUNTS[3]], keep=keep)
         self.balance = accounts.column("balance", INT64)
         names, users = Table("names", key=TEXT, keep=keep), Table("users", key=TEXT, keep=keep)
@@ -104,8 +104,8 @@ class World:
         self.name = users.column("name", TEXT)
         self.picked = derived.column("picked", INT64)
         self.first = derived.column("first", INT64) if late else None
-        # An observer of version `grown` puts that version into its copies of the journal, whose rows are written once;
-        # and notes which changes its committed runs were for.
+        # The observer of version `grown` copies the journal, whose rows are written once, and puts its version into
+        # each copy. It also notes the changes for which its runs have committed.
         self.grown = grown
         self.copied = derived.column("copied", TEXT) if grown else None
         self.counted = derived.column("counted", MSGPACK, group="counted") if grown else None
@@ -135,7 +135,7 @@ class World:
             self.schema.observe(self.entry, id=GROWN, version=grown, delay_s=delay_s, priority=-grown)(self._copy)
 
     def derivatives(self) -> Iterator[tuple[Column[str, Any], Callable[[list[int]], int]]]:
-        """The columns that observers derive from a list, and how."""
+        """Yields each column that an observer derives from a list, and the function that derives it."""
         yield self.length, len
         yield self.twice, lambda value: 2 * len(value)
         yield self.last, lambda value: value[-1]
