@@ -79,7 +79,7 @@ if _TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> _Any:
-        """`perco.testing`, imported when it is first asked for: programs that only run transactions do not need it."""
+        """Import `perco.testing` on first use, because programs that only run transactions do not need it."""
         if name == "testing":
             return _import_module("perco.testing")
         raise AttributeError(f"module 'perco' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The command `perco`, or one sentence on how to install it."""
+"""Runs the command `perco`; if its packages are missing, prints how to install them."""
 
 from __future__ import annotations
 

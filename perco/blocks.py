@@ -1,4 +1,4 @@
-"""The errors of blocks and iterators that are used in the wrong way."""
+"""Blocks and iterators that raise a helpful error if they are used in the wrong way."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 class AsyncOnly:
-    """Base of objects for `async with` or `async for` only: other uses raise an error that says so.
+    """Base of objects for `async with` or `async for` only: other uses raise an error that says what to write.
 
-    Hidden from type checkers, which find the mistake by themselves as long as the methods are not there.
+    The methods are hidden from type checkers: a checker reports a wrong use by itself if the methods do not exist.
     """
 
     _write = ""
@@ -41,9 +41,9 @@ class AsyncOnly:
 
 
 class BlockingOnly:
-    """Base of objects for `with` or `for` only: `async` before them raises an error that says so.
+    """Base of objects for `with` or `for` only: `async with` and `async for` raise an error that says what to write.
 
-    Hidden from type checkers, as in `AsyncOnly`.
+    The methods are hidden from type checkers, as in `AsyncOnly`.
     """
 
     _write = ""
@@ -64,7 +64,7 @@ class BlockingOnly:
 
 
 class AsyncBlock(AsyncOnly, Generic[T]):
-    """An `async with` block made from a generator by `async_block`."""
+    """An `async with` block that `async_block` has made from a generator."""
 
     def __init__(self, block: AbstractAsyncContextManager[T], write: str) -> None:
         self._block, self._write = block, write
@@ -79,7 +79,8 @@ class AsyncBlock(AsyncOnly, Generic[T]):
 
 
 def async_block(write: str) -> Callable[[Callable[P, AsyncIterator[T]]], Callable[P, AsyncBlock[T]]]:
-    """Like `asynccontextmanager`, but for users: other uses of the block raise an error that says what to `write`."""
+    """Like `asynccontextmanager`, but a block that is used without `async with` raises an error that tells the user
+    what to write (`write`)."""
 
     def decorate(function: Callable[P, AsyncIterator[T]]) -> Callable[P, AsyncBlock[T]]:
         block = asynccontextmanager(function)

@@ -3,36 +3,36 @@
     PercoError
     ├── TransientError            nothing became visible: run the transaction again (`db.run` does)
     │   ├── WriteConflict         another transaction committed, or is committing, a cell that this one writes or locks
-    │   ├── ReadConflict          ... a cell or range that this one, serializable, has read
+    │   ├── ReadConflict          ... a cell or range that this serializable transaction has read
     │   ├── RolledBack            another process presumed this transaction dead and rolled it back
     │   ├── TabletSplit           rows of one mutation now lie in two tablets (P3)
     │   ├── CatalogueChanged      an observer was registered meanwhile (N10)
     │   └── SessionEnded          the server presumed this client gone, or has restarted, and ended its session
-    ├── CommitUnknown             it may have committed: ask `db.outcome(token)` before you run it again
+    ├── CommitUnknown             the transaction may have committed: before you run it again, ask `db.outcome`
     ├── SnapshotTooOld            the versions at that time were garbage-collected, or no note of the clock is that old
     │   └── OwnerChanged          another process has become the store's owner; take a new snapshot
-    ├── StoreError                the store cannot do this now; data are safe, and nothing was done (see WriteUnknown)
+    ├── StoreError                the store cannot do this now; data are safe; nothing was done (but see WriteUnknown)
     │   ├── StoreFull             no space left
     │   ├── StoreLocked           another process owns the folder
-    │   ├── FormatUnknown         not a perco folder, or one of another version
+    │   ├── FormatUnknown         not a perco folder, or a folder of another version of perco
     │   ├── UnsuitableFolder      a file system that perco cannot trust, or no permission
     │   ├── NeedsCheck            the machine restarted while writes were only in memory
-    │   ├── WrongToken            the server does not know this client
+    │   ├── WrongToken            the client sent no token, or another store's token
     │   ├── VersionMismatch       the server speaks another version of the wire protocol
     │   ├── WriteUnknown          the reply to one of the store's own writes was lost: the write may have been done
     │   └── Unavailable           no answer within the time that the caller allowed
-    │       └── NotIdle           ... observers still have work; says which, and why
+    │       └── NotIdle           ... observers still have work; the error says which, and why
     ├── UsageError                the caller's mistake
-    │   ├── TransactionClosed     used after its end
-    │   ├── ReadOnly              a write through something that only reads
-    │   ├── TooLarge              over a limit; raised at `set`, not at commit
-    │   ├── SchemaMismatch        the schema in hand and the one in the store disagree
-    │   ├── ChainTooLong          observers set each other off, again and again
+    │   ├── TransactionClosed     a transaction or snapshot was used after its end
+    │   ├── ReadOnly              a write to a store that was opened with readonly=True
+    │   ├── TooLarge              something exceeds a limit; raised at `set`, not at commit
+    │   ├── SchemaMismatch        the program's schema contradicts the store's catalogue
+    │   ├── ChainTooLong          observers trigger each other, again and again
     │   └── UsedAfterFork         a store does not survive os.fork()
     ├── Corruption                stored bytes break an invariant: stop and run `perco check`
-    └── BackgroundFailure         a task of perco's own died; its cause is attached
+    └── BackgroundFailure         one of perco's own tasks died; the cause is attached
 
-Each has fields, and says in one sentence what to do.
+Each error has fields, and its message says in one sentence what to do.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class WriteConflict(TransientError):
     """Another transaction got to a cell first (T7).
 
     Attributes: `cells`, a tuple of (table, key, column name); `other_ts`, the commit timestamp of the other
-    transaction, or its start timestamp while it is still undecided; `start_ts`, this transaction's; `read`, whether
-    the other one has read the cell under a lock, and not written it (T14).
+    transaction, or its start timestamp while it is still undecided; `start_ts`, this transaction's start timestamp;
+    `read`, True if the other transaction has not written the cell, but read it under a lock (T14).
     """
 
     cells: tuple[tuple[str, object, str], ...]
@@ -104,11 +104,11 @@ class WriteConflict(TransientError):
 
 
 class ReadConflict(TransientError):
-    """Another transaction has written, or is writing, a cell or range that this serializable one has read (T14).
+    """Another transaction has written, or is writing, cells that this serializable transaction has read (T14).
 
     Attributes: `cells`, a tuple of (table, key, column name); `ranges`, a tuple of (table, first key, stop key), with
-    None for an open end. Both name only the first conflicts that were found. `start_ts`, `commit_ts`: this
-    transaction's.
+    None for an open end. Both name only the first conflicts that were found. `start_ts`, `commit_ts`: the timestamps
+    of this transaction.
     """
 
     cells: tuple[tuple[str, object, str], ...]
@@ -166,7 +166,7 @@ class CatalogueChanged(TransientError):
 
 
 class SessionEnded(TransientError):
-    """The server has ended this client's session, because it has not heard from the client, or was restarted."""
+    """The server has ended this client's session: it has not heard from the client, or it was restarted."""
 
     def __init__(self, said: str = "the server has ended this client's session") -> None:
         super().__init__(said)
@@ -176,10 +176,10 @@ class SessionEnded(TransientError):
 
 
 class CommitUnknown(PercoError):
-    """The commit was sent and its outcome could not be learned (T4).
+    """The commit was sent, but its outcome is not known (T4).
 
-    Attributes: `token`, a short str; `await db.outcome(token)` answers from any process. `for_good`: `db.outcome` was
-    asked, and the outcome can no longer be learned, because the store no longer keeps traces that old.
+    Attributes: `token`, a short str: any process can find the outcome with `await db.outcome(token)`. `for_good`: the
+    outcome can no longer be found, because the store may have removed the records that show it.
     """
 
     token: str
@@ -204,8 +204,8 @@ class SnapshotTooOld(PercoError):
     1970). `table`: the table whose versions were removed, else "".
 
     Args:
-        why: the sentence that replaces the remedy, if it was not the retention limit that removed the versions.
-        newer: the store did not exist at that time.
+        why: a sentence that replaces the usual remedy, if the versions were not removed by the retention limit.
+        newer: True if the store did not exist at that time.
     """
 
     asked: float
@@ -231,7 +231,7 @@ class SnapshotTooOld(PercoError):
 class OwnerChanged(SnapshotTooOld):
     """A process that reads the owner's files itself used a snapshot taken under a former owner (T9).
 
-    Attributes: `asked`, the snapshot's timestamp; `oldest`, the same.
+    Attributes: `asked` and `oldest`: the snapshot's timestamp.
     """
 
     asked: float
@@ -283,8 +283,8 @@ class StoreFull(StoreError):
 class StoreLocked(StoreError):
     """Another process has the store open for writing.
 
-    Attributes: `path`: of the folder, or the address of a database; `pid`: None if the process may be on another host;
-    `command`: of the process; `remedy`: what to do.
+    Attributes: `path`: the folder, or the address of a database; `pid`: the process's id, None if the process may be
+    on another host; `command`: the process's command; `remedy`: what to do.
     """
 
     path: str
@@ -347,8 +347,8 @@ class VersionMismatch(StoreError):
 
 
 class WriteUnknown(StoreError):
-    """One of the store's own writes was sent, and its reply was lost: it may have been done, or may yet be (T4). For
-    the commit of a transaction, CommitUnknown is raised instead.
+    """The reply to one of the store's own writes was lost: the write may have been done, or may still be done (T4). If
+    the reply to a transaction's commit is lost, perco raises CommitUnknown instead.
 
     Attributes: `what`: what was written; `reason`: why there is no reply; `remedy`: what to do.
     """
@@ -387,16 +387,16 @@ class Unavailable(StoreError):
 
 
 def reason_of(error: Exception) -> str:
-    """The cause that an error names, without its remedy. The message that it goes into has a remedy of its own."""
+    """The cause that an error names, without its remedy: for a message that has a remedy of its own."""
     return error.what if isinstance(error, Unavailable) else str(error)
 
 
 class NotIdle(Unavailable):
-    """Changes still waited for observers when the time was up. Nothing is lost: they go on waiting.
+    """Changes still waited for observers when the time was up. Nothing is lost: the changes go on waiting.
 
-    Attributes: `waiting`: the number of changes, by observer id; `counted`: False if the server did not say, so that
-    `waiting` is empty. `failures`: for each observer that has failed since the worker was started: how often, and the
-    last cell and error.
+    Attributes: `waiting`: the number of changes, by observer id; `counted`: False if the server did not answer;
+    `waiting` is then empty. `failures`: for each observer that has failed since the worker was started: how often, and
+    the last cell and error.
     """
 
     what: str
@@ -432,7 +432,7 @@ class UsageError(PercoError):
 
 
 def must_be_number(what: str, value: object) -> None:
-    """Raises UsageError for anything but a number of seconds, such as a timedelta."""
+    """Raises UsageError if the value is not a number of seconds (a timedelta, for example)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         hint = "; a timedelta has .total_seconds()" if hasattr(value, "total_seconds") else ""
         raise UsageError(f"{what} is a number of seconds, not {value!r}{hint}")
@@ -447,9 +447,9 @@ class ReadOnly(UsageError):
 
 
 class TooLarge(UsageError):
-    """Over one of perco's limits.
+    """Something exceeds one of perco's limits.
 
-    Attributes: `what`, `size`, `limit`; the `unit` of these, "" if `what` names it; `remedy`.
+    Attributes: `what`, `size`, `limit`, `remedy`; `unit`: the unit of the size and the limit, "" if `what` names it.
     """
 
     what: str
@@ -465,14 +465,15 @@ class TooLarge(UsageError):
 
 
 class SchemaMismatch(UsageError):
-    """The schema in hand contradicts the catalogue in the store (N10)."""
+    """The program's schema contradicts the store's catalogue (N10)."""
 
 
 class ChainTooLong(UsageError):
-    """Observers set each other off more often than `WorkerOptions.chain_max` allows (N9).
+    """Observers trigger each other more often than `WorkerOptions.chain_max` allows (N9).
 
     Attributes: `where`, the row that the chain has reached; `observers`, the ids of its last observers, in order;
-    `cycle`, those that repeat, or () if none do; `depth`; `limit`; `cause`, the commit timestamp that began the chain.
+    `cycle`, the observers that repeat, or () if none repeat; `depth`; `limit`; `cause`, the commit timestamp of the
+    transaction that began the chain.
     """
 
     where: str
@@ -512,14 +513,14 @@ class UsedAfterFork(UsageError):
         super().__init__(f"{path} was opened before os.fork(); it cannot be used in the child. Open it after the fork.")
 
 
-# ------------------------------------------------------------------ ours
+# ------------------------------------------------------------------ perco itself
 
 
 class Corruption(PercoError):
     """Stored bytes break an invariant.
 
     Attributes: `where`, `what`; `cell`, a tuple of (table, key, column name), or None; `part`, `where` without the
-    cell. With a cell, only that cell, and others that its transaction has locked, cannot be used; all else can.
+    cell. If there is a `cell`, only that cell, and the cells that the same transaction has locked, cannot be used.
     """
 
     what: str

@@ -1,5 +1,5 @@
-"""Names: looks up the objects that commands and jobs are given as MODULE:NAME, and sets the names that Python's own
-messages use for calls."""
+"""Looks up objects by name (commands and jobs take names like MODULE:NAME), and sets the names that Python's own
+messages use for perco's methods."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 def named(text: str, form: str, where: str) -> Any:
-    """The object; its module is imported.
+    """The object that a text of the form MODULE:NAME names. Imports its module.
 
     Args:
-        form: for the error: what to write, with an example.
-        where: for the error: where modules are looked for.
+        form: what to write, with an example; part of the error message.
+        where: where modules are searched for; part of the error message.
 
-    Raises: UsageError; what the module raises.
+    Raises: UsageError; any error that the import of the module raises.
     """
     module, colon, name = text.partition(":")
     if not colon or not module or not name:
@@ -34,7 +34,7 @@ def named(text: str, form: str, where: str) -> Any:
         return pkgutil.resolve_name(text)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, but one that it imports is not
+            raise  # the module exists, but a module that it imports does not
         raise UsageError(f"there is no module {error.name!r} {where}") from error
     except AttributeError as error:
         raise UsageError(f"{text}: {error}") from error
@@ -43,7 +43,7 @@ def named(text: str, form: str, where: str) -> Any:
 
 
 def told_as(owner: str) -> Callable[[type[T]], type[T]]:
-    """Decorate a class that users know by another name, so that Python's warnings use that name ("coroutine
+    """Decorate a class that has another name for users, so that Python's warnings use that name ("coroutine
     'Database.vacuum' was never awaited").
     """
 

@@ -1,4 +1,4 @@
-"""Options of a store, one frozen dataclass for each component: what `perco.Options` takes."""
+"""The options of a store: the frozen dataclasses that `perco.Options` takes, one for each component."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A value or an error that a caller waits for, and that the loop supplies later.
 
-A task is woken directly (`trio.lowlevel`), and the object that it waited for serves as the `outcome.Outcome`: an Event,
-and another object for every wake-up, would cost more than most calls.
+The loop wakes a waiting task directly (`trio.lowlevel`), and the `Awaited` itself serves as the `outcome.Outcome`: an
+Event, and a separate Outcome for every wake-up, would cost more than most calls do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Pending:
 
 
 class Awaited(Pending):
-    """A result that a task waits for; `task` is None if no task does."""
+    """A result that a task waits for; `task` is None if no task waits."""
 
     task: trio.lowlevel.Task | None
 

@@ -13,8 +13,9 @@ from perco.errors import UsageError, must_be_number
 
 
 def check_options(options: Any, *, zero: Collection[str] = (), free: Collection[str] = ()) -> None:
-    """Check each field of a dataclass of options by its annotation: an int is at least 1, or 0 if named in `zero`; a
-    float is not negative, and above 0 and at most 1 if its name ends in "share". Those in `free` may be anything.
+    """Check each field of a dataclass of options by its annotation: an int must be at least 1, or at
+    least 0 if `zero` names the field; a float must not be negative, and if the field's name ends in "share", it must be
+    above 0 and at most 1. The fields that `free` names may have any value.
 
     Raises: UsageError.
     """
@@ -53,7 +54,7 @@ def _wrong(name: str, value: Any, kinds: tuple[Any, ...], *, least: int) -> str:
 
 @cache
 def _kinds(made: type) -> dict[str, tuple[tuple[Any, ...], bool]]:
-    """For each field the types that its value may have, and whether it may be None."""
+    """For each field, the types that its value may have, and whether the value may be None."""
     hints = get_type_hints(made)
     out = {}
     for field in fields(made):

@@ -15,19 +15,19 @@ def tune_gc(threshold: int = _THRESHOLD) -> None:
     """Keep Python's collector of reference cycles from walking transactions in flight again and again.
 
     The collector looks at all young objects whenever 700 more objects have been allocated than freed. A transaction in
-    flight is some thirty objects, which live until its commit is durable: with a few dozen in flight it looks at them
-    many times, and finds nothing, because transactions make no cycles. So this raises the threshold above what is in
-    flight, and exempts what the program has imported so far (`gc.freeze`). The application's own cycles are still
-    collected, only later.
+    flight is some thirty objects, which live until its commit is durable: with a few dozen transactions in flight,
+    the collector looks at these objects many times, and finds nothing, because transactions make no cycles. So this
+    function raises the threshold above the number of objects in flight, and exempts everything that the program has
+    imported so far (`gc.freeze`). The application's own cycles are still collected, only later.
 
-    It changes the whole process: call it once, after the imports, in a process that is yours. The command `perco` and
-    the benchmarks do so.
+    The settings apply to the whole process: call this function once, after the imports, and only in a process of your
+    own. The command `perco` and the benchmarks do so.
 
     Args:
-        threshold: objects made and not freed before the collector looks at the youngest; above thirty for each
-            transaction or observer in flight.
+        threshold: how many more objects are allocated than freed before the collector looks at the young objects;
+            choose more than thirty for each transaction or observer in flight.
 
-    Raises: ValueError below 1, which would switch the collector off.
+    Raises: ValueError for a threshold below 1, which would switch the collector off.
     """
     if threshold < 1:
         raise ValueError(f"threshold is {threshold}; it must be at least 1")
@@ -37,8 +37,8 @@ def tune_gc(threshold: int = _THRESHOLD) -> None:
 
 @contextmanager
 def collecting_less() -> Iterator[None]:
-    """Use that threshold while a block lasts, in a process that belongs to another program; leave a higher threshold,
-    or a disabled collector, as it is."""
+    """Use the default threshold of `tune_gc` while a block lasts, in a process that belongs to another program. Leave a
+    higher threshold, or a disabled collector, as it is."""
     before = gc.get_threshold()
     if 0 < before[0] < _THRESHOLD:
         gc.set_threshold(_THRESHOLD, *_OLDER)

@@ -1,4 +1,4 @@
-"""perco for asyncio: the same names and types.
+"""perco for asyncio: the same names and types as in `perco`.
 
     async with perco.aio.open("folder/", schema) as db:
 
@@ -9,11 +9,11 @@
             async for row in snap.scan(accounts): ...
 
 The store runs on trio, as the guest of the loop that opens it: in the same thread, between the loop's own callbacks.
-It works under any asyncio loop, uvloop's too. Stores of one loop share one guest run.
+This works with any asyncio loop, including uvloop's. All stores of a loop share one guest run.
 
-T10 A task that is cancelled in a call cancels the call: a commit that was not sent did not happen. CancelledError is
-    raised when the call has ended; if the transaction has committed, or its outcome is unknown, a note on it
-    (`__notes__`) and `txn.outcome` say so.
+T10 If a task is cancelled during a call, the call is cancelled: a commit that has not been sent by then does not
+    happen. CancelledError is raised when the call has ended. If the transaction has committed, or its outcome is
+    unknown, a note on the exception (`__notes__`) and `txn.outcome` say so.
 
 Observers run on trio, as for every store; declare those that await asyncio with `perco.aio.observer`.
 """

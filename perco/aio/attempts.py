@@ -1,4 +1,4 @@
-"""One transaction, attempt after attempt, in the calling task (T11)."""
+"""Runs a transaction, attempt after attempt, in the calling task (T11)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def _begin(port: Guests, tries: Tries) -> Transaction:
-    """Begin the next attempt's transaction; the first one's without a call, if possible."""
+    """Begin the next attempt's transaction; the first attempt's, if possible, without a call."""
     must_be_on(port.loop)
     begun = tries.begin_nowait() if port.closed is None else None
     if begun is not None:
@@ -29,7 +29,7 @@ async def _begin(port: Guests, tries: Tries) -> Transaction:
 
 
 async def _finish(txn: Transaction, error: BaseException | None) -> bool:
-    """End an attempt. Returns whether another attempt follows, because this one or its commit raised an error."""
+    """End an attempt. Returns whether another attempt follows, because the block or its commit raised an error."""
     tries = txn._tries
     assert tries is not None
 
@@ -49,13 +49,13 @@ async def _finish(txn: Transaction, error: BaseException | None) -> bool:
                 tell(raised, txn._of)
         elif isinstance(raised, PercoError) and txn._port.closed is not None:
             txn._of.discard()
-            return False  # `error` is all there is to report
+            return False  # there is only `error` to report
         raise
 
 
 class Attempt:
-    """One attempt: a context manager that gives the transaction, commits it, and swallows a TransientError if there
-    will be another attempt."""
+    """One attempt: a context manager that returns the transaction, commits it at the end of the block, and swallows a
+    TransientError if another attempt will follow."""
 
     def __init__(self, attempts: Attempts) -> None:
         self._attempts = attempts
@@ -79,7 +79,7 @@ class Attempt:
 
 
 class Attempts(AsyncOnly):
-    """Attempts of one transaction, until one commits.
+    """The attempts of one transaction, until an attempt commits.
 
     async for attempt in db.attempts():
         async with attempt as txn:
@@ -107,7 +107,7 @@ class Attempts(AsyncOnly):
 
 
 class Retrying:
-    """`run` and `attempts` with limits and isolation of their own; from `db.options(...)`."""
+    """`run` and `attempts` with limits and isolation of their own; made by `db.options(...)`."""
 
     def __init__(self, port: Guests, engine: Engine, retry: RetryOptions, serializable: bool) -> None:
         self._port, self._engine, self._retry, self._serializable = port, engine, retry, serializable

@@ -1,4 +1,4 @@
-"""Blocks for the tasks of asyncio: transactions, snapshots, pins, workers."""
+"""Blocks for asyncio tasks: transactions, snapshots, pins, workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Block(AsyncOnly, Generic[T]):
-    """An asynchronous context manager of the engine, entered and left by a task of asyncio's."""
+    """An asynchronous context manager of the engine, which an asyncio task enters and leaves."""
 
     def __init__(self, port: Guests, block: Any, wrap: Callable[[Any], T], write: str) -> None:
         self._port, self._block, self._wrap, self._write = port, block, wrap, write
@@ -58,7 +58,7 @@ class SnapshotBlock(Block[Snapshot]):
 
 
 class TransactionBlock(AsyncOnly):
-    """`async with db.transaction() as txn:`: one try, committed at the end of the block."""
+    """`async with db.transaction() as txn:`: one attempt, which commits at the end of the block."""
 
     _write = "async with db.transaction() as txn:"
 
@@ -83,7 +83,7 @@ class TransactionBlock(AsyncOnly):
 
 
 class WorkerHandle(Calling):
-    """A running worker: its statistics."""
+    """A running worker, for its statistics."""
 
     _of: workers.WorkerHandle
 

@@ -1,7 +1,7 @@
-"""How the objects of `perco.aio` call the objects that they stand for.
+"""How the objects of `perco.aio` call the objects behind them, on the store's loop.
 
-R9  A public method gives the owner of a folder and its clients the same result, or the same error: calls are
-    forwarded by name to the object at hand.
+R9  A public method gives the same result, or raises the same error, in the owner of a folder and in its clients: each
+    call is forwarded by method name to the object behind, in both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perco.aio.guest import Guests
 
 
 class Calling:
-    """An object of the guest run, for the tasks of asyncio."""
+    """Base class: passes calls of asyncio tasks to an object of the guest run."""
 
     def __init__(self, port: Guests, of: Any) -> None:
         self._port, self._of = port, of
@@ -31,6 +31,6 @@ class Calling:
 
     @trio.lowlevel.enable_ki_protection
     def _now(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The result of a method that waits for nothing: it is called at once, because both loops share a thread."""
+        """The result of a method that never waits. It is called at once, because both loops share a thread."""
         self._port.must_be_here()
         return getattr(self._of, name)(*args, **kwargs)

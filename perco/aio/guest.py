@@ -1,10 +1,10 @@
 """A trio run as the guest of an asyncio loop, and how the loop's tasks call into it.
 
-One guest run serves all stores of a loop; it ends with the last of them. Everything happens in the loop's own thread:
-a call costs no thread switch while others are under way, or have just been; otherwise it costs two, because an idle
-guest waits for its I/O in a thread.
+One guest run serves all stores of a loop; it ends with the last of them. Everything happens in the loop's own thread.
+So a call costs no thread switch while other calls are under way, or have just ended. Otherwise it costs two, because an
+idle guest waits for its I/O in a thread.
 
-T10 A task that is cancelled in a call cancels the call, and goes on when the call has ended.
+T10 If a task is cancelled during a call, the call is cancelled; the task goes on when the call has ended.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ T = TypeVar("T")
 
 @trio.lowlevel.enable_ki_protection
 def begin_here(port: Guests, engine: Engine, isolation: Isolation | None) -> Transaction | None:
-    """Begin a transaction without a call, which is possible because both loops share a thread. None: the store has been
-    closed, or the transaction would have to wait."""
+    """Begin a transaction without a call, which is possible because both loops share a thread. Returns None if the
+    store has been closed, or if the transaction would have to wait."""
     if port.closed is not None:
         return None
     port.must_be_here()
     return begin_nowait(engine, isolation)
 
 
-# Rounds of the loop that the leader stays awake when it has nothing to do. A caller that was just answered often calls
-# again at once, and putting the guest to sleep and waking it costs two thread switches.
+# For how many rounds of the loop the leader stays awake without anything to do. A caller that has just been answered
+# often calls again at once, and it costs two thread switches to put the guest to sleep and to wake it.
 _LINGERS: Final = 3
 
 _WRONG_THREAD: Final = (
@@ -51,7 +51,7 @@ _WRONG_THREAD: Final = (
 
 
 class _Call(Call):
-    """A call that a task of asyncio waits for."""
+    """A call that an asyncio task waits for."""
 
     __slots__ = ("future",)
 
@@ -65,7 +65,7 @@ class _Call(Call):
 
 
 class Guests(Portal):
-    """The portal of a guest run: its callers are in the same thread, so its leader is woken at once."""
+    """The portal of a guest run. Its callers are in the same thread, so they wake its leader directly."""
 
     thread: int
 
@@ -78,7 +78,7 @@ class Guests(Portal):
         self._parked: trio.lowlevel.Task | None = None
 
     def must_be_here(self) -> None:
-        """Raise UsageError on another thread than the loop's."""
+        """Raise UsageError if this is not the loop's thread."""
         if threading.get_ident() != self.thread:
             raise UsageError(_WRONG_THREAD)
 
@@ -120,7 +120,7 @@ class Guests(Portal):
             try:
                 raise error
             finally:
-                del error  # its traceback has this frame
+                del error  # its traceback refers to this frame
         result: T = call.value
         return result
 
@@ -140,7 +140,7 @@ class Guests(Portal):
             try:
                 await call.future
             except asyncio.CancelledError:
-                continue  # the first cancellation is raised, when the call has ended
+                continue  # the first cancellation is raised once the call has ended
 
 
 _portals: weakref.WeakKeyDictionary[Engine, Guests] = weakref.WeakKeyDictionary()
@@ -158,7 +158,7 @@ def portal_of(engine: Engine) -> Guests:
 
 
 def must_be_on(loop: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoop:
-    """The running loop. Raises: UsageError unless the caller is a task of it."""
+    """The running loop. Raises: UsageError unless it is `loop`, if given, and the caller runs on it, not on trio."""
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
@@ -188,8 +188,8 @@ _hosts: dict[asyncio.AbstractEventLoop, Host] = {}
 class Host:
     """The guest run of a loop.
 
-    KeyboardInterrupt comes between trio's callbacks, never into them; where the loop itself does not catch it, it is
-    raised from the loop.
+    A KeyboardInterrupt is raised between trio's callbacks, never inside one; if the loop itself does not catch it, the
+    loop raises it.
 
     trio's callbacks go through a queue of their own. So if the loop was closed with a store open, the run can still be
     brought to its end: by the next run in the thread, or when the program ends.
@@ -218,7 +218,7 @@ class Host:
 
     @staticmethod
     async def of(loop: asyncio.AbstractEventLoop) -> Host:
-        """The loop's guest run; made if there is none."""
+        """The loop's guest run, which is started if there is none."""
         for host in list(_hosts.values()):
             if host.loop.is_closed():
                 host.rescue()
@@ -242,7 +242,7 @@ class Host:
             try:
                 await self._end.wait()
                 return
-            except KeyboardInterrupt:  # it came while trio was running: pass it to the loop
+            except KeyboardInterrupt:  # raised while trio was running: pass it to the loop
                 self.loop.call_soon(_interrupt)
 
     def _done(self, _: object) -> None:
@@ -275,7 +275,7 @@ class Host:
             self._due.popleft()()
 
     def rescue(self) -> None:
-        """End the run of a loop that has been closed, if it was this thread's."""
+        """End the run of a loop that has been closed, if the loop ran in this thread."""
         if threading.get_ident() != self.thread or self._over:
             return
         told = "an asyncio loop was closed with a perco store open; the store is closed now"

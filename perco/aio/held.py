@@ -44,7 +44,7 @@ class Snapshot(Reading):
         return self._of.wall
 
     def end(self) -> None:
-        """End: nothing is read any more, and the versions that it needed may be removed (G1)."""
+        """End the snapshot: it can read no more, and the versions that only it needed may be removed (G1)."""
         self._of.end()
 
 
@@ -105,7 +105,7 @@ class Transaction(Snapshot):
         self._now("discard", (), {})
 
     async def commit(self) -> int:
-        """Commit; see `perco.Transaction.commit`. If its task is cancelled and it commits all the same, a note on the
+        """Commit; see `perco.Transaction.commit`. If the task is cancelled but the transaction commits, a note on the
         exception and `outcome` say so (T10)."""
         try:
             if self._limit is None:
@@ -130,5 +130,5 @@ class Transaction(Snapshot):
 
     @property
     def isolation(self) -> Isolation:
-        """Its isolation: "snapshot" or "serializable"."""
+        """The isolation level: "snapshot" or "serializable"."""
         return self._of.isolation

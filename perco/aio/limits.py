@@ -1,7 +1,7 @@
-"""The time that `db.options(timeout=...)` gives a function, on asyncio.
+"""Enforces the timeout of `db.options(timeout=...)` for a function or a block on asyncio.
 
-T10 The deadline never cancels one of the transaction's own calls: the call has the same deadline on the store's loop,
-    which waits for a commit that was sent, so that its outcome is known.
+T10 The deadline never cancels one of the transaction's own calls. The call has the same deadline on the store's loop,
+    and there a commit that was sent is still waited for, so that its outcome is known.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Limit:
 
     def __init__(self, tries: Tries, txn: Transaction) -> None:
         self._tries, self._txn = tries, txn
-        self._asking = 0  # calls of the transaction under way
+        self._asking = 0  # how many calls of the transaction are under way
         self._due = self._fired = False
         self._task: asyncio.Task[object] | None = None
         self._handle: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Begin, in the task that runs the function."""
+        """Start the timer. Called in the task that runs the function or the block."""
         loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         assert self._task is not None
@@ -50,21 +50,21 @@ class Limit:
         finally:
             self._asking -= 1
             if self._due and not self._asking:
-                # Not at once: a task that cancels itself notices only at its next wait, which may be after the end.
+                # Not at once: a task that cancels itself notices this only at its next wait, perhaps after the end.
                 asyncio.get_running_loop().call_soon(self._expire)
 
     def end(self, error: BaseException | None) -> BaseException | None:
-        """End; returns the error to raise in place of `error`."""
+        """Stop the timer; returns the error to raise in place of `error`."""
         assert self._handle is not None
         self._handle.cancel()
         task, self._task = self._task, None
         if not self._fired or task is None:
             return error
-        others = task.uncancel() > self._cancelling  # other code has cancelled it as well
+        others = task.uncancel() > self._cancelling  # other code has cancelled the task as well
         return error if others or not isinstance(error, asyncio.CancelledError) else self._tries.late(self._txn)
 
     async def over(self, running: Awaitable[T]) -> T:
-        """Await a function. Raises: Unavailable past the deadline."""
+        """Await a function under the deadline. Raises: Unavailable, or CommitUnknown, past the deadline."""
         self.begin()
         try:
             result = await running

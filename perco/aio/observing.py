@@ -1,4 +1,4 @@
-"""Functions that await asyncio, as observers."""
+"""Observers whose functions await asyncio."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ V = TypeVar("V")
 def observer(
     function: Callable[[Transaction, Change[K, V]], Coroutine[Any, Any, None]],
 ) -> ObserverFunction[K, V]:
-    """Make an observer of a function that awaits asyncio: it runs as a task of the loop that opened the store.
+    """Make a function that awaits asyncio an observer: it runs as a task of the loop that opened the store.
 
         @schema.observe(url, id="fetch")
         @perco.aio.observer
@@ -33,7 +33,7 @@ def observer(
             answer = await client.get(change.value)           # httpx under asyncio
             txn.set(body, change.key, answer.text)
 
-    Only for stores that are opened with `perco.aio.open`: elsewhere `db.worker()`, and `perco worker`, refuse to start.
+    Only for stores opened with `perco.aio.open`: for other stores, `db.worker()` and `perco worker` refuse to start.
     """
     must_give(function, "an `async def` function", "perco.aio.observer")
     inner = inspect.unwrap(function)
@@ -58,7 +58,7 @@ def observer(
         def abort(raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
             cancelled.append(raise_cancel)
             task.cancel("the worker ends")
-            return trio.lowlevel.Abort.FAILED  # it goes on when the task has ended
+            return trio.lowlevel.Abort.FAILED  # the run goes on when the task has ended
 
         await trio.lowlevel.wait_task_rescheduled(abort)
         if task.cancelled():
@@ -69,6 +69,6 @@ def observer(
         if error is not None:
             raise error
 
-    on_asyncio.perco_needs = portal_of  # type: ignore[attr-defined]  # asked before a worker begins
-    del on_asyncio.__dict__["__wrapped__"]  # introspection of the observer must find this function
+    on_asyncio.perco_needs = portal_of  # type: ignore[attr-defined]  # called before a worker starts
+    del on_asyncio.__dict__["__wrapped__"]  # introspection of the observer must find this wrapper
     return on_asyncio

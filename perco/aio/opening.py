@@ -22,9 +22,9 @@ class open(AsyncOnly):
     """Open a store for asyncio: `async with perco.aio.open("folder/", schema) as db:`. Arguments and errors are
     those of `perco.open`.
 
-    When the block ends, calls of other tasks that still wait raise TransactionClosed, except commits that are on their
-    way. A store that is left open is closed at the end of `asyncio.run`; if the loop was closed otherwise, by the next
-    `perco.aio.open` in its thread, or when the program ends.
+    When the block ends, calls of other tasks that still wait raise TransactionClosed, except commits that have been
+    sent. A store that is left open is closed at the end of `asyncio.run`. If the loop is closed in another way, the
+    store is closed by the next `perco.aio.open` in the loop's thread, or when the program ends.
     """
 
     _write = "async with perco.aio.open(...) as db:"
@@ -82,7 +82,7 @@ class open(AsyncOnly):
             await self._close()
 
     async def _close(self) -> None:
-        """Close the store. A cancellation is raised when that has ended, a second one at once."""
+        """Close the store. A first cancellation is raised when the store has been closed, a second one at once."""
         assert self._host is not None
         self._stop.set()
         try:

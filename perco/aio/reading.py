@@ -22,9 +22,9 @@ class Reading(Calling):
         """The value of a cell, or None.
 
         Args:
-            lock: commit only if no other transaction has written the cell by then; after that, only transactions that
-                see this one's writes can write the cell (T14). Costs as much as a write. No effect if nothing is
-                written.
+            lock: take a read lock (T14): the transaction commits only if no other transaction has written the cell by
+                then; after that, only transactions that see this one's writes can write the cell. Costs as much as a
+                write. No effect if the transaction writes nothing and raises no signal.
 
         Raises: TransactionClosed, TooLarge, Corruption; TypeError or ValueError for a key of the wrong type.
         """
@@ -33,7 +33,7 @@ class Reading(Calling):
     def get_many(
         self, column: Column[K, V], keys: Iterable[K], *, lock: bool = False
     ) -> Coroutine[Any, Any, dict[K, V | None]]:
-        """The values of many cells of a column, by key, in the order asked; None where absent. `lock`: see `get`."""
+        """The values of many cells of a column, by key, in the order of `keys`; None if absent. `lock`: see `get`."""
         return self._ask("get_many", (column, keys), {"lock": lock})
 
     def row(
@@ -59,9 +59,9 @@ class Reading(Calling):
         Args:
             start, stop: keys; start is included, stop is not.
             prefix: only keys that begin with it: a str or bytes, or for tuple keys a tuple of the first parts.
-            columns: which to read; all declared ones by default.
+            columns: the columns to read; all declared ones by default.
             limit: the largest number of rows.
-            reverse: in descending key order.
+            reverse: True: in descending key order.
 
         The loop may be left at any point: nothing is held between two rows.
 

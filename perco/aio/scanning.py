@@ -13,7 +13,7 @@ K = TypeVar("K")
 
 
 class Scan(AsyncOnly, Generic[K]):
-    """An asynchronous iterator over rows, which are fetched in pages. May be left at any point."""
+    """An asynchronous iterator over rows, which are fetched in pages. A loop may leave it at any point."""
 
     _write = "async for row in snap.scan(...):` or `await snap.scan(...).all()"
 
@@ -33,5 +33,5 @@ class Scan(AsyncOnly, Generic[K]):
             await self._fetch(self._of)
 
     async def all(self) -> list[Row[K]]:
-        """The rest of the rows as a list."""
+        """The remaining rows, as a list."""
         return [row async for row in self]

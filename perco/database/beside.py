@@ -1,18 +1,19 @@
 """Reading beside the process that owns a folder.
 
 A reader beside the owner can neither draw timestamps nor settle locks. It reads at the newest note of the clock (at
-most a second old while the owner writes), or, when there is no owner, at the oracle's durable bound: then nothing can
-commit any more.
+most a second old while the owner writes). If there is no owner, it reads at the oracle's durable bound, because no
+transaction at or below the bound can commit any more.
 
-O3  Its timestamps do not go back when a new owner takes over: the reader waits until that owner has noted the clock.
+O3  The reader's timestamps do not go back when a new owner takes over: it waits until that owner has noted the clock.
 G5  The owner does not know of the reader, so every read looks at the cut that the owner has published for the table.
-T9  It encounters locks like any reader. If the fate is decided, it answers from the lock (S4). If not, and the owner is
-    alive, it waits. If there is no owner, the transaction is dead and can never commit, so the reader ignores the lock.
-    A snapshot ends with the term in which it was taken (`PastSnapshot`). An owner may be killed when its last batch is
-    on disk and not yet visible to readers beside it; the batch becomes visible when the next owner comes, all at once,
-    in the past of a snapshot that was taken in between.
-P5  The owner may split tablets. A read of rows that have moved raises TabletSplit; the next snapshot finds them.
-P6  The owner may replace the files of a tablet. The old files hold all earlier commits, and nothing later: so the
+T9  The reader encounters locks like any other. If the outcome of a lock's transaction is decided, it answers from the
+    lock (S4). If not, and the owner is alive, it waits. If there is no owner, the transaction is dead and can never
+    commit, so the reader ignores the lock. A snapshot ends with the owner's term in which it was taken
+    (`PastSnapshot`). The reason: if an owner is killed, its last batch may be on disk but not yet visible to readers
+    beside it. The whole batch becomes visible when the next owner takes over, and may then lie in the past of a
+    snapshot that was taken in between.
+P5  The owner may split tablets. A read of rows that have moved raises TabletSplit; the next snapshot finds the rows.
+P6  The owner may replace the files of a tablet. The old files hold all earlier commits, and nothing later. So the
     reader looks for new files after it has chosen a timestamp, and while it waits for a lock.
 """
 
@@ -37,7 +38,7 @@ _POLL_S = 0.01
 
 
 class BesideOracle(Oracle):
-    """Gives the newest timestamp that a reader may use; issues none."""
+    """Returns the newest timestamp that a reader may use; issues no timestamps."""
 
     def __init__(self, local: LocalStore, options: OracleOptions, wall: Callable[[], float]) -> None:
         super().__init__(local.store, options, wall)
@@ -55,12 +56,12 @@ class BesideOracle(Oracle):
             await trio.sleep(_POLL_S)
             newest = await self._look()
         self._newest = newest
-        self._local.find_moved()  # P6: after the timestamp; both files have all earlier writes
+        self._local.find_moved()  # P6: after the timestamp was chosen; old and new files have all earlier writes
         await self._find_splits()
         return newest
 
     async def _find_splits(self) -> None:
-        """P5: open tablets that have been added since."""
+        """P5: open the tablets that have been added since the last call."""
         version = await newest_version(self._store)
         if version != self._catalogue:
             await self._local.adapt(await load(self._store))
@@ -82,7 +83,7 @@ class BesideOracle(Oracle):
 
 
 class BesideDriver(Driver):
-    """Reads without ever writing."""
+    """A driver that reads and never writes."""
 
     def __init__(self, local: LocalStore, *args: Any) -> None:
         super().__init__(local.store, *args)
@@ -91,7 +92,7 @@ class BesideDriver(Driver):
     async def _past(self, cell: Cellref, ts: int, blocked: Blocked) -> Seen:
         start_ts = blocked.start_ts
         lock = self.lock_at(cell, start_ts, blocked.lock)
-        owned = self._local.owner_alive  # before the primary is read: an owner that comes later finds it dead
+        owned = self._local.owner_alive  # before the primary is read: to a later owner, the transaction is dead
         queries = primary_queries(lock.primary, start_ts)
         try:
             [cells] = await self.store.read([(lock.primary.table, lock.primary.row, queries)])

@@ -65,7 +65,7 @@ class Database:
 
     @property
     def schema(self) -> Schema:
-        """The tables, columns and observers: as the program declared them, or the store's own."""
+        """The tables, columns and observers: as the program declared them, or else as the store has recorded them."""
         return self._engine.known.schema
 
     # ------------------------------------------------------------ transactions
@@ -120,7 +120,7 @@ class Database:
     def transaction(self, *, isolation: Isolation | None = None) -> TransactionBlock:
         """One attempt: the transaction commits at the end of the block; an exception discards it.
 
-        Afterwards `txn.commit_ts` and `txn.outcome` tell the result.
+        Afterwards, `txn.commit_ts` and `txn.outcome` hold the result.
 
         Args:
             isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
@@ -133,7 +133,7 @@ class Database:
         Args:
             token: from `CommitUnknown.token` or `txn.token`, of any process on this store.
 
-        Raises: UsageError if this is not a token, or another store's token; CommitUnknown, for good, if the traces of
+        Raises: UsageError if this is not a token, or another store's token; CommitUnknown, for good, if the records of
         the transaction may have been garbage-collected; ReadOnly, because the query itself settles the transaction.
         """
         return await outcome(self._engine, token)
@@ -141,7 +141,7 @@ class Database:
     # ------------------------------------------------------------ the past
 
     def snapshot(self, *, ts: int | None = None, at: datetime | None = None) -> SnapshotBlock:
-        """The store as of now, of a timestamp `ts`, or of a wall time `at` (an aware datetime).
+        """The store as of now, as of a timestamp `ts`, or as of a wall time `at` (an aware datetime).
 
         `at` is exact to about a second: the snapshot is as of the last note of the clock at or before it, so a commit
         of the last second may be missing; `snap.wall` is the time of that note.
@@ -151,7 +151,7 @@ class Database:
         return SnapshotBlock(self._snapshots, ts, at)
 
     async def snapshot_at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
-        """Like `snapshot`, but the caller ends it by calling `end`."""
+        """Like `snapshot`, but the caller ends the snapshot by calling `end`."""
         return await self._snapshots.at(ts=ts, at=at)
 
     @async_block("async with db.pin(...) as pin:")
@@ -173,28 +173,28 @@ class Database:
                 await pin.renew()
 
         Unlike a snapshot, a pin is durable: a program that dies, and is restarted within the lease, continues under the
-        same name, at the same timestamp. An expired pin holds nothing.
+        same name, at the same timestamp. An expired pin holds back nothing.
 
         Args:
             name: at most 64 characters. If there is a pin of that name, it is taken over and its lease restarts.
             lease_s: seconds; `renew` restarts it.
             ts, at: the moment to read at; now by default. See `snapshot`.
             owner: a description for human readers; by default the process and its command.
-            keep: leave the pin there at the end of the block, until its lease expires.
+            keep: True: the end of the block does not drop the pin; it stays until its lease expires.
 
-        Raises: SnapshotTooOld; UsageError for a name in use here, or pinned at another timestamp than `ts`;
-        WriteUnknown if the pin may or may not have been created; if it was, it holds until it is dropped or its lease
-        expires.
+        Raises: SnapshotTooOld; UsageError for a name in use in this process, or pinned at another timestamp than
+        `ts`; WriteUnknown if the pin may or may not have been created; if it was, it stays until it is dropped or its
+        lease expires.
         """
         async with self._snapshots.pinned(name, lease_s, ts, at, owner, keep) as pin:
             yield pin
 
     async def pins(self) -> list[Pin]:
-        """All pins of the store, by name; expired ones until the next vacuum drops them."""
+        """All pins of the store, by name; also expired pins that the vacuum has not dropped yet."""
         return await self._snapshots.pins()
 
     async def drop_pin(self, name: str) -> bool:
-        """Drop a pin; returns whether there was one of that name. After that, reads at its timestamp raise
+        """Drop a pin; returns whether there was a pin of that name. After that, reads at its timestamp raise
         SnapshotTooOld as soon as the vacuum has removed versions."""
         return await self._snapshots.drop_pin(name)
 
@@ -205,8 +205,8 @@ class Database:
         return await self._engine.oracle.watermark()
 
     async def trace(self, table: Table[K], key: K, *, progress: Callable[[int], None] | None = None) -> list[Traced]:
-        """The transactions that wrote a row's values, with the observer runs that followed from the same causes; the
-        newest tree first, and [] for a row without values. This reads the write records of the whole store once.
+        """The transactions that wrote a row's values, with the observer runs that followed from the same causes, as
+        trees, the newest first; [] for a row without values. This reads the write records of the whole store once.
 
         Args:
             progress: called with the number of rows read so far.
@@ -279,10 +279,10 @@ class Database:
         return await self._observers.states()
 
     async def pause(self, id: str) -> None:
-        """Pause an observer until it is resumed. The store keeps this across restarts and for all programs.
+        """Pause an observer until it is resumed. The pause applies to all programs, and survives restarts.
 
-        Its changes keep waiting. Once this has returned, no run that was in progress can still commit; the change of
-        such a run waits, too.
+        The observer's changes keep waiting. Once this method has returned, no run that was in progress can still
+        commit; the change of such a run waits, too.
 
         Raises: UsageError for an observer that the store does not have; ReadOnly.
         """
@@ -310,10 +310,10 @@ class Database:
         Args:
             progress: called after every page.
 
-        Returns the progress of each observer that had not been notified of all data. To wait until they have run, call
-        `wait_idle`.
+        Returns the progress of each observer that had not been notified of all data. To wait until these observers have
+        run, call `wait_idle`.
 
-        Raises: StoreFull, Unavailable: the next call goes on from there; ReadOnly.
+        Raises: StoreFull, Unavailable: the next call goes on where this one stopped; ReadOnly.
         """
         self._engine.usable(writing=True)
         return await self._owner.backfill(progress)
@@ -362,7 +362,7 @@ class Database:
     # ------------------------------------------------------------ waiting
 
     async def is_idle(self) -> bool:
-        """Whether no change waits for an observer, at this moment (N7). `wait_idle` waits for that.
+        """Whether no change waits for an observer at this moment (N7). `wait_idle` waits until that is the case.
 
         Raises: ReadOnly for a folder that was opened with readonly=True; Unavailable, in a client.
         """
@@ -370,7 +370,7 @@ class Database:
         return (await self._owner.now()).idle
 
     async def pending(self) -> int:
-        """How many changes, and pending signals (N5), wait for observers. `waiting` counts them by observer.
+        """How many changes and pending signals (N5) wait for observers. `waiting` counts them by observer.
 
         Raises: Unavailable, in a client.
         """
@@ -383,13 +383,13 @@ class Database:
 
     async def wait_idle(self, *, timeout: float | None = None) -> int:
         """Wait until no change waits for an observer anywhere (N7). An observer that fails prolongs the wait until its
-        change is on the failed list: in tests give a `timeout`, in seconds, or allow few attempts
+        change is on the failed list: in tests, give a `timeout`, in seconds, or allow few attempts
         (`WorkerOptions.attempts`).
 
-        Returns how many changes are on the failed list, which this does not wait for (N6; `db.failed`).
-        Raises: UsageError if no process runs these observers, or they are paused, or if all remaining changes wait for
-        observers that need asyncio, in a store that does not run on it; NotIdle past the timeout, with counts by
-        observer; Corruption if everything that is left cannot be read: a lock that may be a notification, or cells on
+        Returns how many changes are on the failed list; this method does not wait for those (N6; `db.failed`).
+        Raises: UsageError if no process runs the observers, if they are paused, or if all remaining changes wait for
+        observers that need asyncio, in a store that does not run on asyncio; NotIdle past the timeout, with counts by
+        observer; Corruption if only unreadable cells are left: locks that may stand for notifications, or cells on
         which observers fail.
         """
         self._must_observe_here()
@@ -398,15 +398,15 @@ class Database:
         raise AssertionError
 
     async def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
-        """Wait until observers have run for every change that was committed at or before `ts`, other than by observers,
-        and for every change that followed from these (N7, N9).
+        """Wait until observers have run for every change that was committed at or before `ts` (except changes made by
+        observers), and for every change that followed from one of these (N7, N9).
 
         Args:
             ts: a commit timestamp: `txn.commit_ts`, or the result of `await txn.commit()`.
             timeout: seconds.
 
-        Raises: UsageError if no process runs these observers, or they are paused, or for a timestamp that has not been
-        issued; NotIdle past the timeout, with counts by observer; Corruption if only cells that cannot be read are
+        Raises: UsageError if no process runs the observers, if they are paused, or if `ts` has not been
+        issued; NotIdle past the timeout, with counts by observer; Corruption if only unreadable cells are
         left, and one of them may date from `ts` or earlier.
         """
         self._must_observe_here()

@@ -1,4 +1,4 @@
-"""The parts of a database, for commands, Spark, the server and tests; not for programs."""
+"""Access to the parts of a database, for commands, Spark, the server and tests; not for programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def local_owner(db: Database) -> LocalOwner:
 async def close(db: Database) -> None:
     """Stop background tasks, write queued mutations, release the store.
 
-    This runs in its own task: a first KeyboardInterrupt is raised when that task has ended, a second one at once.
+    A task of its own does this. A first KeyboardInterrupt is raised when that task has ended, a second one at once.
     """
     ended = trio.Event()
     failed: list[BaseException] = []

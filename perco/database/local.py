@@ -1,8 +1,8 @@
 """The owner's side of a store that this process has open: the components that run once per store, not in every process.
 
-N7  It knows whether the store is idle.
-O3  It notes the clock while timestamps are being drawn.
-T13 The write floor that an earlier process published holds everywhere before anything is written.
+N7  The owner determines whether the store is idle.
+O3  The owner notes the clock while timestamps are being drawn.
+T13 Before anything is written, the write floor that an earlier process has published is in force everywhere.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LocalOwner:
     """Loop thread only.
 
     Attributes:
-        made_here: the store was empty when it was opened: there is no former owner.
+        made_here: True if the store was empty when it was opened, so that there is no former owner.
     """
 
     sweeper: Sweeper
@@ -88,21 +88,21 @@ class LocalOwner:
 
     @property
     def local(self) -> LocalStore:
-        """The store's tablets and its folder, for commands that look at them. Raises: UsageError if it has none."""
+        """The store's tablets and its folder, for commands that inspect them. Raises: UsageError if there is none."""
         if self.backend.local is None:
             raise UsageError("the rows of this store are not in a folder on this machine")
         return self.backend.local
 
     @property
     def splitting(self) -> Splitter:
-        """Raises: UsageError, if perco does not divide this store's tables into tablets."""
+        """The splitter. Raises: UsageError, if perco does not divide this store's tables into tablets."""
         if self._splitter is None:
             raise UsageError(_NO_TABLETS)
         return self._splitter
 
     @property
     def compacting(self) -> Compactor:
-        """Raises: as `splitting`."""
+        """The compactor. Raises: as `splitting`."""
         if self._compactor is None:
             raise UsageError(_NO_TABLETS)
         return self._compactor
@@ -110,7 +110,7 @@ class LocalOwner:
     # ------------------------------------------------------------ the beginning and the end
 
     async def declare(self) -> None:
-        """Record the schema and make what it needs; the background task notifies new observers of existing data."""
+        """Record the schema, and create what it needs; the background task notifies new observers of existing data."""
         found: list[int] = []
         engine = self._engine
         await self._keeper.adopt(await catalogues.declare(engine.driver.store, engine.known.schema, found.append))
@@ -148,7 +148,7 @@ class LocalOwner:
             await self.note_now()
 
     async def note_now(self) -> None:
-        """Note the clock; skipped if the store cannot say which commits are visible."""
+        """Note the clock, unless the store cannot tell which commits are visible."""
         with contextlib.suppress(StoreError, Corruption):
             await self._engine.oracle.note(self._engine.driver.visible)
 

@@ -1,4 +1,4 @@
-"""Puts a database together over a store that this process has open."""
+"""Assembles a database over a store that this process has open."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from perco.txn.fates import Fates
 from perco.txn.keeping import Keeper
 from perco.txn.prefetch import Predictor
 
-_WINDOW_S: Final = 0.05  # at most, where calls take a round trip
+_WINDOW_S: Final = 0.05  # the longest window, for a store whose calls take a round trip
 
 
 def make(backend: Backend, schema: Schema, options: Options) -> Database:
-    """The owner's database. Nothing runs in it yet."""
+    """The owner's database. None of its tasks is running yet."""
     background = Background()
     oracle = Oracle(backend.store, options.oracle, options.wall)
     fates = Fates()
@@ -48,14 +48,15 @@ def make(backend: Backend, schema: Schema, options: Options) -> Database:
 
 
 def gathered(batch: BatchOptions) -> BatchOptions:
-    """For a store whose calls take a round trip: calls without a window of their own gather while one is in flight."""
+    """The batch options for a store whose calls take a round trip: if no window is set, calls gather while an earlier
+    call is in flight."""
     return batch if batch.window_s else replace(batch, window_s=_WINDOW_S, adaptive=True)
 
 
 def _windowed(backend: Backend, options: Options, background: Background) -> RowStore:
-    """The store, as transactions see it: with a batching window, if the options have one (D3). An adaptive window has
-    no use over tablets of this process: reads do not wait, and mutations gather in queues anyway. Over a network, calls
-    always gather while an earlier one is in flight."""
+    """The store, as transactions see it: with a batching window, if the options have one (D3). An adaptive window is
+    of no use for tablets of this process: reads do not wait, and mutations gather in queues anyway. Over a network,
+    calls always gather while an earlier call is in flight."""
     batch = gathered(options.batch) if backend.remote else options.batch
     if batch.window_s and (backend.remote or not batch.adaptive):
         return Batching(backend.store, batch, background.spawn)
@@ -108,7 +109,7 @@ async def make_beside(local: LocalStore, schema: Schema | None, options: Options
 
 @asynccontextmanager
 async def offline(url: str | os.PathLike[str], *, accept_loss: bool = False) -> AsyncIterator[Database]:
-    """The owner's database, without background tasks, for repairs; with the store's catalogue. Raises: as `open`."""
+    """The owner's database, for repairs: with the store's catalogue, without background tasks. Raises: as `open`."""
     options = Options()
     local = LocalStore(
         url, durable=True, readonly=False, accept_loss=accept_loss, lmdb=options.lmdb, batch=options.batch

@@ -27,7 +27,7 @@ from perco.txn.turns import TurnCounters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """The options of a store. Each part is a frozen dataclass of its component.
+    """The options of a store. Each component has a frozen dataclass for its own options.
 
     Attributes:
         durability: "power": an acknowledged write survives power loss; "process": only the death of the process (S2).
@@ -37,7 +37,7 @@ class Options:
             owner, open it through that owner. False: this process alone uses the folder.
         wire: options of the connections between clients and servers.
         wall: the machine's clock, seconds since 1970.
-        seed: of every random choice; None: from the system.
+        seed: the seed of every random choice; None: a seed from the system.
         on_event: called on the loop with the name of each step of the store ("prewrite", "commit", "secondaries",
             "recovery", "ack"; in a vacuum: "watermark", "floor", "locks", "vacuum"). It is for tests that interrupt
             the store anywhere, and for tracing.
@@ -74,8 +74,8 @@ class Statistics:
     """A store's statistics since it was opened.
 
     Attributes: `prefetch`: counters by observer and by function that `db.run` has called; the names
-    "transaction" and "snapshot" count those opened as `with` blocks. `damaged`: the first 1000 stored cells that
-    background tasks could not read, and skipped; `perco check` finds them all.
+    "transaction" and "snapshot" count the transactions and snapshots opened as `with` blocks. `damaged`: the first 1000
+    stored cells that background tasks could not read, and skipped; `perco check` finds them all.
     """
 
     live_transactions: int

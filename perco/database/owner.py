@@ -25,7 +25,7 @@ class Now(NamedTuple):
 class Owner(Protocol):
     """Loop thread only. The methods are like those of the same name in `Database`.
 
-    Attributes: `is_here`, whether the owner is this process, or this process reads the owner's files beside it.
+    Attributes: `is_here`, True if this process is the owner, or reads the owner's files beside it.
     """
 
     is_here: bool

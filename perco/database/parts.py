@@ -22,7 +22,7 @@ from perco.txn.keeping import Keeper
 
 @dataclass(frozen=True)
 class Parts:
-    """Loop thread only. The properties are shortcuts to the engine's."""
+    """Loop thread only. The properties are shortcuts to parts of the engine."""
 
     engine: Engine
     keeper: Keeper

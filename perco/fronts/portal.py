@@ -1,15 +1,15 @@
 """Calls from outside into a trio loop: from other threads, or from the loop that trio is a guest of.
 
-Callers put their calls into one queue, and wake the loop once for all that are in it by then. *Servers*, which are
-tasks on the loop, make the calls. One server at a time leads: it takes one call after the other, and makes those that
-need not wait, like most reads, without any other task. If one must wait, its server waits with it and another server
-leads: no call waits for another.
+Callers put their calls into one queue, and wake the loop once for all calls that are in the queue by then. *Servers*,
+which are tasks on the loop, make the calls. One server at a time is the leader: it takes the calls off the queue and
+makes them, one after another. A call that does not have to wait, like most reads, involves no other task. If a call has
+to wait, its server waits with it, and another server becomes the leader. So no call waits for another call.
 
-F1  A call is answered exactly once: with its value, its error, or `cut` if it was cancelled before it was complete
-    (T10: a commit that was sent is answered with its outcome, cancelled or not).
-F2  Nothing is left in the queue: a caller wakes the loop after it has queued a call; closing answers the queued calls;
-    later ones are refused.
-F3  A call that is interrupted before a server took it is removed and never made.
+F1  A call is answered exactly once: with its value, with its error, or with `cut` if it was cancelled before it was
+    complete. (T10: a commit that was sent is answered with its outcome, whether it was cancelled or not.)
+F2  No call is left in the queue: a caller wakes the loop after it has queued a call; closing the portal answers the
+    queued calls; later calls are refused.
+F3  If a call is interrupted before a server has taken it, it is removed from the queue and never made.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Function = Callable[..., Awaitable[Any]]
 
 
 class Call(Pending):
-    """One call. `waits`: it is known to wait, as commits do; `done`: it was answered; `cut`: without a result, because
-    it was cancelled."""
+    """One call. `waits`: True if the call is known to wait, as commits do; `done`: True once it has been answered;
+    `cut`: True if it was cancelled, and so has no result."""
 
     waits: bool
     args: tuple[Any, ...]
@@ -67,7 +67,7 @@ class Call(Pending):
 
 
 class Server:
-    """A task that makes calls. `scope`: around the call that it makes."""
+    """A task that makes calls. `scope`: the cancel scope of the call that it is making."""
 
     scope: trio.CancelScope
     ended: trio.Event
@@ -77,15 +77,15 @@ class Server:
     def __init__(self) -> None:
         self.task: trio.lowlevel.Task | None = None
         self.scope = trio.CancelScope()
-        self.given: Call | None = None  # to be made before it looks at the queue
+        self.given: Call | None = None  # a call to make before looking at the queue
         self.ended = trio.Event()
 
 
 class Portal:
     """The queue and its servers. Loop thread only, except `refuse`.
 
-    Attributes: `closed`: makes the error of refused calls, once the portal is closed; `forked`: this is a child's copy;
-    `made`: how many calls were made.
+    Attributes: `closed`: None until the portal is closed, then a function that makes the error for refused calls;
+    `forked`: True in a forked child's copy; `made`: how many calls have been made.
     """
 
     made: int
@@ -110,12 +110,12 @@ class Portal:
     # ------------------------------------------------------------ servers
 
     def lead(self) -> None:
-        """Make a server lead, now that none does."""
+        """Make a server the leader, when there is none."""
         assert self._leader is None
         self._leader = self._rouse(None)
 
     def _rouse(self, call: Call | None) -> Server:
-        """Have an idle server, or a new one, make a call; None: have it lead."""
+        """Let an idle server, or a new one, make a call; None: let it lead."""
         if self._idle:
             server = self._idle.pop()
             server.given = call
@@ -145,14 +145,14 @@ class Portal:
             server.ended.set()
 
     def _give_back(self, server: Server) -> None:
-        """Answer a call that the server was given, and that was cancelled before it began (F3)."""
+        """Answer a call that was given to the server, but cancelled before it began (F3)."""
         if server.given is not None:
             call, server.given = server.given, None
             call.cut = True
             call.answer()
 
     async def _make_calls(self, server: Server) -> None:
-        """Make calls, until there are enough idle servers without this one."""
+        """Make calls until the server is cancelled, or not needed because there are enough idle servers."""
         taken = 0
         while not server.scope.cancel_called:
             if server.given is not None:
@@ -169,14 +169,14 @@ class Portal:
                     continue
                 call = self.queue.popleft()
                 if call.waits and self.queue:
-                    call.server = self._rouse(call)  # many calls that wait begin together
+                    call.server = self._rouse(call)  # so that many calls that wait begin together
                     continue
                 await self._make(server, call)
             elif len(self._idle) >= _IDLE_MAX:
                 return
             else:
                 await self._rest(server)
-        await trio.lowlevel.checkpoint()  # cancelled after its call was complete
+        await trio.lowlevel.checkpoint()  # the server was cancelled after its call was complete
 
     async def _rest(self, server: Server) -> None:
         self._idle.append(server)
@@ -202,7 +202,7 @@ class Portal:
         call.answer()
 
     def _waits(self, server: Server) -> None:
-        """The leader's call must wait: another server leads."""
+        """The leader's call has to wait: make another server the leader."""
         if self._leader is server:
             self._leader = None
             self.lead()
@@ -211,7 +211,7 @@ class Portal:
 
     @trio.lowlevel.enable_ki_protection
     def cut(self, call: Call) -> None:
-        """F3: cancel a call; it is answered when it has ended."""
+        """F3: cancel a call. If it is in progress, it is answered when it has ended."""
         if call.done:
             return
         if call.server is not None:
@@ -223,7 +223,7 @@ class Portal:
         call.answer()
 
     def refuse(self) -> None:
-        """F2: answer what is in the queue after the end. Any thread."""
+        """F2: answer the calls that are in the queue after the portal was closed. Any thread."""
         assert self.closed is not None
         while True:
             try:
@@ -248,7 +248,7 @@ class Portal:
 
 @types.coroutine
 def _noticed(running: Awaitable[Any], waits: Callable[[Server], None], server: Server) -> Generator[Any, Any, Any]:
-    """Like `await running`, but call `waits` when it first must wait."""
+    """Like `await running`, but calls `waits` when `running` first has to wait."""
     assert isinstance(running, Coroutine)
     try:
         trap = running.send(None)
@@ -273,7 +273,7 @@ _portals: weakref.WeakSet[Portal] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Close all portals in a child, which has no loop that could answer (S5)."""
+    """Close all portals in a forked child, which has no loop that could answer calls (S5)."""
     for portal in _portals:
         portal.forked = True
         portal.closed = functools.partial(UsedAfterFork, portal.path)

@@ -1,8 +1,8 @@
 """`run` and `attempts` from outside the loop: how a thread, or a task of another loop, uses `perco.txn.attempts`.
 
-The function itself runs outside. On the loop run only the transaction's beginning, its reads and its end, each as a
-call; turns, pauses and deadlines are those of `Attempts` (T11, W3). An attempt begins with its first call, which saves
-a thread switch.
+The function itself runs outside. Only the transaction's beginning, its reads and its end run on the loop, each as a
+call; turns, pauses and deadlines are those of `Attempts` (T11, W3). A thread's `db.run` begins the transaction together
+with the function's first call, which saves a thread switch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from perco.txn.transaction import Transaction
 
 
 class Tries:
-    """Attempts of one transaction. `began`: the current attempt has a transaction; `done`: there is no further one."""
+    """The attempts of one transaction. `began`: whether the current attempt has a transaction; `done`: whether no
+    further attempt follows."""
 
     engine: Engine
     retry: RetryOptions
@@ -53,7 +54,7 @@ class Tries:
         return AttemptsOutside(self.engine, self.retry, self.serializable, self._function, late_s)
 
     def begin_nowait(self) -> Transaction | None:
-        """On the loop's thread: the transaction of the first attempt, if there is nothing to wait for."""
+        """On the loop's thread: the transaction of the first attempt; None if it would have to wait."""
         if self._attempts is not None or self.retry.timeout_s is not None:
             return None
         txn = begin_nowait(self.engine, "serializable" if self.serializable else "snapshot", self._function)
@@ -63,18 +64,18 @@ class Tries:
         return txn
 
     async def begin(self) -> Transaction:
-        """On the loop: the next attempt's transaction, when it is its turn."""
+        """On the loop: begin the next attempt's transaction, once the attempt has its turn."""
         if self._attempts is None:
-            self._attempts = self._new(perf_counter() - self._made_at)  # their time runs since this object was made
+            self._attempts = self._new(perf_counter() - self._made_at)  # their time began when this object was made
         attempt = await anext(self._attempts)
         txn = await attempt.__aenter__()
         self._attempt = attempt
         return txn
 
     async def finish(self, error: BaseException | None) -> bool:
-        """On the loop: commit, or discard after an error; returns whether another attempt is to follow.
+        """On the loop: commit, or discard after an error; returns whether another attempt follows.
 
-        Raises: what the commit does, never `error` itself.
+        Raises: what the commit raises; never `error` itself.
         """
         assert self._attempt is not None
         attempt, self._attempt = self._attempt, None
@@ -92,11 +93,11 @@ class Tries:
             self._attempts.leave()
 
     async def in_time(self, txn: Callable[[], Transaction | None], do: Callable[[], Awaitable[Any]]) -> Any:
-        """Run `do` on the loop, until the time for all attempts is up. Raises: Unavailable then."""
+        """Run `do` on the loop. Raises: Unavailable, or CommitUnknown, when the time for all attempts is up."""
         if self.retry.timeout_s is None:
             return await do()
         left_s = self.left_s()
-        if left_s > 0:  # otherwise even a call that need not wait is too late
+        if left_s > 0:  # otherwise, even a call that does not have to wait is too late
             with trio.move_on_after(left_s):
                 return await do()
         raise self.late(txn())
@@ -107,12 +108,12 @@ class Tries:
         return self.retry.timeout_s - (perf_counter() - self._made_at)
 
     def late(self, txn: Transaction | None) -> Unavailable | CommitUnknown:
-        """The error when the time is up. `txn`: of the last attempt."""
+        """The error to raise when the time is up. `txn`: the last attempt's transaction, if any."""
         return late(self.retry, [], txn) if self._attempts is None else self._attempts.late(txn)
 
 
 def tell(interrupt: BaseException, txn: Transaction | None) -> None:
-    """T10: add a note with the commit's outcome to the exception that interrupted it."""
+    """T10: add a note with the commit's outcome to the exception that interrupted the commit."""
     if any(note.startswith("perco: ") for note in getattr(interrupt, "__notes__", ())):
         return
     if txn is not None and txn.outcome == "committed" and txn.commit_ts:
@@ -122,14 +123,14 @@ def tell(interrupt: BaseException, txn: Transaction | None) -> None:
 
 
 def limited(db: Database, attempts: int | None, timeout: float | None, isolation: Any) -> tuple[RetryOptions, bool]:
-    """The retry options of `db.options(...)`, and whether it is serializable. Raises: UsageError as that does."""
+    """The retry options of `db.options(...)`, and whether its transactions are serializable. Raises: UsageError."""
     made = db.options(attempts=attempts, timeout=timeout, isolation=isolation)
     retry, serializable = limits_of(made)
     return replace(retry), serializable
 
 
 def must_give(function: object, what: str, by: str = "db.run") -> None:
-    """Raises: UsageError for anything that cannot be run in a transaction."""
+    """Raises: UsageError if `function` is not callable."""
     if not callable(function):
         close = getattr(function, "close", None)
         if close is not None and hasattr(function, "cr_code"):

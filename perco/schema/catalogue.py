@@ -1,13 +1,13 @@
 """The catalogue: the tables, columns and observers of a store, as durable, versioned data of the store itself.
 
-Every client uses it: a loader that does not know the observers still notifies them, because the observers of a column
-are read from here and not from the program.
+Every client uses it. So a program that loads data without declaring the observers still notifies them: a column's
+observers come from the catalogue, not from the program.
 
-N10  A version is a cell of the system table at timestamp = version; the newest counts. Declaring compares the program's
-     schema with it: a codec, key or group that differs is an error; new declarations are added under the next version,
-     by check-then-write, so that two programs cannot both add the same version. An observer's version never goes back.
-     A process that registers an observer, or a higher version of it, then puts notify cells for the data that is
-     already there (`notify/backfill.py`).
+N10  Each version of the catalogue is a cell of the system table, with the version's number as its timestamp; the newest
+     version counts. The program's schema is compared with it: a codec, key or group that differs is an error. New
+     declarations go into the next version, by check-then-write, so that two programs cannot both add the same version.
+     An observer's version never goes back. A process that registers an observer, or a higher version of it, then puts
+     notify cells for the data that is already there (`notify/backfill.py`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ MOVED: Final = "moved"
 _COLUMNS_MAX: Final = 1 << 15
 _OBSERVERS_MAX: Final = (1 << 16) - 1  # the number of an observer has 16 bits of a cell's column
 _TRIES: Final = 16
-SIGNAL_CODEC: Final = "signal"  # in the place of a column's codec (N5)
+SIGNAL_CODEC: Final = "signal"  # takes the place of a column's codec (N5)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnEntry:
-    """A column as the store knows it."""
+    """A column, as the catalogue records it."""
 
     number: int
     codec: str
@@ -58,17 +58,17 @@ class ColumnEntry:
 
     @property
     def is_signal(self) -> bool:
-        """Whether it can only be raised (N5)."""
+        """Whether this is a signal, which can only be raised (N5)."""
         return self.codec == SIGNAL_CODEC
 
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """A table as the store knows it.
+    """A table, as the catalogue records it.
 
-    `splits`: the first rows of its tablets, without the first tablet's. `keep`: how long its old versions are kept;
-    None: the store's default. `added`: the numbers of tablets that were split off, by their first rows; the tablets
-    that the table was made with are numbered in order (P4).
+    `splits`: the first rows of all its tablets but the first. `keep`: how long its old versions are kept; None: the
+    store's default. `added`: the numbers of the tablets that splits have made, by their first rows; the tablets with
+    which the table was made are numbered in order (P4).
     """
 
     key: str
@@ -78,7 +78,7 @@ class TableEntry:
     added: dict[bytes, int] = field(default_factory=dict)
 
     def tablets(self) -> list[tuple[int, bytes, bytes | None]]:
-        """(number, first row, the first row of the next one) of all tablets, in the order of their rows."""
+        """(number, first row, first row of the next tablet or None) for each tablet, in the order of the rows."""
         starts = [b"", *self.splits]
         stops: list[bytes | None] = [*self.splits, None]
         made = iter(range(len(starts)))
@@ -90,17 +90,17 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True)
 class ObserverEntry:
-    """An observer as the store knows it.
+    """An observer, as the catalogue records it.
 
     Attributes:
         since: the version of the catalogue that registered this version of the observer.
-        ready: its backfill is complete (N10), or none is needed.
-        whole: it covers all data, because there was none when it was registered, or because its backfill covers it.
+        ready: True if its backfill is complete (N10), or none is needed.
+        whole: True if it covers all data: there was none when it was registered, or its backfill covers the data.
         version: the highest version that was declared. Runs of a lower version no longer count (N3).
-        at: a timestamp drawn after the registration was announced: transactions that began later know of it. The
-            backfill puts its notify cells at this timestamp; 0: not drawn yet, or not needed.
+        at: a timestamp drawn after the registration was announced; transactions that began after it know of the
+            registration. The backfill puts its notify cells at this timestamp. 0: not drawn yet, or not needed.
         manner: when the observer runs, as last declared for this version.
-        paused: it does not run until it is resumed.
+        paused: True if it does not run until it is resumed.
     """
 
     number: int
@@ -140,9 +140,9 @@ class ObserverEntry:
         return cls(number, table, column, since, ready, **found)
 
     def declared(self, observer: Observer, since: int) -> ObserverEntry:
-        """The entry after another declaration; itself if that changes nothing.
+        """The entry after another declaration; this entry if nothing changes.
 
-        N10: the version never goes back. A process that declares a lower one leaves the observer's changes alone
+        N10: the version never goes back. A process that declares a lower version leaves the observer's changes alone
         (`worker.py`).
         """
         at = (observer.column.table.name, observer.column.name)
@@ -172,8 +172,9 @@ class ObserverEntry:
 class Catalogue:
     """One version of the catalogue; an immutable value.
 
-    `keep`: for tables without a `keep` of their own. `binds`: the newest version, up to this one, that writers and
-    workers must know: it is announced, and transactions that began under an older one run again.
+    `keep`: how long old versions are kept in tables without a `keep` of their own. `binds`: the newest version, up to
+    this one, that writers and workers must know. It is announced, and transactions that began under an older version
+    run again.
     """
 
     version: int = 0
@@ -183,7 +184,7 @@ class Catalogue:
     binds: int = 0
 
     def groups(self, table: str) -> list[str]:
-        """The data groups that a table needs besides the protocol's."""
+        """The data groups that a table needs in addition to those that every table has."""
         return sorted({column.group for column in self.tables[table].columns.values()} - {DATA})
 
     def keep_of(self, table: str) -> Keep:
@@ -191,19 +192,19 @@ class Catalogue:
         return self.tables[table].keep or self.keep
 
     def has(self, table: str, column: int) -> bool:
-        """Whether the catalogue has a column of the store. An ack counts as the column that it acknowledges, and a bare
-        column as its signal."""
+        """Whether the catalogue has a column, given the number by which the store's cells name it. An ack counts as the
+        column that it acknowledges, and a bare column as its signal."""
         entry = self.tables.get(table)
         return entry is not None and any(c.number == signal_of(column) >> 16 for c in entry.columns.values())
 
     def signals(self, table: str) -> frozenset[int]:
-        """The store's columns that are signals."""
+        """The signals of a table, by the numbers that the store's cells use for columns."""
         entry = self.tables.get(table)
         columns = entry.columns.values() if entry is not None else ()
         return frozenset(column_of(column.number) for column in columns if column.is_signal)
 
     def column_name(self, table: str, column: int) -> str:
-        """The name of a store's column, in readable form; acks and notify cells are shown as column@observer."""
+        """The readable name of a column in the store; for acks and notify cells, column@observer."""
         entry = self.tables.get(table)
         number, observer = signal_of(column) >> 16, column & 0xFFFF
         name = next((name for name, c in entry.columns.items() if c.number == number), None) if entry else None
@@ -213,14 +214,14 @@ class Catalogue:
         return f"{name or f'#{number}'}@{by}"
 
     def declare(self, schema: Schema) -> Catalogue:
-        """This catalogue with the schema's additions; itself if there are none.
+        """This catalogue with the schema's additions; the catalogue itself if there are none.
 
         Raises: SchemaMismatch if the two contradict each other.
         """
         tables = dict(self.tables)
         for table in schema.tables.values():
             tables[table.name] = _merge_table(tables.get(table.name), table)
-            # A table that no folder can hold must not become durable: the store could not be opened any more.
+            # A table that no folder can hold must not be recorded: the store could no longer be opened.
             groups = {column.group for column in tables[table.name].columns.values()} - {DATA}
             if len(groups) > GROUPS_MAX:
                 raise SchemaMismatch(f"table {table.name!r} can have at most {GROUPS_MAX} locality groups of its own")
@@ -262,14 +263,14 @@ class Catalogue:
         return observers
 
     def began_at(self, id: str, version: int, at: int) -> Catalogue:
-        """The next version, in which an observer's backfill is to put notify cells at that timestamp (N10)."""
+        """The next version, in which the observer's backfill puts its notify cells at the timestamp `at` (N10)."""
         entry = self.observers[id]
         if entry.at or entry.version != version:
-            return self  # another process has done it, or registered a higher version
+            return self  # another process has done this, or has registered a higher version
         return self._with(id, replace(entry, at=at))
 
     def made_ready(self, id: str, at: int) -> Catalogue:
-        """The next version, in which an observer's backfill at that timestamp is complete (N10)."""
+        """The next version, in which the observer's backfill at the timestamp `at` is complete (N10)."""
         entry = self.observers[id]
         if entry.ready or entry.at != at:
             return self
@@ -282,7 +283,7 @@ class Catalogue:
     def with_paused(self, id: str, paused: bool) -> Catalogue:
         """The next version, in which an observer is paused, or resumed.
 
-        This version binds: runs that began before it, and have not drawn their commit timestamps, do not commit (N10).
+        This version binds: a run that began before it, and has not drawn its commit timestamp, does not commit (N10).
         """
         if id not in self.observers:
             known = ", ".join(map(repr, self.observers)) or "none"
@@ -395,8 +396,8 @@ def _merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
 
 
 async def load(store: RowStore) -> Catalogue:
-    """The newest version in the store; version 0 if there is none yet. Raises: StoreError if a marker keeps programs
-    out (M2)."""
+    """The newest version in the store; version 0 if there is none yet. Raises: StoreError if a marker of `perco copy`
+    keeps programs out (M2)."""
     version, packed = await _newest(store)
     if not version:
         return Catalogue()
@@ -440,7 +441,7 @@ def refusal(kind: str, other: str) -> str:
 
 
 async def declare(store: RowStore, schema: Schema, found: Callable[[int], None] = lambda version: None) -> Catalogue:
-    """Bring the store's catalogue up to date with the schema, and return it. `found`: called with each version found.
+    """Add the schema to the store's catalogue, and return the catalogue. `found`: called with each version found.
 
     Raises: SchemaMismatch, Unavailable.
     """
@@ -461,10 +462,10 @@ class Lost:
 
 @contextmanager
 def unknown_if_lost(what: str) -> Iterator[Lost]:
-    """For a block that writes, and repeats the write. The block sets `reason` when a reply is lost. If the store cannot
-    be reached afterwards, it is unknown whether the write was made (T4).
+    """For a block that makes a write, and repeats it if necessary. The block sets `reason` when a reply is lost. If the
+    store cannot be reached afterwards, it is unknown whether the write was made (T4).
 
-    Raises: WriteUnknown of `what`, in place of Unavailable and SessionEnded, once a reply was lost.
+    Raises: WriteUnknown of `what`, in place of Unavailable and SessionEnded, if a reply was lost before.
     """
     lost = Lost()
     try:
@@ -476,7 +477,7 @@ def unknown_if_lost(what: str) -> Iterator[Lost]:
 
 
 async def change(store: RowStore, step: Callable[[Catalogue], Catalogue], newest: Catalogue | None = None) -> Catalogue:
-    """Replace the newest version with the next one; if another process was faster, try again from its version (N10).
+    """Replace the newest version with the next one; if another process is faster, try again from its version (N10).
 
     Args:
         newest: the newest version, if the caller has just loaded it.
@@ -485,7 +486,7 @@ async def change(store: RowStore, step: Callable[[Catalogue], Catalogue], newest
     """
     with unknown_if_lost("a change of the catalogue") as lost:
         for _ in range(_TRIES):
-            before, newest = newest or await load(store), None  # T4: this also shows whether the write has arrived
+            before, newest = newest or await load(store), None  # T4: this also shows whether a lost write has arrived
             after = step(before)
             if after is before:
                 return before
@@ -503,7 +504,7 @@ async def change(store: RowStore, step: Callable[[Catalogue], Catalogue], newest
 
 
 class Bound:
-    """A column or a signal as one store numbers it: what a transaction needs, looked up once."""
+    """A column or signal with its numbers in one store: what a transaction needs of it, looked up once."""
 
     declared: Column[Any, Any] | Signal[Any]
     table: str
@@ -532,7 +533,7 @@ def observers_of(catalogue: Catalogue, table: str, column: str) -> tuple[int, ..
 
 
 def schema_of(catalogue: Catalogue) -> Schema:
-    """A schema for reading a store, made from its catalogue; columns of unknown codecs read as bytes."""
+    """A schema for reading a store, made from its catalogue; columns with unknown codecs are read as bytes."""
     tables: list[Table[Any]] = []
     for name, entry in catalogue.tables.items():
         table: Table[Any] = Table(name, key=codec_named(entry.key))
@@ -550,7 +551,7 @@ def schema_of(catalogue: Catalogue) -> Schema:
 
 
 def registered(schema: Schema, catalogue: Catalogue) -> dict[int, Observer]:
-    """The schema's observers by their number in the store."""
+    """The schema's observers, by their numbers in the store."""
     return {catalogue.observers[id].number: observer for id, observer in schema.observers.items()}
 
 

@@ -1,7 +1,7 @@
-"""Keys and values as bytes: typed, checked, and nothing is ever unpickled.
+"""Encodes keys and values as bytes. Types are checked, and nothing is ever unpickled.
 
-Every codec has a stable `name`; the catalogue stores it, so that a column is never read with a codec other than the one
-it was written with. Codecs whose bytes sort as their values do may be keys (`ordered`).
+Every codec has a stable `name`. The catalogue stores it, so that a column is never read with a codec other than the one
+with which it was written. A codec may be used for keys if its bytes sort as the values do (`ordered`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ C = TypeVar("C")
 
 
 class Codec(Generic[T]):
-    """A named pair of functions. `name` goes into the catalogue: change the format, change the name.
+    """A named pair of functions. The catalogue stores `name`: if you change the format, change the name, too.
 
     Args:
         name: stable, at most 60 characters.
         encode: value -> bytes; raises TypeError or ValueError for a value that it does not accept.
         decode: bytes -> value; raises ValueError for bytes that it did not write.
-        ordered: the bytes sort as the values do, and a decoded value encodes to the same bytes: fit for keys.
+        ordered: True if the bytes sort as the values do, and a decoded value encodes to the same bytes, as keys need.
     """
 
     name: str
@@ -167,7 +167,7 @@ def _unescaped(piece: bytes) -> bytes:
 
 
 class TupleCodec(Codec[T]):
-    """Keys of several parts, in the order of the tuples. `part_prefix`: the prefix of all keys that begin alike."""
+    """Keys of several parts, which sort as tuples do."""
 
     parts: tuple[Codec[Any], ...]
 
@@ -195,7 +195,7 @@ class TupleCodec(Codec[T]):
         super().__init__(f"tuple({','.join(part.name for part in parts)})", encode, decode, ordered=True)
 
     def part_prefix(self, value: tuple[Any, ...]) -> bytes:
-        """The common prefix, in bytes, of all keys that begin with these parts."""
+        """The common prefix, in stored form, of all keys that begin with these parts."""
         if not isinstance(value, tuple) or len(value) > len(self.parts):
             raise TypeError(f"expected a tuple of at most {len(self.parts)}, got {value!r}")
         return b"".join(_escape(part.encode(item)) for part, item in zip(self.parts, value, strict=False))
@@ -220,7 +220,7 @@ _BY_NAME: Final[dict[str, Codec[Any]]] = {
 
 
 def codec_named(name: str) -> Codec[Any]:
-    """The codec of that name; for one that only the user's program knows, bytes under that name."""
+    """The codec of that name; for a codec that only the user's program defines, one of that name that returns bytes."""
     if name in _BY_NAME:
         return _BY_NAME[name]
     if name.startswith("tuple(") and name.endswith(")"):
@@ -231,7 +231,7 @@ def codec_named(name: str) -> Codec[Any]:
 
 
 def encoded(codec: Codec[T], value: T, where: object, part: str) -> bytes:
-    """Encode a value; an error names its place.
+    """Encode a value; errors name its place.
 
     Raises: TypeError, ValueError.
     """
@@ -240,7 +240,7 @@ def encoded(codec: Codec[T], value: T, where: object, part: str) -> bytes:
     except TypeError as error:
         if inspect.isawaitable(value):
             if inspect.iscoroutine(value):
-                value.close()  # else Python warns of it, too
+                value.close()  # otherwise Python also warns that it was never awaited
             raise TypeError(f"{part}{where}: got {value!r}; did you forget `await`?") from None
         raise TypeError(f"{part}{where}: {error}") from None
     except ValueError as error:
@@ -251,7 +251,7 @@ def encoded(codec: Codec[T], value: T, where: object, part: str) -> bytes:
 
 
 def decoded(codec: Codec[T], data: bytes, column: Any, key: object) -> T:
-    """Decode the value of a cell of a `Column`; if it does not decode, raises Corruption with its place."""
+    """Decode the value of a cell of a `Column`. Raises: Corruption, with the cell, if it does not decode."""
     try:
         return codec.decode(data)
     except (ValueError, struct.error) as error:
@@ -259,7 +259,7 @@ def decoded(codec: Codec[T], data: bytes, column: Any, key: object) -> T:
 
 
 def decoded_key(codec: Codec[T], row: bytes, table: str) -> T:
-    """Decode a row's key; if it does not decode, raises Corruption."""
+    """Decode a row's key. Raises: Corruption if it does not decode."""
     try:
         return codec.decode(row)
     except (ValueError, struct.error) as error:

@@ -1,4 +1,4 @@
-"""The schema and the catalogue of an opened store, and the numbers that columns have in it.
+"""The schema and the catalogue of an opened store, and the numbers of its columns.
 
 N10 The catalogue never goes back: a version that is older than the known one is not adopted.
 """
@@ -19,8 +19,9 @@ class Known:
     """The schema and the catalogue of one opened store. Loop thread only, except `must_be_column` and `must_be_signal`.
 
     Attributes:
-        schema: as the program declared it; or the store's own, if the program brought none (`borrowed`).
-        bounds, signals: found so far. Transactions keep these dictionaries: they are cleared, never replaced.
+        schema: as the program declared it, or made from the store's catalogue if the program has none (`borrowed`).
+        bounds, signals: columns and signals looked up so far. Transactions refer to these dictionaries, so they are
+            cleared, never replaced.
     """
 
     schema: Schema
@@ -29,7 +30,7 @@ class Known:
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
-        self.borrowed = False  # if True, columns are compared by what they declare
+        self.borrowed = False  # if True, columns are the same if their declarations are equal
         self.catalogue = Catalogue()
         self.bounds: dict[Column[Any, Any], Bound] = {}
         self.signals: dict[Signal[Any], Bound] = {}
@@ -39,7 +40,7 @@ class Known:
         self.schema, self.borrowed = schema, True
 
     def adopt(self, catalogue: Catalogue) -> bool:
-        """Adopt a catalogue, if it is newer than the known one. Returns whether it was."""
+        """Adopt a catalogue if it is newer than the known one; returns whether it is."""
         if catalogue.version <= self.catalogue.version:
             return False
         self.catalogue = catalogue
@@ -47,16 +48,17 @@ class Known:
         return True
 
     def forget(self) -> None:
-        """Look columns and signals up again: the catalogue has changed."""
+        """Look up columns and signals again from now on, because the catalogue has changed."""
         self.bounds.clear()
         self.signals.clear()
 
     # ------------------------------------------------------------ columns
 
     def bind(self, column: Column[Any, Any]) -> Bound:
-        """A column's numbers in this store; looked up once.
+        """A column's numbers in this store, which are looked up once.
 
-        Raises: SchemaMismatch for a column that was not in the schema the store was opened with.
+        Raises: UsageError for anything but a column; SchemaMismatch for a column that was not in the schema with which
+        the store was opened.
         """
         self.must_be_column(column)
         bound = self.bounds[column] = Bound(column, self.catalogue)
@@ -71,7 +73,7 @@ class Known:
         return bound
 
     def must_be_column(self, column: object) -> None:
-        """Raises what `bind` does; changes nothing. Any thread."""
+        """Raises what `bind` raises; changes nothing. Any thread."""
         if isinstance(column, Signal):
             raise UsageError(f"{column!r} is a signal: it has no value; raise it with txn.signal({column.name}, key)")
         if not isinstance(column, Column):
@@ -79,7 +81,7 @@ class Known:
         self._must_be_declared(column)
 
     def must_be_signal(self, signal: object) -> None:
-        """Raises what `bind_signal` does; changes nothing. Any thread."""
+        """Raises what `bind_signal` raises; changes nothing. Any thread."""
         if not isinstance(signal, Signal):
             hint = "; a column is written with txn.set" if isinstance(signal, Column) else ""
             raise UsageError(f"expected a signal, as made by Table.signal, not {signal!r}{hint}")
@@ -100,7 +102,7 @@ class Known:
         return cell.table, self.key_of(cell.table, cell.row), name
 
     def key_of(self, table: str, row: bytes | None) -> Any:
-        """A row as a key, or as it is: the end of a range need not be a key, and an owner may have no schema."""
+        """A row's key; the row itself if it is not a key (the end of a range need not be), or its table is unknown."""
         known, entry = self.schema.tables.get(table), self.catalogue.tables.get(table)
         if row is None or (known is None and entry is None):
             return row
@@ -111,7 +113,7 @@ class Known:
 
 
 def _declares(table: Table[Any], column: Column[Any, Any] | Signal[Any]) -> bool:
-    """Whether a table declares a column just as another declaration does."""
+    """Whether a table has a column with the same declaration."""
     if table.key.name != column.table.key.name:
         return False
     if isinstance(column, Signal):

@@ -9,8 +9,9 @@
     @schema.observe(contents, id="parse")
     async def parse(txn, change): ...
 
-A declaration is a plain value: it may be used with many stores. A store keeps its own record of the declaration (its
-number, its observers) in the catalogue (`catalogue.py`); the two are compared when the store is opened (N10).
+A declaration is a plain value: it may be used with many stores. A store keeps its own record of the declaration, with
+the column's number and observers, in the catalogue (`catalogue.py`). The two are compared when the store is opened
+(N10).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 _NAME_MAX = 64
-_QUOTED_MAX = 240  # a tablet's folder has this name and a number
+_QUOTED_MAX = 240  # the name of a tablet's folder is the table's quoted name and a number
 
 
 def _named(kind: str, name: str) -> str:
@@ -59,7 +60,7 @@ def _must_keep(what: str, keep: object) -> Keep | None:
 
 
 def _must_observe(id: str, function: object) -> None:
-    """Raises UsageError for what cannot be an observer's function, as far as its signature can be read."""
+    """Raises UsageError if this cannot be an observer's function, as far as its signature shows."""
     inner = inspect.unwrap(function) if callable(function) else function
     plain = inspect.isroutine(inner) and not inspect.ismethod(inner) and not inspect.iscoroutinefunction(inner)
     if not callable(function) or plain:
@@ -76,7 +77,7 @@ def _must_observe(id: str, function: object) -> None:
 
 
 class Named(dict[str, T]):
-    """Tables or columns by name; the error for an unknown one lists those that exist."""
+    """Tables or columns by name; the error for an unknown name lists the names that exist."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -133,8 +134,8 @@ class Table(Generic[K]):
     Args:
         name: stored in the catalogue; at most 64 characters.
         key: an ordered codec: BYTES, TEXT, INT64, Tuple(...).
-        splits: keys at which the table is cut into tablets when it is made: each has a writer of its own.
-        keep: how long its old versions are kept; None: as last declared; if never declared, as the schema says.
+        splits: keys at which the table is divided into tablets when it is made; each tablet has a writer of its own.
+        keep: how long its old versions are kept; None: as last declared or, if never declared, as the schema says.
     """
 
     name: str
@@ -157,7 +158,7 @@ class Table(Generic[K]):
         self.key: Codec[K] = key
         self.columns: dict[str, Column[K, Any]] = Named(f"column of table {name!r} named")
         self.signals: dict[str, Signal[K]] = Named(f"signal of table {name!r} named")
-        self.hidden: dict[str, Column[K, Any]] = {}  # perco's own: seen only if asked for
+        self.hidden: dict[str, Column[K, Any]] = {}  # perco's own columns: read only on request
         if isinstance(splits, str | bytes):
             raise UsageError(f"table {name!r}: splits= takes a list of keys, such as [{splits!r}], not {splits!r}")
         self.splits = tuple(sorted({self.row(split) for split in splits} - {b""}))
@@ -180,14 +181,14 @@ class Table(Generic[K]):
         return self.hidden.get(name) or self.hidden.setdefault(name, Column(self, name, codec, None))
 
     def signal(self, name: str) -> Signal[K]:
-        """Declare a signal: a column that can only be notified (N5).
+        """Declare a signal: a column that cannot be written, only raised (N5).
 
         Its observers run some time after the transaction that raised it has committed, at least once; many signals of
-        one row may collapse into one run. Transactions that raise the same signal never conflict over it: instead of
-        writing one hot cell from many transactions, raise a signal in each of them, and let one observer of it write
+        one row may collapse into one run. Transactions that raise the same signal never conflict over it. So instead of
+        writing one hot cell in many transactions, raise a signal in each of them, and let the signal's observer write
         the cell.
 
-        Raises: UsageError for a name that is taken.
+        Raises: UsageError for a name that is already in use.
         """
         _named("signal", name)
         self._must_be_new(name)
@@ -200,7 +201,7 @@ class Table(Generic[K]):
             raise UsageError(f"table {self.name!r} has two columns named {name!r}")
 
     def row(self, key: K) -> bytes:
-        """The row of a key.
+        """The key in stored form.
 
         Raises: TooLarge over 400 bytes; TypeError or ValueError for a key that the codec does not accept.
         """
@@ -219,13 +220,13 @@ class Change(Generic[K, V]):
     """The change that an observer runs for.
 
     Attributes:
-        key: of the changed row.
-        value: the newest at the run's snapshot; None if it was deleted, and for a signal. Many writes may collapse
-            into one run (N4).
+        key: the key of the changed row.
+        value: the newest value as of the run's start; None if it was deleted, and for a signal. Many writes may
+            collapse into one run (N4).
         commit_ts: of the newest write, or of the transaction that raised the signal last.
         attempt: 1 for the first run for this change, then 2 ... after conflicts and failures.
-        cause: commit timestamp of the transaction from outside that began the chain (N9).
-        depth: the observer's place in the chain: 1 if a transaction from outside triggered it.
+        cause: the commit timestamp of the transaction, not an observer's run, that began the chain (N9).
+        depth: the observer's place in the chain: 1 if that transaction made the change.
     """
 
     key: K
@@ -236,7 +237,7 @@ class Change(Generic[K, V]):
     depth: int = 1
 
 
-_WAITS: Final = 10  # the default of max_delay_s, in delays
+_WAITS: Final = 10  # the default of max_delay_s, as a multiple of delay_s
 _VERSION_MAX: Final = (1 << 32) - 1  # it is stored in every ack
 _DELAY_MAX_S: Final = 30 * 86400.0
 _PRIORITY_MAX: Final = 1000
@@ -247,7 +248,7 @@ class Manner:
     """When an observer runs, as recorded in the catalogue.
 
     Attributes:
-        delay_s: a run comes no earlier than this long after the change; each newer change restarts the wait.
+        delay_s: a run begins no earlier than this long after the change; each newer change restarts the wait.
         max_delay_s: the wait ends at the latest this long after the first of these changes.
         priority: of the changes that wait, those of the highest priority come first.
     """
@@ -280,7 +281,7 @@ ObserverFunction = Callable[[Any, "Change[K, V]"], Awaitable[None]]  # Any: a pe
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """A registered observer. `id` is stored: rename the function freely, never the id."""
+    """A registered observer. The store records `id`: you may rename the function, but never change the id."""
 
     id: str
     column: Column[Any, Any] | Signal[Any]
@@ -295,8 +296,8 @@ class Schema:
     """The tables and observers that a program uses.
 
     Args:
-        keep: how long old versions are kept in tables that do not say so themselves; None: as the store has it,
-            initially a day.
+        keep: how long old versions are kept in tables without a `keep` of their own; None: as last declared, initially
+            one day.
     """
 
     keep: Keep | None
@@ -352,19 +353,19 @@ class Schema:
     ) -> Callable[[Any], Any]:
         """Run a function, in a transaction, after each change of a column, or each signal.
 
-        Several observers may observe one column; deletes count as changes; changes may collapse (N4). `id` is stored.
-        At most one run commits for a change of a column (N3), at least one for a signal (N5).
+        Several observers may observe one column; deletes count as changes; changes may collapse (N4). The store records
+        `id`. For a change of a column, at most one run commits (N3); for a signal, at least one (N5).
 
         Args:
             version: from 1. Raise it when the function has changed and must run again for changes that it has already
                 handled.
-            backfill: when the observer, or a higher version of it, is registered, run it also for the data that is
-                already there; a signal never has any.
-            delay_s: seconds; a run comes no earlier than this long after the change, and a newer change restarts the
+            backfill: when the observer, or a higher version of it, is registered, run it also for the existing data; a
+                signal never has any.
+            delay_s: seconds; a run begins no earlier than this long after the change, and a newer change restarts the
                 wait.
             max_delay_s: the longest such wait, for a row that keeps changing; by default ten times `delay_s`.
-            priority: if more changes wait than can run at once, those of a higher priority come first; lower ones still
-                get their share.
+            priority: if more changes wait than can run at once, those of a higher priority come first; those of lower
+                priorities still get a share.
             isolation: of its transactions, "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
         if not isinstance(column, Column | Signal):
@@ -391,7 +392,7 @@ class Schema:
 
 
 def must_be_table(table: Table[K]) -> Table[K]:
-    """The table. Raises: UsageError for anything else, such as a table's name."""
+    """Returns the table. Raises: UsageError for anything else, such as a table's name."""
     if not isinstance(table, Table):
         raise UsageError(f"expected a perco.Table, not {table!r}; db.schema.tables has them by name")
     return table

@@ -1,4 +1,4 @@
-"""perco for blocking code: the same names and types, without `await`.
+"""perco for blocking code: the same names and types as in `perco`, without `await`.
 
     with perco.sync.open("folder/", schema) as db:
 
@@ -8,17 +8,18 @@
         with db.snapshot() as snap:
             for row in snap.scan(accounts): ...
 
-The store runs on a trio loop in a thread of its own. Callers hand their calls over to it and sleep; commits of many
-threads that come together share a write and an fsync, as those of many tasks do. Any number of threads may use a
-database or a snapshot, but only one thread at a time may use a transaction. `set` notes a write in the caller's thread;
-the next call sends it along. In `db.run` a transaction begins with its first read, in `db.transaction()` at once.
+The store runs on a trio loop in a thread of its own. A caller hands its call over to the loop, and sleeps until the
+answer. Commits of many threads that arrive together share a write and an fsync, as those of many tasks do. Any number
+of threads may use a database or a snapshot, but only one thread at a time may use a transaction. `set` only notes a
+write in the caller's thread; the next call passes it to the loop. In `db.run`, a transaction begins with its first
+read; in `db.transaction()`, at once.
 
-T10 A KeyboardInterrupt first cancels the call that it interrupts: a commit that was not sent did not happen. Then the
-    exception propagates; if the transaction has committed, or its outcome is unknown, a note on the exception
-    (`__notes__`) and `txn.outcome` say so.
+T10 A KeyboardInterrupt first cancels the call that it interrupts: a commit that has not been sent by then does not
+    happen. Then the exception propagates. If the transaction has committed, or its outcome is unknown, a note on the
+    exception (`__notes__`) and `txn.outcome` say so.
 
-Calls from the loop's own thread (from `on_event`, `progress=`, an `async def` observer) raise UsageError: they would
-wait for themselves.
+Calls from the loop's own thread (from `on_event`, `progress=`, an `async def` observer) raise UsageError, because they
+would wait for themselves.
 """
 
 from perco.sync.attempts import Attempt as Attempt, Attempts as Attempts, Retrying as Retrying

@@ -1,4 +1,4 @@
-"""One transaction, attempt after attempt, in the calling thread (T11)."""
+"""Runs a transaction, attempt after attempt, in the calling thread (T11)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 
 class Attempt(BlockingOnly):
-    """One attempt: a context manager that gives the transaction, commits it, and swallows a TransientError if there
-    will be another attempt."""
+    """One attempt: a context manager that returns the transaction, commits it at the end of the block, and swallows a
+    TransientError if another attempt will follow."""
 
     _write = "with attempt as txn:"
 
@@ -40,7 +40,7 @@ class Attempt(BlockingOnly):
 
 
 def finish(txn: Transaction, error: BaseException | None) -> bool:
-    """End an attempt. Returns whether another attempt follows, because this one or its commit raised an error."""
+    """End an attempt. Returns whether another attempt follows, because the block or its commit raised an error."""
     tries = txn._tries
     assert tries is not None
     if txn._ended and txn._begun is None:
@@ -69,14 +69,14 @@ def finish(txn: Transaction, error: BaseException | None) -> bool:
                 tell(raised, txn._begun)
         elif isinstance(raised, PercoError) and isinstance(txn._port, Threads) and txn._port.closed is not None:
             txn.discard()
-            return False  # `error` is all there is to report
+            return False  # there is only `error` to report
         raise
     finally:
         txn._ended = True
 
 
 class Attempts(BlockingOnly):
-    """Attempts of one transaction, until one commits.
+    """The attempts of one transaction, until an attempt commits.
 
     for attempt in db.attempts():
         with attempt as txn:
@@ -104,7 +104,7 @@ class Attempts(BlockingOnly):
 
 
 class Retrying:
-    """`run` and `attempts` with limits and isolation of their own; from `db.options(...)`."""
+    """`run` and `attempts` with limits and isolation of their own; made by `db.options(...)`."""
 
     def __init__(self, port: Port, engine: Engine, retry: RetryOptions, serializable: bool) -> None:
         self._port, self._engine, self._retry, self._serializable = port, engine, retry, serializable

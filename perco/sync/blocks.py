@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Block(BlockingOnly, Generic[T]):
-    """An asynchronous context manager of the engine, entered and left by a thread."""
+    """An asynchronous context manager of the engine, which a thread enters and leaves."""
 
     def __init__(self, port: Port, block: Any, wrap: Callable[[Any], T], write: str) -> None:
         self._port, self._block, self._wrap, self._write = port, block, wrap, write
@@ -58,7 +58,7 @@ class SnapshotBlock(Block[Snapshot]):
 
 
 class TransactionBlock(BlockingOnly):
-    """`with db.transaction() as txn:`: one try, committed at the end of the block."""
+    """`with db.transaction() as txn:`: one attempt, which commits at the end of the block."""
 
     _write = "with db.transaction() as txn:"
 
@@ -83,7 +83,7 @@ class TransactionBlock(BlockingOnly):
 
 
 class WorkerHandle(Calling):
-    """A running worker: its statistics."""
+    """A running worker, for its statistics."""
 
     _of: workers.WorkerHandle
 

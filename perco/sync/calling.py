@@ -1,7 +1,7 @@
-"""How the objects of `perco.sync` call the objects that they stand for.
+"""How the objects of `perco.sync` call the objects behind them, on the store's loop.
 
-R9  A public method gives the owner of a folder and its clients the same result, or the same error: calls are
-    forwarded by name to the object at hand.
+R9  A public method gives the same result, or raises the same error, in the owner of a folder and in its clients: each
+    call is forwarded by method name to the object behind, in both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perco.txn.scan import Scan
 
 
 class Calling:
-    """An object of the store's loop, for threads."""
+    """Base class: passes calls of threads to an object on the store's loop."""
 
     def __init__(self, port: Port, of: Any) -> None:
         self._port, self._of = port, of
@@ -25,10 +25,10 @@ class Calling:
         return self._port.ask(call, (self._of, name, args, kwargs), {})
 
     def _settle(self) -> None:
-        """Let reads see the writes that were noted."""
+        """Pass the noted writes to the loop, so that reads see them."""
 
     def _scan_from(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Scan[Any]:
-        """A scan with its first page."""
+        """A scan whose first page has been fetched."""
         return self._port.ask(first_page, (self._of, name, args, kwargs), {})
 
     def _fetch(self, scan: Scan[Any]) -> None:
@@ -42,7 +42,7 @@ async def call(of: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 async def first_page(of: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Scan[Any]:
-    """On the loop: a scan, and its first page with it."""
+    """On the loop: begin a scan, and fetch its first page."""
     scan: Scan[Any] = getattr(of, name)(*args, **kwargs)
     if not scan.ended:
         await scan.fetch()

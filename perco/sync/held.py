@@ -51,7 +51,7 @@ class Snapshot(Reading):
         return wall
 
     def end(self) -> None:
-        """End: nothing is read any more, and the versions that it needed may be removed (G1)."""
+        """End the snapshot: it can read no more, and the versions that only it needed may be removed (G1)."""
         if self._of is not None:
             self._of.end()
 
@@ -70,12 +70,13 @@ class PinnedSnapshot(Snapshot):
 
 
 class Transaction(Snapshot):
-    """Reads and writes that become visible together, or not at all: see `perco.Transaction`. One thread at a time."""
+    """Reads and writes that become visible together, or not at all: see `perco.Transaction`. One thread at a time may
+    use it."""
 
     def __init__(self, port: Port, engine: Engine, of: _Transaction | None, tries: Tries | None = None) -> None:
         super().__init__(port, of)
         self._engine, self._tries = engine, tries
-        self._ended = False  # it may end before it has begun
+        self._ended = False  # a transaction may end before it has begun
         self._noted: deque[tuple[Any, ...]] = deque()  # writes that have not been sent to the loop yet
         self._cells = self._bytes = 0  # upper bounds of what has been written
 
@@ -162,7 +163,7 @@ class Transaction(Snapshot):
         self._note(signal, key, None)
 
     def _usable(self, column: Column[Any, Any]) -> None:
-        """Raise what the engine's method would: closed, no column, not declared."""
+        """Raise what the engine's method would raise: the transaction has ended, or this is not a declared column."""
         self._must_be_open()
         if column not in self._engine.known.bounds:
             self._engine.known.must_be_column(column)
@@ -212,7 +213,7 @@ class Transaction(Snapshot):
 
     @property
     def isolation(self) -> Isolation:
-        """Its isolation: "snapshot" or "serializable"."""
+        """The isolation level: "snapshot" or "serializable"."""
         if self._begun is not None:
             return self._begun.isolation
         assert self._tries is not None
@@ -224,7 +225,7 @@ async def _commit(txn: _Transaction) -> int:
 
 
 async def _nothing(_: _Snapshot) -> None:
-    """Do nothing: making the call begins the transaction, and passes on the noted writes."""
+    """Do nothing. (The call itself begins the transaction, and passes on the noted writes.)"""
 
 
 async def _fetched(_: _Snapshot, scan: Scan[Any]) -> None:

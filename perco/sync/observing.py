@@ -1,4 +1,4 @@
-"""Plain functions as observers."""
+"""Observers that are plain functions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 OBSERVER_THREADS: Final = 32
-"""Threads, at most, in which `perco.sync.observer` runs functions, of all stores of a loop together."""
+"""The largest number of threads in which `perco.sync.observer` runs functions, for all stores of a loop together."""
 
 
 _limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("perco.sync.observer")
 
 
 def observer(function: Callable[[Transaction, Change[K, V]], None]) -> ObserverFunction[K, V]:
-    """Make an observer of a plain function: it runs in a thread, and may block.
+    """Make a plain function an observer: it runs in a thread, and may block.
 
         @schema.observe(body, id="count words")
         @perco.sync.observer
@@ -36,8 +36,8 @@ def observer(function: Callable[[Transaction, Change[K, V]], None]) -> ObserverF
             txn.set(words, change.key, len((change.value or "").split()))
 
     It works with every worker, those of `perco` and `perco.aio` included. There are at most `OBSERVER_THREADS` such
-    threads; runs beyond that wait for one, whatever the concurrency. When the worker ends, it waits for the functions
-    under way; their next read raises.
+    threads; further runs wait for a thread, even if the worker's concurrency is higher. When the worker ends, it waits
+    for the functions that are running; their next read raises an error.
     """
     must_give(function, "a function", "perco.sync.observer")
     if inspect.iscoroutinefunction(function):
@@ -58,7 +58,7 @@ def observer(function: Callable[[Transaction, Change[K, V]], None]) -> ObserverF
         if txn.outcome == "open":
             outside._write(txn)
 
-    del in_thread.__dict__["__wrapped__"]  # a check for `async def` must find this function
+    del in_thread.__dict__["__wrapped__"]  # a check for `async def` must find this wrapper
     return in_thread
 
 

@@ -22,8 +22,8 @@ class open(BlockingOnly):
     """Open a store for blocking code: `with perco.sync.open("folder/", schema) as db:`. Arguments and errors are
     those of `perco.open`.
 
-    The store runs in a thread of its own. When the block ends, calls of other threads that still wait are cancelled:
-    they raise TransactionClosed, except commits that are on their way. A store that is left open is closed when the
+    The store runs in a thread of its own. When the block ends, calls of other threads that still wait raise
+    TransactionClosed, except commits that have been sent. A store that is left open is closed when the
     program ends.
     """
 
@@ -73,11 +73,11 @@ class open(BlockingOnly):
             raise self._error
 
     def _close(self) -> None:
-        """End the loop and wait for it. An interrupt is raised when it has ended, a second one at once."""
+        """End the loop, and wait for its end. A first KeyboardInterrupt is raised after that, a second one at once."""
         thread = self._thread
         if thread is None or thread.ident is None or (self._portal is not None and self._portal.forked):
             return
-        self._ready.wait()  # also set if it has failed
+        self._ready.wait()  # also set if the loop has failed to open the store
         try:
             if self._token is not None:
                 self._token.run_sync_soon(self._end)
@@ -97,7 +97,7 @@ class open(BlockingOnly):
         except BaseException as error:
             self._error = error
         finally:
-            if self._portal is not None:  # whatever ended the loop, no caller may wait for it any longer
+            if self._portal is not None:  # however the loop has ended, no caller may go on waiting for it
                 self._portal.closed = self._portal.closed or closed
                 self._portal.waking.end()
                 self._portal.refuse()

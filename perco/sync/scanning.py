@@ -13,7 +13,7 @@ K = TypeVar("K")
 
 
 class Scan(BlockingOnly, Generic[K]):
-    """An iterator over rows, which are fetched in pages. May be left at any point."""
+    """An iterator over rows, which are fetched in pages. A loop may leave it at any point."""
 
     _write = "for row in snap.scan(...):"
 
@@ -34,5 +34,5 @@ class Scan(BlockingOnly, Generic[K]):
             self._fetch(self._of)
 
     def all(self) -> list[Row[K]]:
-        """The rest of the rows as a list."""
+        """The remaining rows, as a list."""
         return list(self)

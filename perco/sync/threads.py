@@ -41,8 +41,8 @@ class _Call(Call):
 class _Waking(trio.abc.Instrument):
     """Wakes all answered callers at once, when the loop has nothing else to do.
 
-    Each time the loop reads, it releases the GIL. A thread that is awake by then takes the GIL, and the loop must wait
-    for it: with many callers that costs more than their calls.
+    Each time the loop reads, it releases the GIL. A thread that is awake then takes the GIL, and the loop has to wait
+    for that thread. With many callers, this costs more than the calls themselves.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class _Waking(trio.abc.Instrument):
         self._over = False
 
     def answered(self, call: _Call) -> None:
-        """Wake the caller when the loop next waits; on other threads, or after the loop's end, at once."""
+        """Wake the caller when the loop next waits; from another thread, or after the loop's end, at once."""
         if self._over or threading.get_ident() != self._thread:
             call.lock.release()
         else:
@@ -63,7 +63,7 @@ class _Waking(trio.abc.Instrument):
             call.lock.release()
 
     def end(self) -> None:
-        """Wake all callers, and later ones at once: the loop has ended."""
+        """The loop has ended: wake all callers, and from now on wake each caller at once."""
         self._over = True
         self.before_io_wait(0)
 
@@ -71,8 +71,8 @@ class _Waking(trio.abc.Instrument):
 class Threads(Portal):
     """The portal of a loop in a thread of its own.
 
-    Callers wake it through an eventfd on which only the leading server waits. That costs half as much as trio's own
-    mechanism, and is paid only once for all calls that arrive before the leader looks.
+    Callers wake the loop through an eventfd on which only the leading server waits. This costs half as much as trio's
+    own mechanism, and one wake-up is enough for all calls that arrive before the leader looks at the queue.
     """
 
     token: trio.lowlevel.TrioToken
@@ -85,11 +85,11 @@ class Threads(Portal):
         self.thread = threading.get_ident()
         self.waking = _Waking()
         trio.lowlevel.add_instrument(self.waking)
-        self._woken = False  # the loop will look at the queue
+        self._woken = False  # whether the loop has been woken and will look at the queue
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def __del__(self) -> None:
-        os.close(self._fd)  # not before the last thread that may write to it has gone
+        os.close(self._fd)  # only now is no thread left that may write to it
 
     async def wait_woken(self, server: Server) -> None:
         self._woken = False  # before the look, so that no later call is missed (F2)
@@ -132,7 +132,7 @@ class Threads(Portal):
             try:
                 raise error
             finally:
-                del error  # its traceback has this frame
+                del error  # its traceback refers to this frame
         result: T = call.value
         return result
 
@@ -140,7 +140,7 @@ class Threads(Portal):
         """T10, F3: cancel the call of an interrupted caller, and wait until it has ended."""
         try:
             self.token.run_sync_soon(self.cut, call)
-            os.eventfd_write(self._fd, 1)  # the interrupt may have come between the flag and the write
+            os.eventfd_write(self._fd, 1)  # the interrupt may have come between the flag's change and the write
         except trio.RunFinishedError:
             return
         while not call.done:
@@ -151,7 +151,7 @@ class Threads(Portal):
 
 
 class FromThread:
-    """Calls from an observer's thread: they are made in the task that waits for the thread."""
+    """Passes calls from an observer's thread to the task that waits for the thread."""
 
     def ask(
         self,

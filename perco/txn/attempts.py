@@ -1,4 +1,4 @@
-"""One transaction, attempt after attempt, until one commits.
+"""Runs a transaction, attempt after attempt, until an attempt commits.
 
 T11 A retry runs the function, or the block, again, with a new start_ts; writes of a failed attempt are not replayed.
 W3  A transaction that has conflicted takes its turn when an attempt begins, and gives it up when the attempt ends,
@@ -24,9 +24,10 @@ from perco.txn.turns import Turn
 
 
 def late(retry: RetryOptions, met: list[TransientError], txn: Transaction | None) -> Unavailable | CommitUnknown:
-    """The error when the time for all attempts is up, caused by the last failure. `txn`: the last attempt's."""
+    """The error to raise when the time for all attempts is up; the last failure is its cause. `txn`: the last attempt's
+    transaction, if any."""
     what = f"the transaction did not finish within {retry.timeout_s} s"
-    if txn is not None and txn.outcome == "unknown":  # T4: its function caught CommitUnknown and went on
+    if txn is not None and txn.outcome == "unknown":  # T4: the function caught CommitUnknown and went on
         return CommitUnknown(txn.token, what)
     commit_ts = txn.commit_ts if txn is not None else 0
     if met and not commit_ts:
@@ -37,15 +38,14 @@ def late(retry: RetryOptions, met: list[TransientError], txn: Transaction | None
 
 
 class Attempts(AsyncOnly):
-    """Attempts of one transaction, until one commits.
+    """The attempts of one transaction, until an attempt commits.
 
     async for attempt in db.attempts():
         async with attempt as txn:
             txn.set(...)
 
-    The loop ends by itself. Python does not tell an attempt whether `break` or `return` has ended its block: code that
-    leaves the loop with one of these goes on even if the commit conflicted. A PercoWarning then says that nothing was
-    written.
+    The loop ends by itself. An attempt cannot see whether `break` or `return` has ended its block. So code that leaves
+    the loop with one of these goes on even if the commit conflicted; a PercoWarning then says that nothing was written.
     """
 
     _write = "async for attempt in db.attempts():"
@@ -58,15 +58,15 @@ class Attempts(AsyncOnly):
         serializable: bool,
         function: str = "transaction",
     ) -> None:
-        self._function = function  # its past runs decide what is read ahead
-        self._owed = False  # the last attempt failed, and the next one has not been asked for
+        self._function = function  # the function's past runs decide what is read ahead
+        self._owed = False  # the last attempt failed, and the loop has not gone on to the next one
         self._engine, self._retry = engine, retry
         self._isolation: Isolation = "serializable" if serializable else "snapshot"
         self._failed = 0
         self._met: list[TransientError] = []  # the error of the last failed attempt, if any
         self._done = False
         self._used = True  # whether the last attempt has been entered
-        self._turn: Turn | None = None  # once an attempt has failed
+        self._turn: Turn | None = None  # set once an attempt has failed
         self._pause = False
         self._deadline = trio.current_time() + retry.timeout_s if retry.timeout_s is not None else None
 
@@ -103,7 +103,8 @@ class Attempts(AsyncOnly):
             raise late(self._retry, self._met, None)
 
     async def _begin(self) -> Transaction:
-        """Take the turn, and begin. The turn is not taken between attempts, where the loop may be left (W3)."""
+        """Wait for the turn, and begin the transaction. No turn is taken between attempts, where the program may leave
+        the loop (W3)."""
         turn = self._turn
         if turn is None:
             return await begin(self._engine, self._isolation, self._function)
@@ -116,15 +117,15 @@ class Attempts(AsyncOnly):
             raise
 
     def _has_met(self, error: TransientError) -> None:
-        """Note what a failed attempt conflicted on: the next one takes a turn there."""
+        """Note the cells on which an attempt conflicted: the next attempt takes a turn there."""
         if self._turn is None:
             self._turn = Turn(self._engine.lines, self._retry.turn_s)
         self._pause = self._turn.met(error.met_on)
 
 
 class Attempt:
-    """One attempt: a context manager that gives the transaction, commits it, and swallows a TransientError if there
-    will be another attempt."""
+    """One attempt: a context manager that returns the transaction, commits it at the end of the block, and swallows a
+    TransientError if another attempt will follow."""
 
     def __init__(self, attempts: Attempts) -> None:
         self._attempts = attempts
@@ -182,7 +183,7 @@ class Attempt:
             met.attempts = attempts._failed
             if attempts._failed >= attempts._retry.attempts:
                 raise
-            attempts._met = [_without_frames(met)]  # they would keep an abandoned loop alive
+            attempts._met = [_without_frames(met)]  # tracebacks would keep an abandoned loop alive
             attempts._owed = True
             attempts._has_met(met)
             return True
@@ -193,10 +194,10 @@ class Attempt:
 
 
 class AttemptsOutside(Attempts):
-    """Attempts whose function runs outside the loop: no cancel scope holds them, and their caller says when it is late.
+    """Attempts whose function runs outside the loop: no cancel scope enforces their deadline; the caller does.
 
     Args:
-        late_s: seconds of their time that are over.
+        late_s: how many seconds of the time for all attempts have already passed.
     """
 
     _scoped = False
@@ -214,7 +215,7 @@ class AttemptsOutside(Attempts):
         return self._done
 
     def begun(self, txn: Transaction) -> Attempt:
-        """The first attempt, whose transaction has begun."""
+        """The first attempt, with a transaction that has already begun."""
         attempt = Attempt(self)
         attempt._txn = txn
         return attempt
@@ -224,12 +225,12 @@ class AttemptsOutside(Attempts):
         self._owed = False
 
     def late(self, txn: Transaction | None) -> Unavailable | CommitUnknown:
-        """The error when the time is up. `txn`: of the last attempt."""
+        """The error to raise when the time is up. `txn`: the last attempt's transaction, if any."""
         return late(self._retry, self._met, txn)
 
 
 def _without_frames(error: TransientError) -> TransientError:
-    """The error, without tracebacks: neither its own, nor those of the errors that caused it."""
+    """The error, after removing its traceback and those of the errors that caused it."""
     each: BaseException | None = error
     while each is not None:
         each.__traceback__ = None

@@ -1,8 +1,8 @@
 """Tasks that belong to an opened store, and end with it.
 
-They are trio system tasks, each in its own cancel scope: they survive the cancellation of the task that started them,
-the store joins them when it closes, and their errors never leave the user's `async with` wrapped in an ExceptionGroup.
-A task that dies of a bug makes the store unusable, with a PercoError that says so.
+They are trio system tasks, each in its own cancel scope. So they survive the cancellation of the task that started
+them, the store waits for their end when it closes, and their errors never leave the user's `async with` wrapped in an
+ExceptionGroup. If a task dies of a bug, the store becomes unusable: every use raises a PercoError that says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Background:
         self._scope: list[trio.CancelScope] = []
         self._short = 0
         self._long = 0
-        self._changed: trio.Event | None = None  # set when a task ends; None: nothing waits for that
+        self._changed: trio.Event | None = None  # set when a task ends; None: no task waits for that
         self._failure: BaseException | None = None
         self.stopped: BaseException | None = None  # SystemExit or the like, raised by a user's function
         self._closed = False
@@ -49,7 +49,7 @@ class Background:
             self._notify()
 
     def hold(self) -> None:
-        """Count short work that has no task of its own; `let_go` ends it."""
+        """Count short work that has no task of its own, until `let_go` is called."""
         self._short += 1
 
     def let_go(self, error: Exception | None = None) -> None:
@@ -62,7 +62,7 @@ class Background:
         """Start a task that runs until the store closes; returns a function that ends it earlier."""
         scope = trio.CancelScope()
         self._scope.append(scope)
-        if self._closed:  # short work that `aclose` waits for may still start one
+        if self._closed:  # short work that `aclose` waits for may still start a task
             scope.cancel()
         self._long += 1
         trio.lowlevel.spawn_system_task(self._run_long, scope, loop, name=f"perco-{name}")
@@ -70,7 +70,7 @@ class Background:
 
     async def apart(self, action: Callable[[], Awaitable[T]], name: str) -> T:
         """Run an action in a task of its own, and return its result. If the caller is cancelled or interrupted,
-        cancels the action and waits for its end. Raises: the action's errors."""
+        cancel the action and wait for its end. Raises: the action's errors."""
         done = trio.Event()
         made: list[T] = []
         failed: list[PercoError] = []
@@ -121,7 +121,7 @@ class Background:
                 act()
 
     def stop(self, error: BaseException) -> None:
-        """Cancel the store's block, which then raises `error`: a user's function wants the program to end."""
+        """Cancel the store's block, which then raises `error`, because a user's function wants the program to end."""
         if self.stopped is None:
             self.stopped = error
             for act in self.on_failure:
@@ -162,7 +162,7 @@ class Background:
         return self._short
 
     async def aclose(self) -> None:
-        """Wait for short tasks, cancel long ones. The caller's cancel scope does not cancel this."""
+        """Wait for the short tasks, and cancel the long ones. The caller's cancel scope has no effect here."""
         self._closed = self.ended = True
         with trio.CancelScope(shield=True):
             for scope in self._scope:

@@ -7,18 +7,18 @@ from perco.txn.engine import Engine
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
 
-BLOCK = "transaction"  # the name under which transactions opened as blocks are counted and read ahead
+BLOCK = "transaction"  # the function's name for transactions opened as blocks: in counters, and for reading ahead
 
 
 async def begin(engine: Engine, isolation: Isolation | None, function: str = BLOCK) -> Transaction:
-    """Begin a transaction. `function`: its name; its past runs decide what is read ahead."""
+    """Begin a transaction. `function`: the function's name; its past runs decide what is read ahead."""
     engine.usable(writing=True)
     serializable = engine.is_serializable(isolation)
     return begun(engine, engine.oracle.draw_nowait() or await engine.oracle.draw(), serializable, function)
 
 
 def begin_nowait(engine: Engine, isolation: Isolation | None, function: str = BLOCK) -> Transaction | None:
-    """Like `begin`, but None if it would have to wait."""
+    """Like `begin`, but returns None if it would have to wait."""
     engine.usable(writing=True)
     serializable = engine.is_serializable(isolation)
     start_ts = engine.oracle.draw_nowait()
@@ -36,7 +36,7 @@ def begun(engine: Engine, start_ts: int, serializable: bool, function: str) -> T
 
 
 async def begin_snapshot(engine: Engine) -> Snapshot:
-    """A snapshot at a new timestamp, which it holds until its end (G1)."""
+    """A snapshot at a new timestamp. Until its end, it keeps the watermark from passing that timestamp (G1)."""
     snap = Snapshot(engine, await engine.oracle.draw())
     if engine.prefetch.on:
         snap._ahead = engine.prefetch.begin("snapshot")

@@ -2,7 +2,7 @@
 task.
 
 `Chain` leads from the last prewrite to the commit of the primary, `Settling` from a refused group to its single cells.
-Each takes verdicts and returns the next mutations; a task, or the row store itself, sends them.
+Each takes verdicts and returns the next mutations. A task, or the row store itself, sends these.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from perco.txn.entered import Entered
 
 
 class Chain:
-    """From the last prewrite's verdict straight to the primary's commit, while the task still sleeps.
+    """Leads from the last prewrite's verdict straight to the primary's commit, while the commit's task still sleeps.
 
-    T2 still holds: commit_ts is drawn when every prewrite has been acknowledged.
+    T2 still holds: commit_ts is drawn only after every prewrite has been acknowledged.
     """
 
     entered: bool
@@ -68,11 +68,11 @@ class Chain:
 
 
 class Settling:
-    """Groups of a transaction's own cells to settle. A group is refused if another task has settled one of its cells,
-    or if a tablet split has moved some of them away (P3). Then its cells are settled one by one: otherwise the
-    remaining locks, and the notifications that they stand for (N1), would stay.
+    """Settles groups of a transaction's own cells. A group is refused if another task has settled one of its cells, or
+    if a tablet split has moved some of them away (P3). Its cells are then settled one by one. Otherwise the remaining
+    locks would stay, and the notifications that they stand for (N1) would not be put.
 
-    `left`: some cells could not be written; later readers, or the sweeper, settle them.
+    `left`: True if some cells could not be written; later readers, or the sweeper, settle them.
     """
 
     groups: Sequence[Mutation]

@@ -2,9 +2,9 @@
 
 `commit.py` decides the next step, `Driver.commit` performs the steps to the end.
 
-T7  A transaction that holds locks never waits for another one: it releases all its locks, waits, and the function runs
-    again.
-T8  No step touches a lock without the check that it is still there (`mutations.py`).
+T7  A transaction that holds locks never waits for another one. It releases all its locks and then waits; after that,
+    its function runs again.
+T8  Every step that changes a lock checks that the lock is still there (`mutations.py`).
 T10 A cancellation before the primary's commit is sent raises Cancelled, and the locks are removed in the background.
     After that the call completes and reports its outcome.
 T14 A serializable transaction's reads are validated between the draw of its commit_ts and its primary's commit.
@@ -59,14 +59,14 @@ from perco.txn.resolver import Resolver, make_token
 from perco.txn.validation import Validation
 
 _ASK_PAUSE_MAX_S = 0.5  # between two reads of a primary that does not answer
-_SHARED_MAX = 1024  # shared locks of one cell that are settled before the prewrite is sent again
+_SHARED_MAX = 1024  # the most shared locks of one cell that are settled before the prewrite is sent again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitOptions:
     """Attributes:
     commit_timeout_s: how long to wait for a disk that does not answer, and how long to ask for the outcome of a
-        commit whose reply was lost, before CommitUnknown (T4, T10).
+        commit whose reply was lost, before CommitUnknown is raised (T4, T10).
     one_step: commit the cells in the primary's tablet in one write transaction, without locks (C1). False: always in
         two phases, as in the paper.
     """
@@ -230,7 +230,7 @@ class Driver(Resolver):
         return True
 
     def _leave(self, commit: Commit) -> None:
-        """C3: the fate of a one-step commit is known now."""
+        """C3: remove the entries of a one-step commit whose outcome is known now."""
         self.entered.leave(commit)
 
     def _leave_behind(self, commit: Commit) -> None:
@@ -248,12 +248,12 @@ class Driver(Resolver):
             if entry.commit_ts not in self.writing:
                 await self.fates.wait(entry.start_ts)
             if await self.past(entry) < start_ts:
-                return  # it did not commit, or did so before this transaction began
+                return  # the other transaction did not commit, or did so before this transaction began
         self.counters.conflicts += 1
         raise ConflictAt(Cellref(*where), entry.commit_ts, start_ts)
 
     def _chained(self, mutations: Sequence[Mutation], chain: Chain | None) -> Awaitable[list[Verdict]]:
-        """Send mutations; a store that can do so continues with `chain` by itself."""
+        """Send mutations. If the store can, it continues with `chain` by itself."""
         chaining = self.store.chaining
         return self.store.apply(mutations) if chaining is None else chaining.apply_then(mutations, chain)
 
@@ -309,7 +309,7 @@ class Driver(Resolver):
         commit.validated()
 
     async def _unblock(self, commit: Commit) -> None:
-        """After a refused prewrite: settle what is in the way and send it again, or give up (T7)."""
+        """After a refused prewrite: settle the locks in the way, so that it can be sent again, or give up (T7)."""
         start_ts = commit.header.start_ts
         foreign: list[tuple[Cellref, int, bytes]] = []
         for part, refused in commit.refusals:
@@ -317,7 +317,7 @@ class Driver(Resolver):
             if check in (core.MARKER_CHECK, core.FLOOR_CHECK):
                 raise RolledBack(start_ts)
             where = Cellref(intent.table, intent.row, intent.column)
-            if check == core.LISTED_CHECK:  # N6: a change was put on the failed list, or taken off, since the run began
+            if check == core.LISTED_CHECK:  # N6: since the run began, the failed list has changed
                 self.counters.conflicts += 1
                 raise ConflictAt(where, start_ts, start_ts)
             queries: list[Query] = [
@@ -377,7 +377,7 @@ class Driver(Resolver):
                     [cells] = await self.store.read([request])
                     recovery.asked(cells, alive=False)
                     if recovery.fate is not None:
-                        await self._must_be_certain(recovery)  # a session that has ended holds no watermark (R5)
+                        await self._must_be_certain(recovery)  # an ended session does not hold the watermark (R5)
                 except SessionEnded:  # R5: the next session will answer
                     recovery = Recovery(header.start_ts, header.primary, ())
                     continue
@@ -388,7 +388,7 @@ class Driver(Resolver):
                     recovery = Recovery(header.start_ts, header.primary, ())
                 elif recovery.fate is not None:
                     commit.asked(recovery.fate)
-                else:  # our lock is gone without a trace: only a rollback marker makes this an abort
+                else:  # our lock is gone, and left no record: only a rollback marker makes this an abort
                     [verdict] = await self.store.apply([recovery.decision()])
                     recovery.decided(verdict)
                     if recovery.fate is not None:
@@ -418,7 +418,7 @@ class Driver(Resolver):
     async def _decide_own(self, commit: Commit) -> bool:
         """Make sure that the primary can never commit (T5), after its release was refused or lost.
 
-        Returns whether it has committed: a commit request that seemed to be lost had arrived after all (T4).
+        Returns whether the transaction has committed: a commit request that seemed to be lost may have arrived (T4).
         """
         header = commit.header
         recovery = Recovery(header.start_ts, header.primary, ())
@@ -435,7 +435,7 @@ class Driver(Resolver):
                 raise CommitUnknown(make_token(header.start_ts, header.primary), str(named)) from error
             raise named from error
         if recovery.failure is not None:
-            self.orphaned.set()  # full disk: the lock stays, dead, until there is space
+            self.orphaned.set()  # the disk is full: the dead lock stays until there is space
             if commit.maybe_sent:
                 raise CommitUnknown(make_token(header.start_ts, header.primary), reason_of(recovery.failure))
         return False
@@ -448,13 +448,13 @@ class Driver(Resolver):
             self.note_damage(error)
             self.orphaned.set()
             fate = None
-        except (StoreError, SessionEnded):  # R6, R7: only if the store is served
+        except (StoreError, SessionEnded):  # R6, R7: this happens only in a served store
             self.orphaned.set()
             fate = None
         self._settled(commit.header.start_ts, fate, observed=observed)
 
     def _begin_phase_two(self, commit: Commit, *, observed: bool) -> None:
-        """Roll the secondaries forward; a reader that encounters their locks earlier does it itself (T3, S2)."""
+        """Roll the secondaries forward. A reader that encounters a lock earlier rolls it forward itself (T3, S2)."""
         settling = Settling(commit.secondaries(), commit.secondaries_by_cell)
         chaining = self.store.chaining
         if chaining is None or not chaining.queues:
@@ -496,21 +496,21 @@ class Driver(Resolver):
             self.orphaned.set()
 
     def _settled(self, start_ts: int, fate: int | None, *, observed: bool) -> None:
-        if start_ts not in self.entered.left:  # else its records may still appear
+        if start_ts not in self.entered.left:  # otherwise its records may still appear
             self.oracle.holds.open.discard(start_ts)
         self.fates.settle(start_ts, fate)
         self._observed_done(observed=observed)
 
     def _waits_for_others(self, start_ts: int) -> None:
-        """T7: mark a transaction that has released its locks as aborted before it waits, so that no transaction waits
-        for it, in any process. Otherwise two transactions that have encountered each other's locks would wait
+        """T7: mark a transaction that has released its locks as aborted before it waits, so that no other transaction,
+        in any process, waits for it. Otherwise two transactions that have encountered each other's locks would wait
         forever."""
         self.oracle.holds.open.discard(start_ts)
         self.fates.settle(start_ts, 0)
 
 
 class ConflictAt(PercoError):
-    """A WriteConflict whose cell has no names yet; the transaction adds them."""
+    """A WriteConflict whose cell is not named yet; the transaction adds the names."""
 
     cell: Cellref
     other_ts: int
@@ -523,7 +523,7 @@ class ConflictAt(PercoError):
 
 
 class StaleAt(PercoError):
-    """A ReadConflict whose cells and ranges have no names yet."""
+    """A ReadConflict whose cells and ranges are not named yet."""
 
     stale: Stale
     start_ts: int

@@ -28,9 +28,9 @@ class TransactionOptions:
     """Limits of one transaction, and its default isolation.
 
     Attributes:
-        cells_max: cells that it writes; and, counted separately, cells that it locks.
-        bytes_max: bytes of values that it writes.
-        reads_max: cells and scans that a serializable transaction reads.
+        cells_max: cells that the transaction may write; and, counted separately, cells that it may lock.
+        bytes_max: bytes of values that it may write.
+        reads_max: cells and scans that a serializable transaction may read.
         isolation: "snapshot", which allows write skew, or "serializable" (T14).
     """
 
@@ -45,7 +45,7 @@ class TransactionOptions:
 
 
 class Tables(Protocol):
-    """The tables of a store, and the tablets of it that this process has open."""
+    """The tables of a store, and those of its tablets that this process has open."""
 
     def tables(self) -> list[str]: ...
 
@@ -66,12 +66,12 @@ class Place(Protocol):
 
     @property
     def path(self) -> Path | None:
-        """The folder, if this process has it open."""
+        """The folder, if this process has one open; else None."""
         ...
 
     @property
     def readonly(self) -> bool:
-        """Whether the files are read while another process may own them."""
+        """Whether this process only reads files that another process may own."""
         ...
 
     @property
@@ -80,12 +80,12 @@ class Place(Protocol):
         ...
 
     async def adapt(self, catalogue: Catalogue) -> None:
-        """Open, or make, the tablets and groups that a catalogue names."""
+        """Open or create the tablets and groups that a catalogue names."""
         ...
 
     @property
     def term(self) -> bytes:
-        """The owner's term, for a store that is read beside its owner; else empty."""
+        """If the store is read beside its owner: the owner's term; else empty."""
         ...
 
     def check(self) -> None:
@@ -100,8 +100,8 @@ class Engine:
         driver: replaced when a client's session has ended (R5).
         lease_token: names this process in its locks.
         on_event: see `Options.on_event`.
-        readonly: nothing is written.
-        on_asyncio: the store's loop is the guest of an asyncio loop.
+        readonly: True if the store may not be written.
+        on_asyncio: True if the store's loop is the guest of an asyncio loop.
         renew: loads the newest catalogue (N10).
     """
 
@@ -142,7 +142,7 @@ class Engine:
         self.random, self.lease_token, self.on_event = rng, lease_token, on_event
         self.on_asyncio = False
         self.readonly = place.readonly
-        self.lines = Lines()  # of transactions that conflict
+        self.lines = Lines()  # queues of transactions that conflicted
         self.serializable = is_serializable(limits.isolation)
         self.renew: Callable[[], Awaitable[None]]
 
@@ -151,7 +151,7 @@ class Engine:
         return self.serializable if isolation is None else is_serializable(isolation)
 
     def usable(self, *, writing: bool) -> None:
-        """Raise an error if the store cannot be used: closed, failed, forked, read-only."""
+        """Raise an error if the store is closed, has failed or was forked; if `writing`, also if it is read-only."""
         self.background.check()
         self.place.check()
         if writing and self.readonly:

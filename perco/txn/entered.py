@@ -1,15 +1,15 @@
-"""The cells whose one-step commit is in progress: readers check here before they read. In memory, on the loop.
+"""The cells whose one-step commit is in progress, kept in memory: readers check here before they read.
 
 A one-step commit leaves no lock that a reader could encounter: its records become visible when its write transaction
 ends, some time after its commit_ts was drawn. Until then its cells are entered here.
 
-C2  Enter: in the step that draws commit_ts, with no await between.
-C3  Leave: when the write transaction has ended, even if the caller is gone. A commit without an answer stays until it
-    has been settled (`left`).
+C2  Enter: in the step that draws commit_ts, with no await in between.
+C3  Leave: when the write transaction has ended, even if the caller is gone. If a commit got no answer, its entries
+    stay until it has been settled (`left`).
 C4  Read: a reader at S checks here first, waits for any entry with commit_ts <= S, and then opens its view. A commit
     never waits for readers.
 
-A cell has at most one entry: a second transaction waits for the first, and holds nothing meanwhile (T7).
+A cell has at most one entry: a second transaction waits for the first, and holds no locks meanwhile (T7).
 
 Why this is correct: a reader with S >= commit_ts drew S after the entry was made, and checks here before it reads; an
 entry leaves only once its records are visible. So the reader finds the entry or the records.
@@ -45,7 +45,7 @@ class Entered:
         self.left: dict[int, tuple[Entry, list[Where]]] = {}
 
     def in_the_way(self, commit: Commit) -> tuple[Where, Entry] | None:
-        """Another transaction's entry for a cell that this commit would enter."""
+        """Another transaction's entry for a cell that this commit would enter, with the cell; None: there is none."""
         cells = self.cells
         if cells:
             for where in commit.cells:
@@ -70,7 +70,7 @@ class Entered:
             assert entry.commit_ts == commit.commit_ts, "C3: an entry is its own transaction's"
 
     def stands(self, entry: Entry) -> bool:
-        """Whether an entry has not left yet."""
+        """Whether an entry is still here."""
         table, row, column = entry.primary
         cells = self.cells
         return cells.get((table, row, column)) is entry or cells.get((table, row, -entry.start_ts)) is entry
@@ -81,7 +81,7 @@ class Entered:
         self.left[commit.header.start_ts] = self.cells[where[0]], where
 
     def settled(self, start_ts: int) -> bool:
-        """Remove what a transaction left behind, once its fate is known; returns whether it had left anything."""
+        """Remove the entries that a transaction left behind: its outcome is known. Returns whether there were any."""
         if start_ts not in self.left:
             return False
         for where in self.left.pop(start_ts)[1]:

@@ -1,14 +1,14 @@
 """Which transactions of this process are alive, and the outcomes of recent ones.
 
 L1  In one process a transaction is alive if and only if its start_ts is in the live set: from before its first
-    prewrite until its fate is settled. When a store is opened the set is empty, so all its locks are dead.
+    prewrite until its outcome is settled. When a store is opened, the set is empty, so all its locks are dead.
 
-A transaction that encounters the lock of a live one waits here, without polling. Fates of recent transactions are
-remembered, so that a reader need not ask about a lock that is about to be cleared.
+A transaction that encounters the lock of a live one waits here, without polling. The fates (outcomes) of recent
+transactions are remembered, so that a reader does not have to look up the outcome for a lock that is about to go.
 
-L2  If several processes share a store, a process cannot know whether another process's transaction is alive: `exact` is
-    then False, and `lives_elsewhere` finds out. In that case, a transaction that is presumed dead may still commit,
-    unless it is rolled back.
+L2  If several processes share a store, the live set does not show whether another process's transaction is alive.
+    `exact` is then False, and `lives_elsewhere` finds out. In that case, a transaction that is presumed dead may still
+    commit, unless it is rolled back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import trio
 
 from perco.protocol.records import Lock
 
-_REMEMBERED = 1 << 15  # fates in the newest generation; as many in the one before
+_REMEMBERED = 1 << 15  # fates in the newest generation; the generation before it has as many
 
 
 class Fates:
@@ -34,7 +34,7 @@ class Fates:
         self._live: dict[int, trio.Event | None] = {}
         self._known: dict[int, int] = {}
         self._older: dict[int, int] = {}
-        self.doubtful: set[int] = set()  # ended as CommitUnknown: a commit that was sent may still arrive (T4)
+        self.doubtful: set[int] = set()  # ended as CommitUnknown: their commits may still arrive (T4)
         # N7: how many transactions are writing observed cells, or removing notify cells. While this is 0, no notify
         # cell can appear.
         self.observed = 0
@@ -58,12 +58,12 @@ class Fates:
         return len(self._live)
 
     async def lives_elsewhere(self, start_ts: int, lock: Lock) -> bool:
-        """If this is not `exact`: whether a transaction is alive in another process, judged by its lock. `lock` is the
-        primary's, if there is one (L1)."""
+        """If `exact` is False: whether a transaction is alive in another process, judged by a lock of it. `lock`: the
+        primary's lock if there is one, else another lock of the transaction (L1)."""
         return False
 
     def settle(self, start_ts: int, fate: int | None) -> None:
-        """End a transaction, and wake those that wait for it. `fate`: commit_ts, 0 for aborted, None for unknown."""
+        """End a transaction, and wake the tasks that wait for it. `fate`: commit_ts; 0: aborted; None: unknown."""
         event = self._live.pop(start_ts, None)
         if fate is None:
             self.doubtful.add(start_ts)
@@ -79,7 +79,7 @@ class Fates:
             event.set()
 
     def learn(self, start_ts: int, fate: int) -> None:
-        """Remember a decided fate, which never changes; the oldest are forgotten."""
+        """Remember a decided fate, which never changes; the oldest fates are forgotten."""
         known = self._known
         before = known.get(start_ts, self._older.get(start_ts))
         assert before is None or before == fate, f"T1: {start_ts} has two fates: {before} and {fate}"

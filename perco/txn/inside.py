@@ -1,4 +1,4 @@
-"""The parts of snapshots, transactions and `db.options(...)`, for the packages above; not for programs."""
+"""Access to the parts of snapshots, transactions and `db.options(...)`, for higher packages; not for programs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ K = TypeVar("K")
 
 
 def engine_of(snap: Snapshot) -> Engine:
-    """The engine of the store that it reads."""
+    """The engine of the store that a snapshot reads."""
     return snap._engine
 
 
 def is_open(snap: Snapshot) -> bool:
-    """Whether it can still be used."""
+    """Whether a snapshot or transaction can still be used."""
     return snap._open
 
 
@@ -36,7 +36,7 @@ def scan_between(
     limit: int | None = None,
     reverse: bool = False,
 ) -> Scan[K]:
-    """Like `Snapshot.scan`, but of the rows between two bounds in stored form."""
+    """Like `Snapshot.scan`, but for the rows between two bounds in stored form."""
     return snap._scan_between(table, low, high, columns=columns, limit=limit, reverse=reverse)
 
 
@@ -46,7 +46,7 @@ def write_encoded(txn: Transaction, column: Column[Any, Any], row: bytes, data: 
 
 
 def size_of(txn: Transaction) -> tuple[int, int]:
-    """The number of cells written and signals raised, and the bytes of the values."""
+    """The number of cells written and signals raised, and the size of the values in bytes."""
     return len(txn._writes) + (0 if txn._signals is None else len(txn._signals)), txn._bytes
 
 

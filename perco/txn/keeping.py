@@ -23,14 +23,14 @@ class Keeper:
         """
         Args:
             adapt: makes, or opens, the tables and groups that a catalogue names.
-            is_told: this process makes every change of the catalogue, or is notified of it.
+            is_told: True if this process makes every change of the catalogue, or is notified of it.
         """
         self._engine, self._adapt, self._is_told = engine, adapt, is_told
         self.on_renewed: Callable[[], None] = lambda: None
         engine.renew = self.renew
 
     async def renew(self) -> None:
-        """Load and adopt the newest catalogue: another process has changed it."""
+        """Load and adopt the newest catalogue, because another process has changed it."""
         await self.adopt(await catalogues.load(self._engine.driver.store))
         self.on_renewed()
 
@@ -45,12 +45,12 @@ class Keeper:
         await self.announce()
 
     async def announce(self) -> None:
-        """Forget columns that were looked up, and notify every transaction that is about to commit."""
+        """Forget the columns that were looked up, and announce the version, with every timestamp from now on (N10)."""
         self._engine.known.forget()
         await self._engine.oracle.announce(self._engine.known.catalogue.binds)
 
     async def adopt(self, catalogue: Catalogue) -> None:
-        """Adopt a catalogue, if it is newer than the one known."""
+        """Adopt a catalogue if it is newer than the known one."""
         await self._adapt(catalogue)
         if self._engine.known.adopt(catalogue):
             self._engine.driver.quiet()  # waiting tasks look again: observers may have been backfilled

@@ -1,7 +1,7 @@
 """The rows that a transaction has written, in key order, for its scans to merge with the pages of the store. Pure.
 
-Each write is looked at once, whatever the number of scans and pages: a scan that writes as it goes costs the same for
-each row, however many were written before.
+Each write is looked at only once, however many scans and pages there are. So if a program writes while it scans, each
+row costs the same, however many rows were written before.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _CHUNK: Final = 512  # rows in a list; a list of twice as many is split
 
 
 class SortedRows:
-    """A sorted set of rows, in lists of bounded length: `add` moves at most one of them."""
+    """A sorted set of rows, in lists of bounded length, so `add` shifts the rows of one list only."""
 
     __slots__ = ("_chunks", "_firsts")
 
     def __init__(self) -> None:
         self._chunks: list[list[bytes]] = [[]]
-        self._firsts: list[bytes] = [b""]  # a lower bound of each list, above all rows of the one before
+        self._firsts: list[bytes] = [b""]  # a lower bound of each list, above all rows of the list before it
 
     def add(self, row: bytes) -> None:
         at = bisect_right(self._firsts, row) - 1

@@ -2,23 +2,24 @@
 
     ahead = predictor.begin("app.index_page")       one for each transaction
     plan = ahead.plan(table, row, columns)          what to read of the row along with these columns
-    ahead.took(table, plan, cells)                  the result of that read
-    ahead.find(table, row, column)                  what is known of a cell, without a read
+    ahead.took(table, plan, cells)                  take the result of that read
+    ahead.find(table, row, column)                  a cell that is known without a read
 
-Reading a second cell of a row along with the first costs almost nothing, while another read costs a round trip. So
-whenever a column is read, the columns of that row that are *likely* to be read later in the transaction are read with
-it. The likelihood comes from past transactions: of those that began a row with that column, or went on to it, how many
-read the other one later. Each observer, and each function that is run, has its own memory, in which old transactions
-count less and less; for a function that gains nothing, only a sample of the transactions is observed. A value that is
-too long for its record takes a second read. Where that is likely, the same read also fetches the newest data of the
-cell, which is used if the record points at it.
+Reading a second cell of a row along with the first costs almost nothing, while another read costs a round trip. So a
+read of one column also reads those columns of the row that the transaction is *likely* to read later. The likelihood is
+the share of past transactions that read the other column after this one. (Transactions that read this column first in
+the row are counted apart from those that read it after other columns.) Each observer, and each function that is run,
+has statistics of its own, in which old transactions count less and less; for a function that gains nothing, only a
+sample of the transactions is observed. A value that is too long for its record takes a second read. If that is likely,
+the same read also fetches the newest data of the cell, which is used if the record points at it.
 
 Long values are read ahead only while the total of one read stays small (`ahead_bytes_max`, estimated from the sizes of
 past values).
 
-T9  Cells read ahead are kept as found, and interpreted only when the transaction reads them: a cell with a lock is then
-    read again, and damage is reported then. A cell without a lock is the same for any later read at this timestamp: a
-    transaction that commits at or below it had its lock in place, or was entered (C4), before the timestamp was drawn.
+T9  Cells read ahead are kept as found. They are interpreted only when the transaction reads them: only then is a cell
+    with a lock read again, and damage reported. A cell without a lock is the same for every later read at this
+    timestamp: any transaction that commits at or below the timestamp had put its lock, or was entered (C4), before the
+    timestamp was drawn.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from perco.protocol.snapshot import InData, Missing, Seen, Value, look
 from perco.settings import check_options
 from perco.storage import LOCK, WRITE, Cell, Query, RowCells
 
-_FADE: Final = 1 - 1 / 16  # the weight of a transaction after the next one
+_FADE: Final = 1 - 1 / 16  # the factor by which each transaction reduces the weight of earlier ones
 _KEPT_PER_CHECKPOINT: Final = 64
 _FRUITLESS: Final = 32  # after so many transactions without a gain, only a sample is observed
 _LOOK_EVERY: Final = 16
 _ROWS_LEARNT: Final = 64  # from one transaction
 _TRIGGERS_MAX: Final = 1024  # remembered for one function
-_WRAPPED_MAX: Final = 16  # wrappers around a function
-_SEEN_MIN: Final = 1.5  # more than one transaction
+_WRAPPED_MAX: Final = 16  # wrappers that are removed from a function to find its name
+_SEEN_MIN: Final = 1.5  # so that one transaction is not enough
 
 _Place: TypeAlias = tuple[str, int]
 _Trigger: TypeAlias = tuple[str, int, bool]  # a column, and whether it is the first that was read in its row
@@ -49,14 +50,14 @@ _Trigger: TypeAlias = tuple[str, int, bool]  # a column, and whether it is the f
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefetchOptions:
     """Attributes:
-    cache: a transaction keeps what it has read, and reads no cell twice. None: in clients of a served store.
-    predict: a read also returns what the transaction is likely to read of the row later; this implies the cache. None:
-        in clients of a served store.
+    cache: a transaction keeps what it has read, and reads no cell twice. None: only in clients of a served store.
+    predict: a read also returns those cells of the row that the transaction is likely to read later; this implies the
+        cache. None: only in clients of a served store.
     likely_share: the share of past transactions that must have read a column later for it to be read ahead.
-    columns_max: columns that are read ahead in one row.
-    ahead_bytes_max: bytes of long values that one read returns ahead, as estimated.
-    cells_max, bytes_max: how much a transaction keeps; anything beyond is read again.
-    functions_max: observers and functions that are remembered; the least recently run one is forgotten.
+    columns_max: the largest number of columns that are read ahead in one row.
+    ahead_bytes_max: the most bytes of long values, as estimated, that one read returns ahead.
+    cells_max, bytes_max: how much a transaction keeps; cells beyond that are read again.
+    functions_max: how many observers and functions are remembered; the least recently run one is forgotten first.
     """
 
     cache: bool | None = None
@@ -78,10 +79,10 @@ class PrefetchCounters:
 
     Attributes:
         reads: rows that were read from the store.
-        sent: cells in them.
-        predicted: those of them that were read ahead.
+        sent: cells that these reads returned.
+        predicted: how many of these cells were read ahead.
         used, wasted: predicted cells that the transaction then read, or did not read.
-        kept: cells that were read from the cache: those used, and those read again.
+        kept: reads that the cache answered: first reads of predicted cells, and repeated reads of any cell.
     """
 
     reads: int = 0
@@ -97,7 +98,7 @@ class PrefetchCounters:
 
 
 class Raw(NamedTuple):
-    """A cell as found, not yet interpreted; `data`: its newest data in `group`, if the same read fetched that."""
+    """A cell as found, not yet interpreted; `data`: its newest data in `group`, if the same read fetched them."""
 
     locks: Sequence[Cell]
     writes: Sequence[Cell]
@@ -108,8 +109,8 @@ class Raw(NamedTuple):
 class Plan(NamedTuple):
     """A read of one row.
 
-    Attributes: `columns`, those asked for, then those read ahead; `groups`, for each the data group that the same read
-    fetches, or ""; `asked`, how many are asked for.
+    Attributes: `columns`, those asked for, then those to be read ahead; `groups`, for each column the data group from
+    which the same read fetches the newest data, or ""; `asked`, how many columns are asked for.
     """
 
     row: bytes
@@ -118,7 +119,7 @@ class Plan(NamedTuple):
     asked: int
 
     def queries(self, ts: int) -> list[Query]:
-        """For each column its lock, its record, and its newest data where that is likely to be needed."""
+        """For each column its lock, its record, and, if likely to be needed, its newest data."""
         out: list[Query] = []
         for column, group in zip(self.columns, self.groups, strict=True):
             out += ((LOCK, column, 0, ts, 1), (WRITE, column, 0, ts, 1))
@@ -141,7 +142,7 @@ class Plan(NamedTuple):
 
 
 class _Later:
-    """The columns that were read after one column of a row: faded counts."""
+    """How often other columns were read after one column of a row; old transactions count less."""
 
     __slots__ = ("columns", "likely", "seen")
 
@@ -168,8 +169,8 @@ class _Later:
 
 
 class _Long:
-    """How many values of a column were too long for their records, as faded counts; the data group of the last one,
-    and how large they are."""
+    """How many values of a column were too long for their records (old transactions count less), the data group of the
+    last such value, and an estimate of their size."""
 
     __slots__ = ("group", "long", "seen", "size")
 
@@ -189,7 +190,7 @@ class _Memory:
     __slots__ = ("counters", "fruitless", "later", "long", "passed_by")
 
     def __init__(self) -> None:
-        self.fruitless = 0  # consecutive transactions that read no cell twice and no second cell of a row
+        self.fruitless = 0  # consecutive transactions that read no cell twice, and no second cell of any row
         self.passed_by = 0  # transactions since then
         self.counters = PrefetchCounters()
         self.later: dict[_Trigger, _Later] = {}
@@ -204,8 +205,8 @@ class _RowAhead:
     def __init__(self) -> None:
         self.cells: dict[int, Value | Missing | Raw] = {}
         self.order: list[int] = []  # columns, in the order in which they were first read
-        self.triggers: list[tuple[int, int]] = []  # for each read its first column, and the length of `order` after it
-        self.unused: set[int] = set()  # columns read ahead, and not read since
+        self.triggers: list[tuple[int, int]] = []  # for each read, its first column and the length of `order` after it
+        self.unused: set[int] = set()  # columns read ahead that the transaction has not read yet
 
 
 class Predictor:
@@ -223,8 +224,8 @@ class Predictor:
         self._forgotten = PrefetchCounters()
 
     def begin(self, function: str) -> Ahead | None:
-        """The read-ahead of one transaction of an observer or function; None if it has gained nothing for a long time:
-        then only one transaction in `_LOOK_EVERY` is observed."""
+        """The cache of one transaction of an observer or function, with its read-ahead. None if the function has gained
+        nothing for a long time: then only one transaction in `_LOOK_EVERY` is observed."""
         memory = self._memories.get(function)
         if memory is None:
             memory = self._memories[function] = _Memory()
@@ -240,7 +241,7 @@ class Predictor:
         return Ahead(memory, self)
 
     def statistics(self) -> dict[str, PrefetchCounters]:
-        """Counters by observer or function; under "" the sum of those that were forgotten."""
+        """Counters by observer or function; under "", the sum for those that were forgotten."""
         out = {}
         for name, memory in [*self._memories.items()]:
             out[name] = PrefetchCounters()
@@ -252,7 +253,7 @@ class Predictor:
 
 
 def with_data(seen: Seen, raw: Raw) -> Seen:
-    """A cell as it was read, completed with its long value from the same read, if the record points at one."""
+    """What was seen of a cell; if the record points at the long value that the same read has fetched, that value."""
     data = raw.data
     if type(seen) is InData and data is not None and data[0] == seen.start_ts and raw.group == seen.group:
         return Value(seen.commit_ts, data[1])
@@ -284,7 +285,7 @@ class Ahead:
         self._gained = False
 
     def find(self, table: str, row: bytes, column: int) -> Value | Missing | InData | None:
-        """The cell as far as it is known without a read. None: it must be read; InData: its data must be read.
+        """A cell, as far as it is known without a read. None: it must be read; InData: its data must be read.
 
         Raises: Corruption.
         """
@@ -318,12 +319,12 @@ class Ahead:
         return known
 
     def begin_read(self) -> None:
-        """Begin a read of some rows; `plan` is called for each."""
+        """Begin a read of some rows; the caller then calls `plan` for each row."""
         options = self._options
         self._budget = min(options.ahead_bytes_max, options.bytes_max - self._bytes)
 
     def plan(self, table: str, row: bytes, columns: Sequence[int]) -> Plan:
-        """Plan a read of cells that are not known; the caller makes it."""
+        """Plan a read of cells that are not known; the caller makes the read."""
         where = table, row
         here = self._rows.get(where)
         if here is None:
@@ -372,7 +373,7 @@ class Ahead:
         return asked
 
     def look(self, table: str, column: int, raw: Raw) -> Seen:
-        """What is seen of a cell that was asked for. Raises: Corruption."""
+        """Interpret a cell that was asked for. Raises: Corruption."""
         seen = look(raw.locks, raw.writes)
         self._note_long(table, column, seen)
         return with_data(seen, raw)
@@ -400,7 +401,7 @@ class Ahead:
         self._predicts = False
 
     def end(self) -> None:
-        """The transaction reads no more: learn from it."""
+        """Learn from this transaction, which reads no more."""
         memory, options = self._memory, self._options
         memory.fruitless = 0 if self._gained else memory.fruitless + 1
         for number, ((table, _), here) in enumerate(self._rows.items()):

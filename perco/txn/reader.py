@@ -1,6 +1,6 @@
 """How a snapshot reads: from its own writes, from its cache, or from the store; and how it gets past locks.
 
-G1  A reader keeps the watermark from passing its timestamp, from the draw to the reader's end.
+G1  From the draw of its timestamp to its end, a reader keeps the watermark from passing that timestamp.
 T9  A multi-get answers as point reads would, or waits; it never returns a partial result.
 C4  A one-step commit leaves no locks: readers ask the memory of entered cells first.
 """
@@ -47,18 +47,18 @@ class Reader:
     def __init__(self, engine: Engine, start_ts: int) -> None:
         self.wall: float | None = None
         self._open = True
-        self._known: tuple[WHERE, Value | Missing] | None = None  # what a run read before its function began
+        self._known: tuple[WHERE, Value | Missing] | None = None  # read before a run's function began
         self._reads: Reads | None = None  # of a serializable transaction (T14)
-        self._ahead: Ahead | None = None  # its cache, and what is read ahead for it
+        self._ahead: Ahead | None = None  # its cache, with what was read ahead for it
         self._engine = engine
         self._driver: Driver = engine.driver
         self._bounds = engine.known.bounds
         self.start_ts = start_ts
-        self._writes: dict[WHERE, tuple[Bound, bytes | None]] = {}  # nothing is removed from it
+        self._writes: dict[WHERE, tuple[Bound, bytes | None]] = {}  # no entry is ever removed
         self._own_rows: OwnRows | None = None  # the rows of `_writes`, once a scan needs them
 
     def end(self) -> None:
-        """End the reader: it reads nothing any more, and the versions that it needed may be removed (G1)."""
+        """End the reader: it can read no more, and the versions that only it needed may be removed (G1)."""
         if self._open:
             self._open = False
             self._let_go()
@@ -69,7 +69,7 @@ class Reader:
         self._engine.oracle.holds.open.discard(self.start_ts)
 
     def __del__(self) -> None:
-        if self._open:  # dropped without an end: it must not hold old versions forever
+        if self._open:  # dropped without a call of `end`: it must not hold old versions forever
             self._let_go()
             if self._ahead is not None:
                 self._ahead.drop()
@@ -142,8 +142,8 @@ class Reader:
     async def _see_ahead(
         self, ahead: Ahead, table: str, wanted: Sequence[tuple[bytes, tuple[int, ...]]]
     ) -> dict[tuple[bytes, int], Value | Missing]:
-        """Like `_see`, but from the cache. Cells that are not there are read, together with cells that are likely to be
-        read later."""
+        """Like `_see`, but from the cache. Cells that are not in the cache are read, together with cells that are
+        likely to be read later."""
         driver, ts = self._driver, self.start_ts
         out: dict[tuple[bytes, int], Value | Missing] = {}
         seen: dict[tuple[bytes, int], Seen] = {}
@@ -188,14 +188,14 @@ class Reader:
     async def _finish(
         self, table: str, seen: dict[tuple[bytes, int], Seen]
     ) -> dict[tuple[bytes, int], Value | Missing]:
-        """Read long values in one read; then the cells that have a lock in the way, one by one (T9)."""
+        """Read all long values in one read; then, one by one, the cells that have a lock in the way (T9)."""
         out: dict[tuple[bytes, int], Value | Missing] = {}
         long = [(where, s) for where, s in seen.items() if isinstance(s, InData)]
         if long:
             requests: list[ReadRequest] = [
                 (table, row, ((s.group, column, s.start_ts, s.start_ts, 1),)) for (row, column), s in long
             ]
-            with suppress(Corruption):  # there is no such group: reported below, with its cell
+            with suppress(Corruption):  # if there is no such group, the error is raised below, with the cell
                 for (where, found), [cells] in zip(long, await self._driver.reads.read(requests), strict=True):
                     if cells:
                         out[where] = Value(found.commit_ts, cells[0][1])
@@ -205,7 +205,8 @@ class Reader:
         return out
 
     async def _still_kept(self, table: str, failure: Corruption | None) -> None:
-        """Raise the failure of a read, if any: versions are held as long as the reader lives. See `PastSnapshot`."""
+        """Raise the failure of a read, if any. No more is checked here, because this reader holds its versions; compare
+        `PastSnapshot`."""
         if failure is not None:
             raise failure
 

@@ -4,8 +4,8 @@ Recovery:  `recovery.py` decides the next step, `Resolver.resolve` performs it.
 Reading:   `snapshot.py` says what the cells mean; if a lock is in the way, `Resolver.finish` waits or resolves (T9).
 
 T2  Reads open their view after the reader's timestamp was drawn: every read here is a new call of the store.
-L1  A reader waits for a lock whose transaction is in the live set. Any other transaction is dead, unless its lease says
-    that it is alive in another process: then the reader polls the lock.
+L1  A reader waits for a lock whose transaction is in the live set. Any other transaction is dead, unless its lease
+    shows that it is alive in another process. In that case, the reader polls the lock.
 S4  A reader that knows the outcome of a lock's transaction answers without settling the lock.
 """
 
@@ -83,11 +83,11 @@ class Resolver:
         event: Callable[[str], None] | None,
     ) -> None:
         self.store, self.oracle, self.fates = store, oracle, fates
-        self.reads = store  # what snapshots read from; one that only raises, once a client's session has ended (R5)
+        self.reads = store  # the store for reads; after a client's session has ended, one that only raises (R5)
         self.counters = Counters()
         self.entered = Entered()  # C2
-        self.writing: dict[int, trio.Event | None] = {}  # one-step commits of other processes; an event if a task waits
-        self.damaged: dict[str, Corruption] = {}  # cells that background tasks could not read, by place
+        self.writing: dict[int, trio.Event | None] = {}  # other processes' one-step commits; an event if a task waits
+        self.damaged: dict[str, Corruption] = {}  # unreadable cells that background tasks have skipped, by place
         self.name: Callable[[Cellref], tuple[str, Any, str]] = lambda cell: (cell.table, cell.row, f"#{cell.column}")
         self.orphaned = trio.Event()  # set when locks were left behind: the sweeper has work
         self._background = background
@@ -123,18 +123,18 @@ class Resolver:
     # ------------------------------------------------------------ damaged cells
 
     def at(self, cell: Cellref, error: Corruption) -> Corruption:
-        """The error with the names of the cell that it is about."""
+        """The error, with the names of the cell in question."""
         return error.at(self.name(cell))
 
     def lock_at(self, cell: Cellref, start_ts: int, packed: bytes) -> Lock:
-        """A cell's lock. Raises: Corruption with its place."""
+        """A cell's lock. Raises: Corruption, with the cell's names."""
         try:
             return unpack_lock(packed, start_ts)
         except Corruption as error:
             raise self.at(cell, error) from error
 
     def note_damage(self, error: Corruption) -> None:
-        """Log, once, a cell that a background task cannot read, and skips."""
+        """Log, once, that a background task cannot read a cell, and skips it."""
         if error.where not in self.damaged and len(self.damaged) < _DAMAGED_MAX:
             self.damaged[error.where] = error.again()
             log.warning("%s", error)
@@ -152,7 +152,7 @@ class Resolver:
             seen = await self._past(Cellref(table, row, column), ts, seen)
 
     async def _past(self, cell: Cellref, ts: int, blocked: Blocked) -> Seen:
-        """T9: learn the fate of a lock at or below `ts`, then look again."""
+        """T9: find out the outcome of the transaction of a lock at or below `ts`, then look again."""
         start_ts = blocked.start_ts
         fate = self.fates.known(start_ts)
         lock = self.lock_at(cell, blocked.start_ts, blocked.lock)
@@ -166,8 +166,8 @@ class Resolver:
                 except StoreError:
                     self.orphaned.set()
                     if start_ts in self.fates.doubtful or not self.fates.exact:
-                        raise  # T4, L2: its commit may be on its way
-                    # S4: no space to decide it, but it cannot commit either: its client is gone
+                        raise  # T4, L2: its commit may still arrive
+                    # S4: no space to decide its outcome, but it cannot commit either: its client is gone
                     settled = start_ts
                     return await self._look_again(cell, ts, settled)
                 if fate is None:
@@ -199,8 +199,8 @@ class Resolver:
     async def read_plans(
         self, table: str, plans: list[Plan], ts: int, before: Sequence[Query] = ()
     ) -> list[tuple[Plan, RowCells]]:
-        """Read rows with their read-ahead; without it, if it is too large or damaged. `before`: a claim's queries for
-        its row, in place of those for the lock and the record of the first column."""
+        """Read rows together with the cells to be read ahead; without those, if they are too large or damaged.
+        `before`: a claim's queries for its row, instead of those for the first column's lock and record."""
         skip = 2 if before else 0
         try:
             found = await self.reads.read([(table, plan.row, [*before, *plan.queries(ts)[skip:]]) for plan in plans])
@@ -213,8 +213,8 @@ class Resolver:
         return list(zip(plans, found, strict=True))
 
     def not_entered(self, table: str, plan: Plan, ts: int) -> Plan:
-        """C4: the plan without columns to be read ahead that have an entry at or below `ts`: they are not worth waiting
-        for. (The entries of a served store are with its owner, which waits for all that is read.)"""
+        """C4: the plan without those columns to be read ahead that have an entry at or below `ts`, because they are not
+        worth a wait. (The entries of a served store are in its owner, which waits for every cell that is read.)"""
         met = set()
         for column in plan.columns[plan.asked :]:
             entry = self.entered.cells.get((table, plan.row, column))
@@ -225,9 +225,9 @@ class Resolver:
     # ------------------------------------------------------------ one-step commits
 
     async def past(self, entry: Entry) -> int:
-        """C4: wait until an entry's records are visible, or can never be; returns its commit_ts, or 0."""
+        """C4: wait until an entry's records are visible, or can never become so; returns its commit_ts, or 0."""
         start_ts = entry.start_ts
-        if entry.commit_ts in self.writing:  # its client may be silent for a long time
+        if entry.commit_ts in self.writing:  # the client that commits may be silent for a long time
             self.counters.lock_waits += 1
             writing = self.writing[entry.commit_ts]
             if writing is None:
@@ -240,7 +240,7 @@ class Resolver:
             await self.fates.wait(start_ts)
         known = self.fates.known(start_ts)
         if known is None:
-            with suppress(CommitUnknown):  # for good: then what is visible now is all that ever will be (T13)
+            with suppress(CommitUnknown):  # for good: what is visible now is all that ever will be visible (T13)
                 known = await self.outcome(start_ts, entry.primary)
         return known or 0
 
@@ -251,7 +251,7 @@ class Resolver:
             writing.set()
 
     async def past_cells(self, cells: Iterable[Where], ts: int) -> None:
-        """C4: wait until the entries of these cells at or below `ts` have left; later entries are above it."""
+        """C4: wait until the entries of these cells at or below `ts` have left. Later entries are above `ts`."""
         for entry in self.entered.among(cells, ts):
             await self.past(entry)
 
@@ -261,8 +261,8 @@ class Resolver:
             await self.past(entry)
 
     async def settle_left(self, stuck: dict[tuple[Cellref, int], Corruption]) -> int:
-        """Settle the one-step commits whose answer was lost; returns how many. `stuck`: gets the cells of those whose
-        records do not decode.
+        """Settle the one-step commits whose answer was lost; returns how many. `stuck`: filled with the cells of those
+        whose records do not decode.
 
         Raises: StoreError if that cannot be done now.
         """
@@ -277,18 +277,18 @@ class Resolver:
         return settled
 
     def _left_settled(self, start_ts: int, fate: int) -> None:
-        """Release the watermark, which a one-step commit whose answer was lost holds until its fate is known (G1)."""
+        """Release the watermark, which a one-step commit without an answer holds until its outcome is known (G1)."""
         if self.entered.settled(start_ts):
             self.oracle.holds.open.discard(start_ts)
             if fate:
-                self.notified()  # N8: its notify cells became visible without a notice
+                self.notified()  # N8: its notify cells became visible without a wake-up
 
     # ------------------------------------------------------------ recovery
 
     async def resolve(self, cell: Cellref, start_ts: int, lock: Lock) -> int | None:
-        """Settle a lock that is in the way. Returns its transaction's commit_ts, 0 if aborted, None if it is alive.
+        """Settle a lock that is in the way. Returns its transaction's commit_ts, 0 if aborted, None if still alive.
 
-        Raises: StoreFull if there was no space to decide the fate; Corruption if the transaction's records do not
+        Raises: StoreFull if there was no space to decide the outcome; Corruption if the transaction's records do not
         decode.
         """
         recovery = Recovery(start_ts, lock.primary, [(cell, lock)])
@@ -311,7 +311,7 @@ class Resolver:
             if isinstance(recovery.failure, Corruption):
                 raise self.at(cell, recovery.failure)
             if recovery.failure is not None:
-                self.orphaned.set()  # S4: its fate is known, but the lock is not settled
+                self.orphaned.set()  # S4: the outcome is known, but the lock is not settled
             elif recovery.fate:
                 self.counters.rolled_forward += 1
             else:
@@ -330,8 +330,8 @@ class Resolver:
         self.fates.learn(start_ts, fate)
 
     async def _decide(self, recovery: Recovery, found: Lock | None) -> None:
-        """Read and decide until the primary's fate is known, its transaction is known to be alive, or the store cannot
-        write. `found`: the lock in the way; None: the transaction is surely dead."""
+        """Read the primary and decide, until the outcome is known, the transaction turns out to be alive, or the store
+        cannot write. `found`: the lock in the way; None: the transaction is known to be dead."""
         primary, fates = recovery.primary, self.fates
         request: ReadRequest = (primary.table, primary.row, primary_queries(primary, recovery.start_ts))
         while recovery.failure is None:
@@ -357,9 +357,9 @@ class Resolver:
                 return
 
     async def clear(self, cell: Cellref, blocked: Blocked) -> None:
-        """Wait until a lock's transaction is done with it, or settle it.
+        """Wait until a lock's transaction has settled it, or settle it here.
 
-        Raises: StoreFull if there is no space for that; Corruption as `resolve` does.
+        Raises: StoreFull if there is no space to settle it; Corruption as `resolve` does.
         """
         if self.fates.alive(blocked.start_ts):
             self.counters.lock_waits += 1
@@ -369,7 +369,7 @@ class Resolver:
             await self._outlive(cell, blocked.start_ts, blocked.lock)
 
     async def _outlive(self, where: Cellref, other_ts: int, packed: bytes) -> None:
-        """Wait until a lock's transaction is done with it."""
+        """Wait until the transaction of a lock has ended."""
         pause_s = _POLL_S
         await self.fates.wait(other_ts)
         while not self.fates.exact:
@@ -380,9 +380,9 @@ class Resolver:
             pause_s = min(2 * pause_s, _POLL_MAX_S)
 
     async def outcome(self, start_ts: int, primary: Cellref) -> int:
-        """commit_ts of a transaction, or 0: it did not and will not commit (T4).
+        """The commit_ts of a transaction, or 0 if it did not commit and never will (T4).
 
-        Raises: CommitUnknown, for good, if its traces may have been collected.
+        Raises: CommitUnknown, for good, if its records may have been collected.
         """
         while True:
             known = self.fates.known(start_ts)
@@ -400,7 +400,7 @@ class Resolver:
             try:
                 await self._must_be_certain(recovery)
             except CommitUnknown:
-                self.fates.doubtful.discard(start_ts)  # it cannot commit any more (T13)
+                self.fates.doubtful.discard(start_ts)  # it can no longer commit (T13)
                 raise
             self.fates.learn(start_ts, recovery.fate)
             return recovery.fate
@@ -412,7 +412,7 @@ class Resolver:
         """
         if recovery.conclusive:
             return
-        watermark = await self.oracle.watermark()  # after the read: no trace at or above it had been collected by then
+        watermark = await self.oracle.watermark()  # after the primary: nothing at or above it was collected by then
         if recovery.start_ts < watermark:
             token = make_token(recovery.start_ts, recovery.primary)
             raise CommitUnknown(token, _collected(watermark), for_good=True)
@@ -432,14 +432,14 @@ def from_lock(lock: Lock, start_ts: int, commit_ts: int) -> Seen:
 
 
 def make_token(start_ts: int, primary: Cellref) -> str:
-    """The token with which any process can ask `db.outcome`: a str short enough for a log."""
+    """The token with which any process can call `db.outcome`: a str that is short enough for a log."""
     said = f"{start_ts}/{primary.column}/{primary.table}/{primary.row.hex()}"
     return f"{said}/{crc32(said.encode()):08x}"
 
 
 def read_token(token: str) -> tuple[int, Cellref]:
-    """Decode a token. Raises: ValueError if it is not a token, or was truncated. A token of the wrong transaction would
-    do harm: asking for a transaction's outcome may roll that transaction back."""
+    """Decode a token. Raises: ValueError if it is not a token, or was truncated. (The checksum matters: a damaged token
+    might name another transaction, and asking for that transaction's outcome may roll it back.)"""
     said, _, sum = token.rpartition("/")
     if f"{crc32(said.encode()):08x}" != sum:
         raise ValueError("its checksum does not fit")

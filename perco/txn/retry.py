@@ -14,11 +14,11 @@ class RetryOptions:
 
     Attributes:
         attempts: the largest number of attempts, including the first.
-        timeout_s: for all attempts together; None: no limit.
+        timeout_s: seconds for all attempts together; None: no limit.
         backoff_s, backoff_max_s: the wait before attempt n is random within backoff_s * 2^n, capped.
-        turn_s: the longest time for which a transaction that conflicted with others of this process on a cell waits for
-            its turn there (`turns.py`); then it tries out of turn. The first wait in a cell's line replaces the random
-            wait: n counts only attempts that failed in spite of it. 0: no turns, every attempt waits as above.
+        turn_s: after a conflict on a cell, the longest time to wait for a turn at that cell (`turns.py`); after that,
+            the transaction tries out of turn. The first wait in a cell's queue replaces the random wait, so n counts
+            only the attempts that failed although they had queued. 0: no turns, every attempt waits for a random time.
     """
 
     attempts: int = 64
@@ -31,5 +31,5 @@ class RetryOptions:
         check_options(self)
 
     def delay_s(self, failed: int, rng: random.Random) -> float:
-        """The wait after `failed` failed attempts."""
+        """The wait, in seconds, after `failed` failed attempts."""
         return rng.uniform(0, min(self.backoff_s * 2.0 ** min(failed, 64), self.backoff_max_s))

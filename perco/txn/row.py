@@ -13,7 +13,7 @@ D = TypeVar("D")
 
 
 class Row(Generic[K]):
-    """Some columns of one row at one moment: `row[column]` is the value, or None; `row.get(column, 0)`, or 0."""
+    """Some columns of one row at one moment: `row[column]` is a value or None, `row.get(column, 0)` a value or 0."""
 
     key: K
 
@@ -53,11 +53,11 @@ class Row(Generic[K]):
         return self._cells[column][1]
 
     def __contains__(self, column: object) -> bool:
-        """Whether the row has a value there."""
+        """Whether the row has a value in that column."""
         return column in self._cells and self._cells[column][0] is not None
 
     def values(self) -> dict[str, Any]:
-        """Values by column name, absent ones left out."""
+        """The values that are present, by column name."""
         return {column.name: cell[0] for column, cell in self._cells.items() if cell[0] is not None}
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""`db.run`: a function in a transaction, attempt after attempt, until one commits; and single transactions as blocks.
+"""`db.run`: runs a function in a transaction, attempt after attempt, until one commits; also single transaction blocks.
 
 T10 If a deadline or a cancellation comes before the commit is sent, the transaction has not committed.
 T11 A retry runs the function again, with a new start_ts; the writes of a failed attempt are never replayed.
@@ -75,9 +75,9 @@ async def _attempts(
     kwargs: dict[str, Any],
     met: list[TransientError] | None = None,
 ) -> T:
-    """Run attempts until one commits. `met`: gets the last failure."""
+    """Run attempts until one commits. `met`: filled with the last failure."""
     failed = 0
-    turn: Turn | None = None  # once an attempt has failed
+    turn: Turn | None = None  # set once an attempt has failed
     background, place = engine.background, engine.place
     while True:
         if background.ended or place.forked or engine.readonly:
@@ -119,7 +119,8 @@ async def _attempts(
 
 
 def _must_be_async(function: object, running: object) -> None:
-    """Raise UsageError if a run's TypeError comes from these: the function, and what it returned."""
+    """Raise UsageError if a TypeError came from a `function` that is not callable, or that returned no awaitable
+    (`running`)."""
     if not callable(function):
         if inspect.iscoroutine(function):
             function.close()
@@ -131,7 +132,7 @@ def _must_be_async(function: object, running: object) -> None:
 
 
 class Retrying:
-    """`run` and `attempts` with limits and isolation of their own; from `db.options(...)`."""
+    """`run` and `attempts` with limits and isolation of their own; made by `db.options(...)`."""
 
     def __init__(self, engine: Engine, retry: RetryOptions, serializable: bool) -> None:
         self._engine, self._retry, self._serializable = engine, retry, serializable
@@ -148,7 +149,7 @@ class Retrying:
 
 
 class TransactionBlock(AsyncOnly):
-    """`async with db.transaction() as txn:`: one try, committed at the end of the block."""
+    """`async with db.transaction() as txn:`: one attempt, which commits at the end of the block."""
 
     _write = "async with db.transaction() as txn:"
 

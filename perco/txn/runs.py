@@ -1,9 +1,9 @@
-"""The transaction of an observer's run: what it acknowledges, what caused it, and what its claim has read for it.
+"""Sets up the transaction of an observer's run: what it acknowledges, what caused it, and what its claim has read.
 
 N2  The acknowledgement removes the notify cells that the run has seen.
 N3  The acknowledgement is the primary.
 N5  A signal has no acknowledgement: the run's commit removes its notify cells.
-N10 The run commits only under the catalogue's version that it began with.
+N10 The run commits only under the version of the catalogue with which it began.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def observed(txn: Transaction, cell: WHERE, seen: Value | Missing) -> None:
 
 
 def handle(txn: Transaction, signal: Intent) -> None:
-    """Note the signal that the run handles. Its intent removes the notify cells that the run has seen (N5)."""
+    """Note the signal that the run handles. The signal's intent removes the notify cells that the run has seen (N5)."""
     txn._signals = {(signal.table, signal.row, signal.column): signal}
 
 
 def ahead_of(txn: Transaction) -> Ahead | None:
-    """The transaction's cache, which also reads ahead."""
+    """The transaction's cache, which also plans the read-ahead."""
     return txn._ahead
 
 

@@ -2,7 +2,7 @@
 
 T9  A scan answers as point reads would, or waits; it never returns a partial result.
 T14 A serializable transaction notes how far it has read each scan, and repeats the scan that far at commit.
-C4  One-step commits leave no locks: a scan asks the memory of entered cells.
+C4  One-step commits leave no locks: a scan asks the memory of entered cells first.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def range_of(table: Table[Any], start: Any, stop: Any, prefix: Any) -> tuple[byt
 
 
 def _after_prefix(prefix: bytes) -> bytes | None:
-    """The smallest row after all that begin with `prefix`; None: there is none."""
+    """The smallest row after all rows that begin with `prefix`; None: there is none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 
 
 class Scan(AsyncOnly, Generic[K]):
-    """An asynchronous iterator over rows. If left half-way, there is nothing to close."""
+    """An asynchronous iterator over rows. A loop may leave it half-way: there is nothing to close."""
 
     _write = "async for row in snap.scan(...):` or `await snap.scan(...).all()"
 
@@ -73,15 +73,16 @@ class Scan(AsyncOnly, Generic[K]):
         self._low, self._high, self._reverse = low, high, reverse
         self._left = limit
         self._ended = high is not None and high <= low  # nothing is left to fetch
-        # The page: its rows in key order, those before `_at` taken (in reverse, popped); what was found in it.
+        # The fetched page: its rows in key order, and what was found in them. The rows before `_at` have been taken (a
+        # reverse scan pops the rows that it takes).
         self._rows: list[bytes] = []
         self._at = 0
         self._found: dict[tuple[bytes, int], Value | Missing] = {}
         self._span: tuple[bytes, bytes | None] = (low, low)
         self._last: bytes | None = None  # the row that was taken last
-        self._range: Range | None = None  # all that has been taken, in a serializable transaction (T14)
+        self._range: Range | None = None  # what has been taken, in a serializable transaction (T14)
         self._noted = len(snapshot._writes)  # own writes that the page has taken into account
-        # Rows that were scanned, in the scan's order, whose values are still to be read; where the scan goes on.
+        # Scanned rows whose values are still to be read, in the scan's order, and the row at which the scan goes on.
         self._seen: list[tuple[bytes, dict[int, Seen]]] = []
         self._next: bytes | None = None
 
@@ -99,11 +100,11 @@ class Scan(AsyncOnly, Generic[K]):
 
     @property
     def ended(self) -> bool:
-        """Whether there is no page to come."""
+        """Whether no further page is to be fetched."""
         return self._ended or self._left == 0
 
     def take(self) -> Row[K] | None:
-        """The next row of the fetched page; None: it has no more."""
+        """The next row of the fetched page; None: the page has no more rows."""
         while self._left != 0:
             row = self._next_row()
             if self._range is not None:
@@ -111,7 +112,7 @@ class Scan(AsyncOnly, Generic[K]):
             if row is None:
                 break
             key = decoded_key(self._table.key, row, self._table.name)
-            # Only now: the transaction may have written the row since it was fetched.
+            # Only now, because the transaction may have written the row since the page was fetched.
             got = self._snapshot._assemble(key, row, self._columns, self._bounds, self._found)
             if any(column in got for column in self._columns):
                 if self._left is not None:
@@ -120,11 +121,11 @@ class Scan(AsyncOnly, Generic[K]):
         return None
 
     async def all(self) -> list[Row[K]]:
-        """The rest of the rows as a list."""
+        """The remaining rows, as a list."""
         return [row async for row in self]
 
     def _taken(self, taken: Range, row: bytes | None) -> None:
-        """Note that a row was taken; None: all of the page was."""
+        """Note that a row was taken; None: that the whole page was."""
         if row is None:
             taken.passed(None if self._ended else self._high if self._reverse else self._low)
             return
@@ -160,7 +161,7 @@ class Scan(AsyncOnly, Generic[K]):
         return at == len(self._rows) or self._rows[at] != row
 
     async def fetch(self) -> None:
-        """Fetch the next page, and move the range on."""
+        """Fetch the next page, and move the range past it."""
         snapshot = self._snapshot
         if not snapshot._open:
             raise snapshot._closed()
@@ -171,7 +172,7 @@ class Scan(AsyncOnly, Generic[K]):
         try:
             rows = await self._finish()
         except Corruption as error:
-            failure = error  # old versions may have been removed: that is reported first
+            failure = error  # if old versions have been removed, that error comes first
         await snapshot._still_kept(self._table.name, failure)
         next_row = self._next
         if self._seen:
@@ -185,7 +186,7 @@ class Scan(AsyncOnly, Generic[K]):
         self._move(next_row)
 
     async def _look(self) -> None:
-        """Scan the next rows; values that are not in their records are still to be read."""
+        """Scan the next rows. `_finish` reads the values that are not in their records."""
         snapshot, table = self._snapshot, self._table.name
         driver, ts = snapshot._driver, snapshot.start_ts
         columns = tuple(bound.column for bound in self._bounds)
@@ -216,7 +217,7 @@ class Scan(AsyncOnly, Generic[K]):
         self._seen, self._next = seen, page.next
 
     async def _finish(self) -> set[bytes]:
-        """Read the values of the next scanned rows, as many as a page holds, but at least one; returns those rows."""
+        """Read the values of the next scanned rows: as many rows as a page holds, at least one. Returns these rows."""
         snapshot, table = self._snapshot, self._table.name
         driver, ts = snapshot._driver, snapshot.start_ts
         requests: list[ReadRequest] = [
@@ -227,7 +228,7 @@ class Scan(AsyncOnly, Generic[K]):
         ]
         values: list[RowCells] = []
         if requests:
-            with suppress(Corruption):  # there is no such group: reported below, with its cell
+            with suppress(Corruption):  # if there is no such group, the error is raised below, with the cell
                 values = await driver.reads.read_first(requests, _BYTES_PER_PAGE)
         out: dict[tuple[bytes, int], Value | Missing] = {}
         size = done = read = 0

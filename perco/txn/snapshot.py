@@ -29,7 +29,7 @@ class Snapshot(Reader):
     """The store as of one timestamp.
 
     Attributes: `start_ts`, the timestamp; `wall`: for a snapshot taken with `at=`, the wall time, in seconds, of the
-    clock note that it corresponds to; else None.
+    note of the clock from which the timestamp comes; else None.
     """
 
     __slots__ = ()
@@ -38,9 +38,9 @@ class Snapshot(Reader):
         """The value of a cell, or None.
 
         Args:
-            lock: commit only if no other transaction has written the cell by then; after that, only transactions that
-                see this one's writes can write the cell (T14). Costs as much as a write. No effect if nothing is
-                written.
+            lock: take a read lock (T14): the transaction commits only if no other transaction has written the cell by
+                then; after that, only transactions that see this one's writes can write the cell. Costs as much as a
+                write. No effect if the transaction writes nothing and raises no signal.
 
         Raises: TransactionClosed, TooLarge, Corruption; TypeError or ValueError for a key of the wrong type.
         """
@@ -88,7 +88,7 @@ class Snapshot(Reader):
         return decoded(column.codec, seen.value, column, key)  # type: ignore[union-attr]
 
     async def get_many(self, column: Column[K, V], keys: Iterable[K], *, lock: bool = False) -> dict[K, V | None]:
-        """The values of many cells of a column, by key, in the order asked; None where absent. `lock`: see `get`."""
+        """The values of many cells of a column, by key, in the order of `keys`; None if absent. `lock`: see `get`."""
         bound = self._usable(column)
         if isinstance(keys, str | bytes):
             raise UsageError(f"get_many takes a list of keys, such as [{keys!r}], not {keys!r}")
@@ -133,9 +133,9 @@ class Snapshot(Reader):
         Args:
             start, stop: keys; start is included, stop is not.
             prefix: only keys that begin with it: a str or bytes, or for tuple keys a tuple of the first parts.
-            columns: which to read; all declared ones by default.
+            columns: the columns to read; all declared ones by default.
             limit: the largest number of rows.
-            reverse: in descending key order.
+            reverse: True: in descending key order.
 
         The loop may be left at any point: nothing is held between two rows.
 
@@ -159,7 +159,7 @@ class Snapshot(Reader):
         limit: int | None = None,
         reverse: bool = False,
     ) -> Scan[K]:
-        """Like `scan`, but of the rows in [`low`, `high`) (None: to the end). The bounds are rows in stored form, and
+        """Like `scan`, but for the rows in [`low`, `high`) (None: to the end). The bounds are rows in stored form, and
         need not be the encoding of a key."""
         columns = list(must_be_table(table).columns.values()) if columns is None else columns
         bounds = self._of_table(table, columns)

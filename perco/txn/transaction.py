@@ -4,8 +4,8 @@
 
 T14 A cell that is read with `lock=True` is locked against all writers while the transaction commits. A serializable
     transaction notes its reads, and repeats them at commit.
-T12 The primary is the acknowledgement of an observer's run, if it has one, else a cell in the tablet that holds most of
-    the cells.
+T12 The primary is the acknowledgement, if the transaction is an observer's run that has one; otherwise it is a cell in
+    the tablet in which the transaction writes the most cells.
 N5  A signal is never the primary. If the transaction writes no cell, its primary is a bare cell.
 """
 
@@ -43,14 +43,14 @@ from perco.txn.snapshot import Snapshot
 K = TypeVar("K")
 V = TypeVar("V")
 
-# The most cells of a row in one mutation, if the store has no groups: it checks them in one call of limited size.
+# The most cells of a row in one mutation, for a store without groups: it checks them in one call of limited size.
 _CELLS_MAX: Final = 64
 
 
 class Transaction(Snapshot):
     """Reads and writes that become visible together, or not at all.
 
-    Attributes: `commit_ts`, 0 until committed (and for one that wrote nothing); `outcome`: "open", "committed",
+    Attributes: `commit_ts`, 0 before the commit (and after it, if nothing was written); `outcome`: "open", "committed",
     "aborted" or "unknown" (T10).
 
     Serializable transactions that commit, and snapshots, behave as if they had run one after the other, in the order of
@@ -111,8 +111,9 @@ class Transaction(Snapshot):
         self._note(self._usable(column), column.table.row(key), None)
 
     def signal(self, signal: Signal[K], key: K) -> None:
-        """Raise a signal: once this has committed, its observers run for that key, at least once (N5). Never blocks,
-        and never conflicts: many transactions may raise one signal at once, and one run may handle all.
+        """Raise a signal: once this transaction has committed, the signal's observers run for that key, at least once
+        (N5). Never blocks, and never conflicts: many transactions may raise a signal at once, and one run may handle
+        them all.
 
         Raises: UsageError for anything but a signal; TooLarge over a limit; TypeError or ValueError for a key of the
         wrong type; TransactionClosed.
@@ -206,7 +207,7 @@ class Transaction(Snapshot):
                 observed = True
                 break
         commit = Commit(header, parts, self._reads, one_step=one_step)
-        self._open = False  # from here on the driver says when the transaction is done (G1)
+        self._open = False  # from here on, the driver decides when the transaction is done (G1)
         if self._ahead is not None:
             self._ahead.end()
         try:
@@ -250,7 +251,7 @@ class Transaction(Snapshot):
         return ordered
 
     async def _bare_primary(self, signals: list[Intent]) -> list[Intent]:
-        """The primary of a transaction that only raises signals (N5); none if no observer is to be notified.
+        """The primary of a transaction that only raises signals (N5); an empty list if no observer is to be notified.
 
         Raises: CatalogueChanged if observers of the signals may have been registered meanwhile (N10): without a commit,
         the transaction would not find out.
@@ -265,7 +266,7 @@ class Transaction(Snapshot):
         return []
 
     def _read_only(self, locked: Iterable[WHERE]) -> Iterator[Intent]:
-        """Intents for cells that were read under a lock and are not written: a write locks its cell anyway (T14)."""
+        """Intents for cells that were read under a lock and are not written; a write locks its cell anyway (T14)."""
         for table, row, column in locked:
             if (table, row, column) not in self._writes:
                 yield Intent(table, row, column, READ)
@@ -283,7 +284,7 @@ class Transaction(Snapshot):
 
 
 def _placing(store: RowStore) -> Callable[[str, bytes], object]:
-    """A function from the row of a transaction's next cell to the part that the cell belongs to."""
+    """A function that takes the table and row of a transaction's next cell, and returns the part for that cell."""
     if store.groups:
         return store.locate
     counts: Counter[tuple[str, bytes]] = Counter()

@@ -1,20 +1,22 @@
 """Attempts of this process that conflicted on a cell take turns at it.
 
-If many transactions want one cell, all but one of the concurrent attempts fail, and a random pause only spreads them
-out: ever more attempts for every commit. So an attempt that has conflicted on a cell queues in that cell's line before
-it tries again, and goes when it is first in all its lines. A first attempt stands in no line and goes at once.
+If many transactions want one cell, all but one of the concurrent attempts fail. A random pause only spreads them out:
+each commit then costs ever more attempts. So a transaction that has conflicted on a cell joins that cell's queue (a
+*line*) before its next attempt, and begins the attempt when it is first in all its queues. A first attempt joins no
+queue, and begins at once.
 
-    first attempt --conflict on a cell--> in line --first in all its lines--> attempt --commit--> leaves
-                                            ^                                    |
-                                            '------conflict, on one more---------'
+    first attempt --conflict on a cell--> in queues --first in all of them--> attempt --commit--> leaves
+                                             ^                                   |
+                                             '-----conflict, on one more cell----'
 
-W1  Nothing is locked. The attempt that has the turn commits by the same checks as any other (T7), and may lose to one
-    that stands in no line: a first attempt, or another process. Then it pauses for a random time, as it would without
-    lines.
-W2  Older first: a line is in the order of first conflicts, except that the attempt that has the turn stays at its head.
-    So attempts wait for older ones, or for running ones, which do not wait: no two wait for each other.
-W3  An attempt stands in line from the end of the pause to its own end, in whatever way it ends.
-W4  No attempt waits longer than `turn_s` at a time; then it leaves its lines and tries out of turn.
+W1  Nothing is locked. The attempt that has the turn commits under the same checks as any other (T7). It may lose to an
+    attempt that is in no queue: a first attempt, or one of another process. After that, it pauses for a random time, as
+    it would without queues.
+W2  Older first: a queue is in the order of the first conflicts, except that the attempt that has the turn stays at its
+    head. So an attempt waits only for older attempts, or for running ones, which do not wait: no two attempts wait for
+    each other.
+W3  An attempt is in its queues from the end of the pause to its own end, however it ends.
+W4  No attempt waits longer than `turn_s` at a time; then it leaves its queues and tries out of turn.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ import trio
 
 Where = tuple[str, bytes, int]  # table, row, column; for a scanned range its first row, and -1
 
-_CELLS_MAX = 64  # the cells of a transaction's latest conflicts: it stands in no other lines
+_CELLS_MAX = 64  # a transaction is in the queues of its latest conflicts only: at most this many cells
 
 
 class Ticket:
-    """The places of a transaction in lines; a lower number is older. Made by `Lines.ticket`."""
+    """The places of a transaction in queues; a lower number is older. Made by `Lines.ticket`."""
 
     number: int
     stands: bool
@@ -43,7 +45,7 @@ class Ticket:
     def __init__(self, number: int) -> None:
         self.number = number
         self.cells: dict[Where, None] = {}  # the oldest first
-        self.stands = False  # in the lines of all these cells
+        self.stands = False  # whether it is in the queues of all these cells
         self.has_turn = False
         self.called: trio.Event | None = None  # set when it gets the turn
 
@@ -62,7 +64,7 @@ class TurnCounters:
 
 
 class Lines:
-    """One line for each cell that an attempt waits for, or has the turn at. Plain values: no I/O, no clock."""
+    """The queues: one for each cell at which an attempt waits, or has the turn. Plain values: no I/O, no clock."""
 
     counters: TurnCounters
 
@@ -78,12 +80,12 @@ class Lines:
         return replace(self.counters)
 
     def ticket(self) -> Ticket:
-        """A ticket that is younger than all others."""
+        """A new ticket, younger than all others."""
         self._given += 1
         return Ticket(self._given)
 
     def met(self, ticket: Ticket, cells: Iterable[Where]) -> None:
-        """Note the cells of a conflict: the ticket will stand in their lines too."""
+        """Note the cells of a conflict: the ticket will join their queues, too."""
         assert not ticket.stands
         for cell in cells:
             ticket.cells.pop(cell, None)
@@ -92,7 +94,7 @@ class Lines:
             del ticket.cells[next(iter(ticket.cells))]
 
     def join(self, ticket: Ticket) -> bool:
-        """Stand in all lines at once; returns whether it has the turn."""
+        """Join the queues of all the ticket's cells; returns whether the ticket has the turn."""
         assert not ticket.stands
         ticket.stands = True
         first = True
@@ -105,7 +107,7 @@ class Lines:
         return first
 
     def leave(self, ticket: Ticket) -> list[Ticket]:
-        """Leave all lines; returns the tickets that have got the turn by that. Idempotent."""
+        """Leave all queues; returns the tickets that get the turn because of that. Idempotent."""
         if not ticket.stands:
             return []
         ticket.stands = False
@@ -132,25 +134,25 @@ class Lines:
 
 class Turn:
     """The turns of a transaction that has conflicted: call `met` after a failed attempt, `take` before the next
-    attempt, and `leave` after that attempt, however it ended (W3)."""
+    attempt, and `leave` after that attempt, however it has ended (W3)."""
 
     lost: int
 
     __slots__ = ("_lines", "_ticket", "_turn_s", "lost")
 
     def __init__(self, lines: Lines, turn_s: float) -> None:
-        """`turn_s`: see W4, in seconds; 0: it never stands in a line."""
+        """`turn_s`: see W4, in seconds; 0: the transaction joins no queue."""
         self._lines, self._turn_s = lines, turn_s
         self._ticket = lines.ticket()
-        self.lost = 0  # attempts that failed in spite of a turn, or where there is no line (W1)
+        self.lost = 0  # attempts that failed although they had queued, or for which there is no queue (W1)
 
     def __del__(self) -> None:
         if self._ticket.stands and trio.lowlevel.in_trio_run():
-            self.leave()  # a Ctrl-C came between the attempt and its end
+            self.leave()  # a Ctrl-C came between the end of the attempt and `leave`
 
     def met(self, cells: Sequence[Where]) -> bool:
-        """Note that an attempt has failed on these cells. Returns whether to pause before `take`: it stood in their
-        lines already, or there are no cells, so no line helps (W1)."""
+        """Note that an attempt has failed on these cells. Returns whether to pause before `take`: the attempt
+        was in their queues already, or there are no cells, so no queue helps (W1)."""
         self.leave()
         known = self._ticket.cells
         if self._turn_s > 0 and not all(cell in known for cell in cells):
@@ -161,7 +163,7 @@ class Turn:
 
     @trio.lowlevel.enable_ki_protection
     async def take(self, at_most_s: float = inf) -> None:
-        """Wait for the turn, no longer than `turn_s` and `at_most_s`. If cancelled, it stands in no line."""
+        """Wait for the turn, but no longer than `turn_s` and `at_most_s`. After a cancellation, it is in no queue."""
         ticket, lines = self._ticket, self._lines
         if not ticket.cells:
             await trio.lowlevel.checkpoint()
@@ -183,7 +185,7 @@ class Turn:
 
     @trio.lowlevel.enable_ki_protection
     def leave(self) -> None:
-        """End the turn, and wake the next attempts. (If the loop itself has ended, there are none.)"""
+        """End the turn, and wake the attempts that get it next. (If the loop itself has ended, there are none.)"""
         called = self._lines.leave(self._ticket)
         for ticket in called if trio.lowlevel.in_trio_run() else ():
             assert ticket.called is not None, "a transaction that gets the turn later has waited for it"

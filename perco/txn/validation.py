@@ -1,7 +1,7 @@
-"""Repeats, at commit_ts, the reads of a serializable transaction (T14); `reads.py` says what they mean.
+"""Repeats, at commit_ts, the reads of a serializable transaction (T14); `reads.py` interprets what they find.
 
 T7  The transaction holds locks meanwhile, so nothing here waits for other transactions: neither for their locks, nor
-    for their one-step commits. They may be waiting for ours.
+    for their one-step commits. Those transactions may be waiting for our locks.
 C4  Before each read, the validation checks the memory of entered cells: an entry at or below commit_ts fails the
     validation, as a lock does.
 """
@@ -27,7 +27,7 @@ class Validation:
         self._start_ts, self._commit_ts = start_ts, commit_ts
 
     async def run(self, reads: Reads) -> Stale | None:
-        """The first cells and ranges that are no longer as they were read; None: all are unchanged."""
+        """The first cells or the first range found to have changed since they were read; None: nothing has changed."""
         rows: dict[tuple[str, bytes], list[int]] = {}
         for table, row, column in reads.cells:
             rows.setdefault((table, row), []).append(column)
@@ -42,7 +42,7 @@ class Validation:
         return None
 
     async def _cells(self, wanted: Sequence[tuple[tuple[str, bytes], list[int]]], reads: Reads) -> list[Cellref]:
-        """The cells of some rows that are not as they were read."""
+        """Those cells of some rows that have changed since they were read."""
         ts = self._commit_ts
         cells_of = [Cellref(table, row, column) for (table, row), columns in wanted for column in columns]
         if self._entered.among(cells_of, ts):
