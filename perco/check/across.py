@@ -1,7 +1,7 @@
-"""Compares rows: a transaction's records, locks and markers with those of its other cells (T1, T3).
+"""Compares the records, locks and markers of a transaction across its cells (T1, T3).
 
-These are remembered as the rows are read; if there are very many transactions, only for a sample of them. A primary
-that a lock names is read.
+They are remembered while the rows are read; if there are too many transactions, only for a sample of them. If a lock
+names a primary, the primary is read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from perco.storage import ROLLBACK, Query, RowStore
 
 
 class Sample(dict[int, tuple[int, Cellref]]):
-    """Facts that are remembered about transactions: about all of them, or, beyond a limit, about every nth, by
-    timestamp."""
+    """Facts to remember about transactions: about all of them or, beyond a limit, about those whose timestamp is a
+    multiple of `every`."""
 
     every: int
 
@@ -28,7 +28,7 @@ class Sample(dict[int, tuple[int, Cellref]]):
         self.every, self._limit = 1, limit
 
     def note(self, number: int, other: int, cell: Cellref) -> int:
-        """Remember `other` for a number, unless the number has an entry already; returns the entry that it then has."""
+        """Remember `other` for a number, unless the number has an entry already. Returns the entry that then counts."""
         if number % self.every:
             return other
         found = self.setdefault(number, (other, cell))
@@ -40,7 +40,7 @@ class Sample(dict[int, tuple[int, Cellref]]):
 
 
 class Across:
-    """The transactions, as far as one check has learned about them. `tables`: those that exist."""
+    """What one check has found out about transactions so far. `tables`: the tables that exist."""
 
     def __init__(self, store: RowStore, tables: Iterable[str], tracked_max: int) -> None:
         self._store, self._tables, self._tracked_max = store, frozenset(tables), tracked_max
@@ -66,11 +66,11 @@ class Across:
         self._rolled_back.note(start_ts, 0, cell)
 
     def forget_fates(self) -> None:
-        """Forget the fates that were read from primaries: rows that are read from now on are newer."""
+        """Forget the outcomes that were read from primaries: rows that are read from now on are newer."""
         self._fates.clear()
 
     async def judge(self, start_ts: int, primary: Cellref) -> Judgement | None:
-        """The fate of a transaction, as read from its primary; None: the primary cannot be read."""
+        """The outcome of a transaction, as read from its primary; None: the primary cannot be read."""
         key = (start_ts, primary)
         if key not in self._fates:
             self._fates[key] = await self._ask(start_ts, primary)
@@ -127,7 +127,7 @@ class Across:
         return []
 
     async def _against_primary(self, book: Book, cell: Cellref, record: Rec) -> str:
-        """Why a record contradicts its transaction's primary; or ""."""
+        """Why a record contradicts its transaction's primary; "": it does not."""
         start_ts, ts = record.start_ts, record.ts
         primary, group, said_by = self._primaries[start_ts]
         if primary == cell:

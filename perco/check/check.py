@@ -3,32 +3,37 @@
 `examine.py` checks the cells of one row, `across.py` compares rows. `check` reads a store page by page, and collects
 their findings.
 
-It may run in the owner, in a reader beside it, or in a client. A row is read from one state of its tablet, but two rows
-may be read from different states, and the catalogue and the oracle's bound move on. So every finding is checked again,
-with everything read again, and counts only if it still holds for the same cells.
+A check may run in the owner, in a reader beside the owner, or in a client. A row is read as of one state of its tablet,
+but two rows may be read as of different states, and the catalogue and the oracle's bound change meanwhile. So every
+finding is checked again, with everything read again, and counts only if it still holds for the same cells.
 
-It verifies, by the invariant's number:
+The check verifies, for each invariant:
 
-T1  All records of a transaction have one commit timestamp; where a lock still names its primary, the primary has one.
+T1  All records of a transaction have one commit timestamp; if a lock still names the primary, the primary has a record
+    at that timestamp, too.
 T2  start_ts < commit_ts; a record or lock of a long value has its data.
-T3  No record of a transaction whose primary is still locked, or that was rolled back (some cell has its marker).
-T5  No marker beside a lock or record of the same transaction; no data without lock or record (a warning).
-T7  One lock on a cell; no record above it; records of a cell do not overlap.
-T8  A committed cell is not locked by the same transaction. T12: all its locks name one primary.
-T14 A shared lock is a reader's, stands beside no other kind of lock, and under no record; a trace overlaps no write.
-N1  Locks decode. A change of an observed column that no run has seen has its notify cell, else it is lost; a notify
-    cell has its change (a warning).
-N2  An ack's lock is its transaction's primary and covers nothing newer than itself. N3: acks point at the past.
-N5  A pending entry decodes, is of a signal or of a run for one, and its observers are that signal's. The column of a
-    signal has no records, locks or data; that of its observer has records, which may overlap.
-N6  Failed changes decode, at most one for a row and observer, neither waiting nor acknowledged.
+T3  There is no record of a transaction whose primary is still locked, or that was rolled back (some cell has its
+    marker).
+T5  There is no marker beside a lock or record of the same transaction, and no data without a lock or record (a
+    warning).
+T7  A cell has at most one lock, and no record at or above it; the transactions of its records do not overlap.
+T8  A committed cell is not locked by the same transaction. T12: all locks of a transaction name one primary.
+T14 A shared lock is of kind READ, and its cell has no exclusive lock and no record at or above the shared lock; a trace
+    overlaps no write.
+N1  Locks decode. A change of an observed column that no run has seen has a notify cell (otherwise the notification is
+    lost); a notify cell has its change (a warning).
+N2  An acknowledgement's lock is at its transaction's primary, and covers nothing newer than itself. N3:
+    acknowledgements point at the past.
+N5  A pending entry decodes, belongs to a signal or to a run for a signal, and names only observers of that signal. A
+    signal's column has no records, locks or data; the column of its observer has records, which may overlap.
+N6  Failed changes decode. There is at most one for a row and observer, and it is neither waiting nor acknowledged.
 N9  Notify cells name their cause. N10: columns, observers and locality groups are in the catalogue.
-O1  Nothing is above the oracle's durable bound. O3: the clock's notes rise together.
-G1  The watermark decodes, and no table is cut above it. G3, G4: cells below it that no reader needs count as waste.
+O1  Nothing is above the oracle's durable bound. O3: the wall times of the clock's notes rise with their timestamps.
+G1  The watermark decodes, and no table's cut is above it. G3, G4: cells that no reader needs any more count as waste.
 
-A lock that a dead client left is not an error: the next transaction that finds it settles it. It is a note: "unsettled"
-if its transaction is decided (T3: phase two is on its way, or its client died), "orphan" if not and its client is gone
-(L1).
+A lock that a dead client has left behind is not an error, because the next transaction that finds it settles it. It is
+reported as a note: "unsettled" if its transaction is decided (T3: phase two is on its way, or the client died),
+"orphan" if the transaction is undecided and its client is gone (L1).
 """
 
 from __future__ import annotations
@@ -72,16 +77,16 @@ from perco.storage import (
 )
 
 _LOCKS: Final = (LOCK, SHARED, PENDING)
-_TOLD: Final = (bytes([PUT_DATA]), bytes([ACK]))  # kinds of records whose body is looked at
-_POOL_MAX: Final = 256  # for each observer, changes kept that may be older than the observer
+_TOLD: Final = (bytes([PUT_DATA]), bytes([ACK]))  # kinds of records whose body is examined
+_POOL_MAX: Final = 256  # for each observer, how many changes are kept that may be older than the observer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckOptions:
     """Attributes:
     looks: how often a suspicious place is checked again before it is reported.
-    pause_s: between two of those checks.
-    findings_max: findings and notes that are kept; further ones are counted.
+    pause_s: seconds between two of those checks.
+    findings_max: findings and notes that are kept; further ones are only counted.
     tracked_max: transactions remembered at a time; if there are more, an even sample is compared (T1, T3).
     row_cells, data_cells: cells of a row and group that are read at once; a row with more is read in parts.
     """
@@ -106,7 +111,7 @@ class Counts:
         failed: changes on the failed list.
         unsettled: locks whose transaction is decided.
         orphans: locks whose transaction is undecided, and whose client is gone.
-        waste: cells below the watermark that no reader can see any more: a vacuum is running, or was cut short.
+        waste: cells below the watermark that no reader can see any more: a vacuum is running, or was interrupted.
         again: rows that were checked again.
     """
 
@@ -131,7 +136,7 @@ class CheckResult(Counts):
     Attributes:
         ts: the check covers all commits at or before this timestamp.
         findings: errors and warnings first; then notes.
-        dropped: findings beyond `CheckOptions.findings_max`, not looked at again.
+        dropped: findings beyond `CheckOptions.findings_max`, which were not checked again.
         sampled: n, if one transaction in n was compared over all its cells (T1, T3); 1: all of them.
         seconds: how long it took.
     """
@@ -158,7 +163,7 @@ class CheckResult(Counts):
 
 @dataclass(slots=True)
 class Progress(Counts):
-    """The progress of a check, and the table that it has reached; reported after every page. The same object every
+    """The progress of a check, and the table that it has reached; reported after every page, as the same object each
     time."""
 
     table: str = ""
@@ -180,13 +185,13 @@ async def check(
     """Verify all data of a store; reads only.
 
     Args:
-        ts: a timestamp that can be read now, for the result: the check covers all commits at or before it.
+        ts: a timestamp that can be read now. The result repeats it: the check covers all commits at or before it.
         alive: whether the client of the transaction that began at a timestamp may still be there (L1).
         options: see `CheckOptions`.
         progress: called after every page.
         told: the tables and first rows of tablets that are known to be unreadable.
-        groups: for a store whose tablets are in another process: asks for the locality groups of each. Long values are
-            not fetched from there; only that they exist matters.
+        groups: returns the locality groups of each tablet; for a store whose tablets are in another process. Long
+            values are not fetched from that process, because the check only needs to know that they exist.
 
     Raises: Corruption if not even the catalogue can be read; Unavailable, SessionEnded if tablets are elsewhere.
     """
@@ -196,7 +201,7 @@ async def check(
 @dataclass(slots=True)
 class _Pool:
     """Changes that an observer was not notified of, and that may be older than the observer; `since`: a timestamp at
-    which it certainly existed."""
+    which the observer certainly existed."""
 
     since: int = TS_MAX
     suspects: list[tuple[int, str, bytes]] = field(default_factory=list)  # a heap: the newest changes
@@ -264,7 +269,7 @@ class _Check:
         )
 
     async def _refresh(self) -> None:
-        """The catalogue and the bound as they are now."""
+        """Read the catalogue and the bound again."""
         catalogue = await load(self._store)
         bound = await durable_bound(self._store)
         self._book = Book(catalogue, bound)
@@ -355,11 +360,11 @@ class _Check:
         return out
 
     def _fetched(self, table: str, group: str) -> bool:
-        """Whether values of a group are read. Long ones are not read over a socket."""
+        """Whether values of a group are read. Long values are not read over a socket."""
         return self._ask_groups is None or group not in self._groups[table]
 
     async def _cells(self, table: str, row: bytes, queries: Sequence[Query]) -> list[list[Cell]]:
-        """Cells of a row, as of one state of the row; of several states only if they do not fit into a message."""
+        """Cells of a row, as of one state of the row; as of several states only if they do not fit into a message."""
         if self._ask_groups is None:
             [found] = await self._store.read([(table, row, queries)])
             return found
@@ -402,7 +407,7 @@ class _Check:
     async def _standing(
         self, table: str, row: bytes, columns: Iterable[int], suspicions: list[Finding], number: int = 0
     ) -> list[Finding]:
-        """The suspicions that still hold, for the same cells, whenever the row is read again."""
+        """The suspicions that still hold, for the same cells, each time that the row is read again."""
         self._seen.again += 1
         for look in range(self._options.looks):
             if look:
@@ -417,7 +422,7 @@ class _Check:
         return suspicions
 
     async def _suspicions(self, image: Image, number: int = 0) -> list[Finding]:
-        """Possible faults in a row; `number`: an observer whose uncertain losses count, too."""
+        """Possible faults in a row; `number`: an observer whose uncertain lost notifications count, too."""
         book, table, row = self._book, image.table, image.row
         found = list(examine(image, book))
         found += [loss.finding for loss in unnotified(image, book) if loss.sure or loss.number == number]
@@ -461,7 +466,7 @@ class _Check:
                         self._notes.append(Finding("note", invariant, self._book.where(*cell), what, cell, start_ts))
 
     def _note_waste(self, image: Image, cells: Mapping[str, list[ScanCell]]) -> None:
-        """G3, G4: count what the last vacuum left, or the current one has not reached."""
+        """G3, G4: count the cells that the last vacuum left, or that the current one has not reached."""
         cut, book = self._cuts.get(image.table, 0), self._book
         if image.broken or not 0 < cut <= self._watermark:
             return
@@ -502,7 +507,7 @@ class _Check:
             if observer_of(column):
                 self._since(observer_of(column), min(record.start_ts for record in records))
         for column, cells in image.notify.items():
-            if not book.whole(observer_of(column)):  # else they may be for older data
+            if not book.whole(observer_of(column)):  # else the notify cells may be for older data
                 self._since(observer_of(column), min(ts for ts, _ in cells))
         for loss in unnotified(image, book):
             if not loss.sure:

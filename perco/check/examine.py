@@ -1,8 +1,8 @@
 """Checks the cells of one row. Pure.
 
-`examine` and `unnotified` take the cells of a row, and its part of the catalogue, and return findings, each with a
-repair if there is a safe one. `check.py` lists the invariants that they verify; `across.py` compares the row with the
-rows that it refers to.
+`examine` and `unnotified` take the cells of a row and the context in which to examine them (`Book`), and return
+findings, each with a repair if there is a safe one. `check.py` lists the invariants that they verify; `across.py`
+compares the row with the rows to which it refers.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Finding:
 
     Attributes:
         severity: "error": the protocol is broken; "warning": it does not affect reads, but should not be there; "note":
-            a lock that its client left, and that any other client settles.
-        invariant: its number, as in the list of `check.py`.
+            a lock that its client has left behind, and that any other client can settle.
+        invariant: the number of the invariant, as in the list of `check.py`.
         where: the cell, as table[key].column.
-        what: one sentence.
-        cell, start_ts: the cell, and the transaction that it is about, if any (0: none).
-        repair: the mutation that repairs it; None: no safe repair is known.
-        advice: what a user can do in that case; by default the entry of `REMEDIES` for the invariant.
+        what: what is wrong, in one sentence.
+        cell, start_ts: the cell and the transaction that the finding is about, if any (start_ts 0: none).
+        repair: the mutation that repairs the fault; None: no safe repair is known.
+        advice: what a user can do if there is no repair; "": the entry of `REMEDIES` for the invariant.
     """
 
     severity: Severity
@@ -79,7 +79,7 @@ class _Complaint(NamedTuple):
 
 
 def examine(image: Image, book: Book) -> Iterator[Finding]:
-    """The faults within one row: for each lock, record and other cell, the first one."""
+    """The faults within one row: the first fault of each lock, each record and each other cell."""
     for column in image.columns():
         cell = Cellref(image.table, image.row, column)
         where = book.where(*cell)
@@ -113,9 +113,9 @@ def _of_column(image: Image, cell: Cellref, book: Book) -> Iterator[tuple[Severi
 
 
 def _of_strays(image: Image, column: int, book: Book) -> Repair | None:
-    """The repair of a column that has nothing but notify cells, of an observer that does not observe it.
+    """The repair of a column that has only notify cells, for an observer that does not observe the column.
 
-    There is none if the catalogue does not have the observer: it only grows, so it may be too old.
+    There is no repair if the catalogue does not have the observer: the catalogue only grows, so it may be too old.
     """
     notified = image.notify.get(column)
     others = {*image.locks, *image.records, *image.markers, *image.broken, *image.pending}
@@ -225,7 +225,7 @@ def _of_traces(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
         if not start_ts:
             yield _Complaint("T14", f"the trace at {ts} does not decode")
             continue
-        at = bisect_left(commits, start_ts)  # the first record that is not older than the reader
+        at = bisect_left(commits, start_ts)  # the first record that is not older than the reader's start
         if start_ts >= ts:
             yield _Complaint(
                 "T2", f"the trace at {ts} points at transaction {start_ts}, which began no earlier", start_ts
@@ -241,7 +241,8 @@ def _of_traces(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
 
 
 def _of_written(image: Image, column: int) -> str:
-    """Cells that must not be in the column of a signal, or of a signal's observer, whose runs record their causes."""
+    """A kind of cell that is in the column of a signal, or of its observer, and must not be; "": there is none. In the
+    observer's column, runs leave records."""
     for what, there in (
         ("a write record", () if observer_of(column) else {*image.records, *image.broken}),
         ("a lock", image.locks),
@@ -293,7 +294,7 @@ def _of_one_pending(image: Image, cell: Cellref, start_ts: int, lock: Lock, book
 
 
 def _of_proofs(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
-    """The traces that bare primaries leave."""
+    """Faults of the traces that bare primaries leave."""
     for start_ts, ts in image.proofs.get(column, ()):
         if not ts:
             yield _Complaint("T1", f"the trace of transaction {start_ts} does not decode", start_ts)
@@ -340,7 +341,7 @@ def _of_record(
     if start_ts in image.markers.get(column, ()):
         repair = repairs.drop_marker(cell, start_ts, ts)
         return "T5", f"transaction {start_ts} committed at {ts} and was rolled back", repair
-    runs_beside = is_ack and book.is_signal(image.table, column)  # N5: they do not exclude each other
+    runs_beside = is_ack and book.is_signal(image.table, column)  # N5: runs for a signal do not exclude each other
     if older is not None and older.ts >= start_ts and older.start_ts != start_ts and not runs_beside:
         return "T7", f"transaction {start_ts}, committed at {ts}, overlaps the one that committed at {older.ts}", None
     if kind == PUT_DATA and (what := _of_group(image, column, start_ts, group, f"the record at {ts}", book)):
@@ -361,7 +362,7 @@ def _of_data(image: Image, cell: Cellref) -> Iterator[_Complaint]:
     column = cell.column
     locks = image.locks.get(column, ())
     if column in image.broken or any(lock is None for _, lock in locks):
-        return  # what cannot be read may point at the data
+        return  # an unreadable record or lock may point at the data
     records = image.records.get(column, ())
     wanted = {(record.group, record.start_ts) for record in records if record.kind == PUT_DATA}
     wanted |= {(lock.body.decode(), ts) for ts, lock in locks if lock is not None and lock.kind == PUT_DATA}
@@ -394,7 +395,7 @@ def _of_notify(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
 
 
 def _of_spurious(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint]:
-    """Notify cells whose change is not there. An older version may have been collected, the newest never is."""
+    """Notify cells whose change is not there. An older version may have been collected, but the newest never is."""
     ack = cell.column
     observed = observed_column(ack)
     records = image.records.get(observed)
@@ -402,13 +403,13 @@ def _of_spurious(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint
     if not observer_of(ack) or observed in image.broken or ack in image.broken:
         return
     if book.is_signal(image.table, ack):
-        return  # N5: the store does not record whether it was raised
-    locked = [start_ts for start_ts, _ in image.locks.get(observed, ())]  # these may yet commit the change
+        return  # N5: the store does not record whether the signal was raised
+    locked = [start_ts for start_ts, _ in image.locks.get(observed, ())]  # their transactions may yet commit the change
     entry = book.observers[observer_of(ack)][1] if observer_of(ack) in book.observers else None
     unseen = newest > _pointer(image, ack, entry)
     for ts, value in image.notify.get(ack, ()):
         if entry is not None and ts == entry.at:
-            continue  # N10: it is for data at that timestamp, which may have been collected since
+            continue  # N10: a backfill put it for data at that timestamp, which may have been collected since
         if newest < ts <= book.bound and 0 < _root(value) <= ts and not any(start_ts < ts for start_ts in locked):
             what = f"the notify cell at {ts} is for a change that is not there"
             observed_cell = cell._replace(column=observed)
@@ -417,8 +418,8 @@ def _of_spurious(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint
 
 
 def _pointer(image: Image, ack: int, entry: ObserverEntry | None) -> int:
-    """The timestamp up to which the observer has seen the cell (N3). An ack of a lower version does not count if
-    this one is notified of all data again."""
+    """The timestamp up to which the observer has seen the cell (N3). An acknowledgement by a lower version does not
+    count if the current version is notified of all data again."""
     acks = image.records.get(ack)
     if not acks or (entry is not None and entry.at and acks[0].version < entry.version):
         return 0
@@ -479,7 +480,7 @@ def _list(numbers: Iterable[int]) -> str:
 
 
 class Unnotified(NamedTuple):
-    """A change that observer `number` seems to have missed; `sure`: it did, whenever the observer was registered."""
+    """A change that observer `number` seems to have missed; `sure`: it has, no matter when it was registered."""
 
     number: int
     ts: int
@@ -488,11 +489,11 @@ class Unnotified(NamedTuple):
 
 
 def unnotified(image: Image, book: Book) -> Iterator[Unnotified]:
-    """N1: changes of observed columns that are newer than the ack's pointer, and have no notify cell.
+    """N1: changes of observed columns that are newer than the acknowledgement's pointer, and have no notify cell.
 
-    An observer is not notified of changes from before its registration if it was registered without a backfill, nor of
-    deletes from before it. The store does not record the time of the registration; but the observer's first run came
-    later.
+    An observer is not notified of deletes from before its registration. If it was registered without a backfill, it is
+    not notified of any changes from before its registration. The store does not record when an observer was registered,
+    but the observer's first run came later.
     """
     for column, number in book.observed(image.table):
         records = image.records.get(column)

@@ -44,11 +44,12 @@ from perco.storage import (
 )
 from perco.storage.cells import COLUMN_MAX
 
-GROUPS: Final = (LOCK, WRITE, ROLLBACK, NOTIFY, PENDING, SHARED, TRACE, FAILED_LIST)  # besides those with data
+GROUPS: Final = (LOCK, WRITE, ROLLBACK, NOTIFY, PENDING, SHARED, TRACE, FAILED_LIST)  # all but those with data
 
 
 class Rec(NamedTuple):
-    """A write record without its value; `group`: of a long value's data, else ""; `version`: of an ack's observer."""
+    """A write record without its value. `group`: the group with the data of a long value, else ""; `version`: for an
+    acknowledgement, the version of its observer."""
 
     ts: int
     kind: int
@@ -58,7 +59,7 @@ class Rec(NamedTuple):
 
 
 class Image:
-    """The cells of one row, decoded; values themselves are left out. All lists newest first."""
+    """The cells of one row, decoded, without users' values. All lists are sorted newest first."""
 
     table: str
     row: bytes
@@ -106,8 +107,8 @@ class Image:
         for column, ts, value in cells[PENDING]:
             self.pending.setdefault(column, []).append((ts, lock_of(value)))
         self.shared: dict[int, list[tuple[int, Lock | None]]] = {}
-        self.traces: dict[int, list[tuple[int, int]]] = {}  # (commit_ts, start_ts); 0: it does not decode
-        self.proofs: dict[int, list[tuple[int, int]]] = {}  # of bare primaries: (start_ts, commit_ts); 0 as above
+        self.traces: dict[int, list[tuple[int, int]]] = {}  # (commit_ts, start_ts); start_ts 0: it does not decode
+        self.proofs: dict[int, list[tuple[int, int]]] = {}  # of bare primaries: (start_ts, commit_ts); 0: as above
         for column, ts, value in cells[SHARED]:
             self.shared.setdefault(column, []).append((ts, lock_of(value)))
         for column, ts, value in cells[TRACE]:
@@ -179,7 +180,7 @@ def _tuple(value: object) -> tuple[object, ...]:
 
 
 class Book:
-    """The data of the catalogue and the oracle: the context in which a row is examined."""
+    """The context in which a row is examined: the catalogue and the oracle's bound."""
 
     catalogue: Catalogue
     bound: int
@@ -202,16 +203,16 @@ class Book:
         return self._columns[table][observed_column(signal_of(column))][1]
 
     def is_signal(self, table: str, column: int) -> bool:
-        """Whether a column is a signal, or that of a signal's observer (N5)."""
+        """Whether a column is a signal, or belongs to a signal's observer (N5)."""
         return self.entry(table, column).is_signal
 
     def columns(self, table: str) -> list[int]:
-        """Every column that a row of the table may have, acks included."""
+        """Every column that a row of the table may have, including acknowledgements."""
         acks = [ack_of(column, number) for column, number in self.observed(table)]
         return [*self._columns[table], *acks]
 
     def whole(self, number: int) -> bool:
-        """Whether an observer is notified of all data, also of data older than itself."""
+        """Whether an observer is notified of all data, including data that is older than the observer."""
         found = self.observers.get(number)
         return found is not None and found[1].whole
 
@@ -224,7 +225,7 @@ class Book:
         return self._observed[table]
 
     def strange(self, table: str, column: int) -> str:
-        """Why there cannot be a cell of that column, or ""."""
+        """Why there cannot be a cell in that column; "": there can be."""
         if is_bare(column):
             column = signal_of(column)
         found = self._columns[table].get(observed_column(column))

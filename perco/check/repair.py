@@ -1,9 +1,10 @@
-"""Repairs what `check` finds, if that is safe. Runs in the process that owns the store, or in a client, even while the
-store is in use.
+"""Repairs what `check` finds, if a repair is safe. Runs in the process that owns the store, or in a client, even while
+the store is in use.
 
-Each repair is a mutation of one row under checks that the finding still holds (`repairs.py`). Locks that were left
-behind are settled as any transaction would settle them (T5, T8); a client leaves that to the owner. A transaction or a
-cell with an error that has no repair is left alone. Its locks stay too: they may be the only trace of what was meant.
+Each repair is a mutation of one row, which checks that the finding still holds (`repairs.py`). Locks that were left
+behind are settled as any transaction would settle them (T5, T8); a client leaves that to the owner. If a transaction or
+a cell has an error without a repair, it is left alone. Its locks stay, too, because nothing else may show what was to
+be written.
 
 One repair may uncover another finding, so checks and repairs alternate until nothing more can be done.
 """
@@ -29,7 +30,8 @@ _ROUNDS_MAX = 16
 class RepairResult:
     """The result of a repair, and of the check after it.
 
-    Attributes: `repaired`, in the order of repair; `settled`: how many locks left behind were settled; `after`.
+    Attributes: `repaired`: the findings, in the order of their repair; `settled`: how many locks left behind were
+    settled; `after`: the result of the last check.
     """
 
     repaired: tuple[Finding, ...]

@@ -1,22 +1,24 @@
-"""Repairs of damage: each is one mutation of one row, under checks that the finding still holds. Pure.
+"""Repairs of damage: each is one mutation of one row, which checks that the finding still holds. Pure.
 
-No repair guesses: damage that would need a guess is reported, and the cells stay as they are. `REMEDIES` says what a
-person can do then.
+No repair guesses: if a repair would need a guess, the damage is only reported, and the cells stay as they are.
+`REMEDIES` says what a person can do in that case.
 
-T5  Data without lock or record are of a dead transaction. If a later record stands, no lock can come back at that
-    timestamp; else the repair checks that none has. A lock beside its own marker is rolled back as (c) says.
-T1  A record commits, whatever marker stands beside it: the marker is deleted, and the record refuses all that the
-    marker would have refused (T7).
-T8  A lock beside its own record has nothing left to do.
-N1  A change that an observer has not acknowledged and is not notified of is notified again; a notification of a change
-    that is not there is deleted.
-N5  Observers of a signal may run once more than necessary, but must never miss a signal: an entry that cannot be read
-    notifies all of them, or removes nothing.
-N6  A change that is on the failed list twice, or waiting or acknowledged as well, leaves it; an unreadable one waits
-    again.
-N9  A lost cause is replaced by the earliest possible one, so that no wait for a cause ends too soon.
-N10 A notify cell under a column that its observer does not observe is deleted: no worker may ever run for it.
-O3  A missing note only makes `at=` less precise near its time.
+T5  Data without a lock or record belong to a dead transaction. The repair checks that there is still no lock. If a
+    later record was seen, no lock can have come and gone meanwhile (T7); otherwise, the repair also checks that there
+    is still no record. A lock beside its transaction's own marker is rolled back as in T5 (c).
+T1  A record means that its transaction has committed, even if there is a marker beside it. The marker is deleted; the
+    record refuses everything that the marker would have refused (T7).
+T8  A lock beside its transaction's own record is no longer needed, and is deleted.
+N1  If an observer has not acknowledged a change and has no notification of it, the notification is put again. A
+    notification of a change that is not there is deleted.
+N5  Observers of a signal may run once more than necessary, but must never miss a signal. So if a pending entry of a
+    signal cannot be read, all of the signal's observers are notified; if an entry of a run cannot be read, it is
+    deleted and removes no notify cells.
+N6  A change is taken off the failed list if the list has a newer one for its row and observer, or if the change also
+    waits or is acknowledged. If its entry cannot be read, the change waits again.
+N9  A lost cause is replaced with the earliest possible one, so that no wait for a cause ends too soon.
+N10 A notify cell in a column that its observer does not observe is deleted, because no observer ever runs for it.
+O3  Notes can be deleted: a missing note only makes `at=` less precise near the note's time.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ TWICE: Final = "a transaction is there twice: restore a copy, or compare the cel
 
 
 class Repair(NamedTuple):
-    """`what` it does, in words, and the mutation that does it."""
+    """What a repair does, in words, and the mutation that does it."""
 
     what: str
     mutation: Mutation
@@ -84,7 +86,8 @@ def _of_row(what: str, table: str, row: bytes, checks: Sequence[Check], writes: 
 
 
 def drop_data(cell: Cellref, group: str, ts: int, *, superseded: bool) -> Repair:
-    """T5. `superseded`: a record at or above `ts` was seen, so no lock at `ts` can have come and gone since (T7)."""
+    """T5: delete data. `superseded`: a record at or above `ts` was seen, so no lock at `ts` can have come and gone
+    since (T7)."""
     table, row, column = cell
     checks: list[Check] = [(ABSENT, LOCK, column, ts, ts)]
     if not superseded:
@@ -93,39 +96,40 @@ def drop_data(cell: Cellref, group: str, ts: int, *, superseded: bool) -> Repair
 
 
 def roll_back_beside_marker(cell: Cellref, start_ts: int, lock: Lock) -> Repair:
-    """T5 (c); the proof is its transaction's own marker."""
+    """T5 (c): roll back a lock; the proof is the marker of the lock's own transaction."""
     [(row, checks, writes)] = roll_back_secondary(cell, start_ts, lock).rows
     proof: Check = (PRESENT, ROLLBACK, cell.column, start_ts, start_ts)
     return _of_row("roll the lock back", cell.table, row, [*checks, proof], writes)
 
 
 def drop_lock(cell: Cellref, start_ts: int, *, beside: str, at: int, group: str = LOCK) -> Repair:
-    """Delete a lock whose transaction's own record or trace (T8) or marker (T5) stands at `at`."""
+    """Delete a lock whose transaction has its own record or trace (T8) or marker (T5), at `at` in group `beside`."""
     table, row, column = cell
     checks: list[Check] = [(PRESENT, group, column, start_ts, start_ts), (PRESENT, beside, column, at, at)]
     return _of_row("delete the lock", table, row, checks, [(group, column, start_ts, None)])
 
 
 def drop_marker(cell: Cellref, start_ts: int, commit_ts: int) -> Repair:
-    """T1: the record counts."""
+    """T1: delete a marker beside a record of the same transaction, because the record counts."""
     table, row, column = cell
     checks: list[Check] = [(PRESENT, WRITE, column, commit_ts, commit_ts)]
     return _of_row("delete the marker", table, row, checks, [(ROLLBACK, column, start_ts, None)])
 
 
 def notify(cell: Cellref, ack: int, ts: int, acked: int) -> Repair:
-    """N1: notify the observer of the change at `ts`; `acked`: where its newest ack stands, 0: nowhere."""
+    """N1: notify the observer of the change at `ts`; `acked`: the timestamp of its newest acknowledgement, 0: none."""
     table, row, column = cell
     checks: list[Check] = [
         (PRESENT, WRITE, column, ts, ts),
-        (ABSENT, LOCK, ack, ts, TS_MAX),  # a run that sees the change
+        (ABSENT, LOCK, ack, ts, TS_MAX),  # no run that sees the change is about to commit
         (ABSENT, WRITE, ack, acked + 1, TS_MAX),
     ]
     return _of_row("write the notification again", table, row, checks, [(NOTIFY, ack, ts, _EARLIEST)])
 
 
 def drop_notification(cell: Cellref, ack: int, ts: int, instead: int) -> Repair:
-    """N1: no change is at or above `ts`, or can still come there; `instead`: one to notify of, or 0."""
+    """N1: delete a notify cell, because there is no change at or above `ts`, and none can come there any more.
+    `instead`: the timestamp of a change to notify the observer of, or 0."""
     table, row, column = cell
     checks: list[Check] = [(ABSENT, WRITE, column, ts, TS_MAX), (ABSENT, LOCK, column, 0, ts)]
     writes: list[Write] = [(NOTIFY, ack, ts, None)]
@@ -136,7 +140,8 @@ def drop_notification(cell: Cellref, ack: int, ts: int, instead: int) -> Repair:
 
 
 def settle_pending(cell: Cellref, start_ts: int, observers: Sequence[int]) -> Repair:
-    """N5: notify these of a signal whose entry cannot be read; (): the entry was a run's removal."""
+    """N5: settle a pending entry that cannot be read. `observers`: the observers to notify of the signal; (): the entry
+    was a run's removal."""
     table, row, column = cell
     writes: list[Write] = [(PENDING, column, start_ts, None)]
     writes += [(NOTIFY, ack_of(column, number), start_ts, _EARLIEST) for number in observers]
@@ -145,20 +150,21 @@ def settle_pending(cell: Cellref, start_ts: int, observers: Sequence[int]) -> Re
 
 
 def give_cause(table: str, row: bytes, ack: int, ts: int) -> Repair:
-    """N9: replace a lost cause."""
+    """N9: replace a lost cause with the earliest one."""
     checks: list[Check] = [(PRESENT, NOTIFY, ack, ts, ts)]
     return _of_row("give it the earliest cause", table, row, checks, [(NOTIFY, ack, ts, _EARLIEST)])
 
 
 def drop_stray_notifications(table: str, row: bytes, column: int, timestamps: Sequence[int]) -> Repair:
-    """N10: delete notify cells under a column that their observer does not observe."""
+    """N10: delete notify cells in a column that their observer does not observe."""
     checks: list[Check] = [(PRESENT, NOTIFY, column, ts, ts) for ts in timestamps]
     writes: list[Write] = [(NOTIFY, column, ts, None) for ts in timestamps]
     return _of_row("delete the notification", table, row, checks, writes)
 
 
 def drop_failed(ack: Cellref, ts: int, *, beside: tuple[str, int] | None) -> Repair:
-    """N6. `beside`: a cell (group, ts) of the same column that proves it needless; None: no change is there for it."""
+    """N6: delete an entry of the failed list. `beside`: a cell (group, ts) of the same column that proves the entry
+    unnecessary; None: its change is not there."""
     table, row, column = ack
     checks: list[Check] = [(PRESENT, FAILED_LIST, column, ts, ts), (ABSENT, LOCK, column, 0, TS_MAX)]
     if beside is not None:
@@ -170,7 +176,7 @@ def drop_failed(ack: Cellref, ts: int, *, beside: tuple[str, int] | None) -> Rep
 
 
 def put_back(ack: Cellref, ts: int) -> Repair:
-    """N6: let it wait again, from the earliest cause (N9)."""
+    """N6: let a failed change wait again, with the earliest cause (N9)."""
     table, row, column = ack
     checks: list[Check] = [(PRESENT, FAILED_LIST, column, ts, ts), (ABSENT, LOCK, column, 0, TS_MAX)]
     writes: list[Write] = [(FAILED_LIST, column, ts, None), (NOTIFY, column, ts, _EARLIEST)]
@@ -178,13 +184,13 @@ def put_back(ack: Cellref, ts: int) -> Repair:
 
 
 def drop_backfill_note(number: int) -> Repair:
-    """N10: the backfill starts over, and repeats its notifications."""
+    """N10: delete the note of a backfill's progress, so that the backfill starts over and repeats its notifications."""
     row = (b"backfill", ((PRESENT, DATA, number, 1, 1),), ((DATA, number, 1, None),))
     return Repair("delete the note of its progress", Mutation(SYSTEM_TABLE, (row,)))
 
 
 def drop_notes(*timestamps: int) -> Repair:
-    """O3."""
+    """O3: delete notes of the clock."""
     checks: list[Check] = [(PRESENT, DATA, 0, ts, ts) for ts in timestamps]
     writes: list[Write] = [(DATA, 0, ts, None) for ts in timestamps]
     what = "delete the note" if len(timestamps) == 1 else "delete both notes"

@@ -1,8 +1,9 @@
 """Checks the system table (the catalogue's versions, the clock's notes, the watermark), and the locality groups.
 
-O1  No note and no watermark is above the bound. O3: notes are wall times, and rise together.
-G1  The watermark decodes, and no table is cut above it.
-N10 Every version of the catalogue decodes, and locality groups are in it. The progress of backfills decodes.
+O1  No note and no watermark is above the bound. O3: notes hold wall times, which rise with the timestamps.
+G1  The watermark decodes, and no table's cut is above it.
+N10 Every version of the catalogue decodes, and so does the progress of backfills. All locality groups are in the
+    catalogue.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ async def of_system(store: RowStore, cells_max: int) -> AsyncIterator[Finding]:
             yield Finding("warning", "N10", "backfill", f"observer #{entry.number}: {error.what}", None, 0, drop)
     notes: Notes | None = None
     async for ts, value in _versions(store, CLOCK_ROW, cells_max):
-        notes = notes or Notes(await durable_bound(store))  # read after the newest note, so above it
+        notes = notes or Notes(await durable_bound(store))  # read after the newest note, so it is above the note
         if (finding := notes.next(ts, value)) is not None:
             yield finding
     try:
@@ -44,7 +45,7 @@ async def of_system(store: RowStore, cells_max: int) -> AsyncIterator[Finding]:
     except Corruption as error:
         yield Finding("error", "G1", "watermark", error.what)
         return
-    bound = await durable_bound(store)  # read after the watermark, so above it
+    bound = await durable_bound(store)  # read after the watermark, so it is above the watermark
     highest = max(cuts.values(), default=0)
     if watermark > bound:
         yield Finding("error", "O1", "watermark", f"{watermark} is above the bound, {bound}")
@@ -66,9 +67,9 @@ async def _versions(store: RowStore, row: bytes, cells_max: int) -> AsyncIterato
 
 
 class Notes:
-    """O1, O3: each note is a wall time, none above the bound; wall times rise with the timestamps.
+    """O1, O3: each note holds a wall time, none is above the bound, and wall times rise with the timestamps.
 
-    If two contradict each other, it is not known which one is wrong, so the repair deletes both.
+    If two notes contradict each other, it is not known which of them is wrong, so the repair deletes both.
     """
 
     def __init__(self, bound: int) -> None:
@@ -96,12 +97,12 @@ Groups = tuple[str, bytes, list[str]]  # a tablet's table, its first row, the lo
 
 
 def groups_of(store: RowStore) -> list[Groups]:
-    """The groups of all tablets, if they are in this process."""
+    """The groups of all tablets that this process has open."""
     return [(tablet.table, tablet.start, tablet.groups()) for tablet in store.tablets_here()]
 
 
 def strange_groups(found: Sequence[Groups], catalogue: Catalogue) -> Iterator[Finding]:
-    """N10: groups that the catalogue, read after them, does not have."""
+    """N10: groups that are missing from the catalogue, which must have been read after `found`."""
     for table, start, groups in found:
         if table not in catalogue.tables and table != SYSTEM_TABLE:
             what = f"there is a tablet from {start!r} on, but the catalogue has no such table"

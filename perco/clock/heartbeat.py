@@ -24,7 +24,7 @@ _TOLD: Final = 4  # times `held_s`: `perco status` does not mention a loop that 
 
 class Lease(NamedTuple):
     """The owner's heartbeat, as stored in the system table. `held_s` and `where`: how long the owner's loop had been
-    held by then, and by which code; 0 and "" if it turned."""
+    held by then, and by which code; 0 and "" if it was not held."""
 
     pid: int
     token: str
@@ -34,14 +34,14 @@ class Lease(NamedTuple):
 
 
 def read_lease(value: bytes) -> Lease:
-    """Decode a lease; one of an earlier version does not name the code. Raises: ValueError, TypeError."""
+    """Decode a lease; a lease of an earlier version does not name the code. Raises: ValueError, TypeError."""
     packed: list[Any] = msgpack.unpackb(value)
     return Lease(*packed[:5])
 
 
 class Heartbeat(LoopWatch):
-    """The heartbeat of the process that has a folder open for writing. `write`: writes from a thread, without the
-    loop."""
+    """The heartbeat of the process that has a folder open for writing. `write`: applies a mutation from a thread,
+    without the loop."""
 
     def __init__(
         self, options: HeartbeatOptions, write: Callable[[Mutation], None], wall: Callable[[], float], token: str

@@ -1,8 +1,8 @@
 """The holds on old versions, and the watermark that follows from them. No I/O.
 
 G1  The watermark is the smallest of: start timestamps not yet reported done, snapshots at past timestamps, pins whose
-    lease has not run out, and the retention limit. It is computed here, between two answers of the oracle, and only
-    moves up. A reader's timestamp is in `open` from the moment when it is drawn until the reader ends.
+    lease has not run out, and the retention limit. It is computed here, between two answers of the oracle, and never
+    goes down. A reader's timestamp is in `open` from the moment when it is drawn until the reader ends.
 T15 One step checks a snapshot at a past timestamp, and makes it hold back the watermark.
 """
 
@@ -35,13 +35,14 @@ class Holder(NamedTuple):
 
 
 class Holds:
-    """Loop thread only, except that an object that was abandoned without `end` may release its hold on any thread.
+    """All holds of a store. Loop thread only, except that an object that was abandoned without `end` may release its
+    hold on any thread.
 
     Attributes:
         open: start timestamps not yet reported done.
-        pins: by name, expired ones included until they are dropped.
+        pins: by name, including expired ones until they are dropped.
         watermark: no open transaction began below it. Cells are removed only after it has been published.
-        cuts: for each table the oldest timestamp at which it can be read.
+        cuts: for each table, the oldest timestamp at which it can be read.
     """
 
     watermark: int
@@ -61,7 +62,7 @@ class Holds:
         return min(self.cuts.values(), default=0)
 
     def hold(self, ts: int) -> int:
-        """T15: hold a past timestamp; returns the number to pass to `release`, or 0: it is too old."""
+        """T15: hold a past timestamp. Returns the number to pass to `release`, or 0 if the timestamp is too old."""
         if ts < self.oldest():
             return 0
         held = next(self._numbers)
@@ -72,7 +73,7 @@ class Holds:
         self._past.pop(held, None)
 
     def lowest(self, last: int, now_ms: int) -> Holder:
-        """The holder of the oldest versions; `last`: the last timestamp issued, which a snapshot may always ask for."""
+        """The hold on the oldest versions; `last`: the last timestamp issued, for which a snapshot may always ask."""
         found = [
             Holder("transaction", min(self.open, default=TS_MAX)),
             Holder("snapshot", min(self._past.values(), default=TS_MAX)),
@@ -82,10 +83,10 @@ class Holds:
         return min(found, key=lambda holder: holder.ts)
 
     def advance(self, last: int, now_ms: int, aged: Mapping[str, int]) -> Holder:
-        """Move the watermark and the cuts up (G1); returns the holder that keeps the watermark where it is.
+        """Move the watermark and the cuts up (G1). Returns the hold that keeps the watermark from advancing further.
 
         Args:
-            aged: for each table the timestamp up to which its retention allows versions to be removed.
+            aged: for each table, the timestamp up to which its retention allows versions to be removed.
         """
         lowest = self.lowest(last, now_ms)
         oldest = max(aged.values(), default=0)
@@ -95,7 +96,7 @@ class Holds:
         return lowest if lowest.ts < oldest else Holder("retention", oldest)
 
     def take_over(self, watermark: int, cuts: Mapping[str, int]) -> None:
-        """Take over what another process has published, earlier or meanwhile."""
+        """Adopt the watermark and the cuts that another process has published, as far as they are higher."""
         self.watermark = max(self.watermark, watermark)
         for table, ts in cuts.items():
             self.cuts[table] = max(self.cuts.get(table, 0), ts)

@@ -1,7 +1,7 @@
-"""Watches, from a thread, whether a store's event loop turns, and which code holds (blocks) it.
+"""Watches, from a thread, whether a store's event loop runs, and which code holds (blocks) it.
 
-The thread asks the loop to run a function. Until the function has run, the loop is held: by an observer that computes
-without an await, or by a call that blocks. Subclasses use the thread: the owner of a folder writes its lease
+The thread asks the loop to run a function. Until the function has run, the loop counts as held: by an observer that
+computes without an await, or by a call that blocks. Subclasses use the thread: the owner of a folder writes its lease
 (`perco/clock/heartbeat.py`); a client sends pulses (`perco/serve/beating.py`).
 """
 
@@ -22,14 +22,14 @@ from perco.settings import check_options
 if TYPE_CHECKING:
     from types import FrameType
 
-_LOOP: Final = "unrolled_run"  # trio's loop itself: frames outside of it do not hold it
+_LOOP: Final = "unrolled_run"  # trio's loop itself: frames outside of this function do not hold the loop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeartbeatOptions:
     """Attributes:
     refresh_s: the period of the owner's lease, in seconds.
-    tick_s: how often to check whether the loop still turns, in seconds.
+    tick_s: how often to check whether the loop still runs, in seconds.
     held_s: how long the loop may take to answer before it counts as held, in seconds.
     """
 
@@ -43,8 +43,8 @@ class HeartbeatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The loop did not turn for `seconds`. `where`: the place where it was seen most often: "file:line function" of the
-    running task, and ", in file:line function" of the innermost call."""
+    """The loop was held for `seconds`. `where`: the place that was seen most often: "file:line function" of the running
+    task, and ", in file:line function" of the innermost call."""
 
     seconds: float
     where: str
@@ -52,7 +52,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class LoopStatistics:
-    """`lag_s`: of the last tick; `lag_max_s`: the worst; `held`: the newest times the loop was held, at most 16."""
+    """`lag_s`: how long the loop took to answer the last time; `lag_max_s`: the longest that it ever took; `held`: the
+    last times that it was held, at most 16."""
 
     lag_s: float
     lag_max_s: float
@@ -71,11 +72,11 @@ class LoopWatch:
         self._loop_thread = 0
         self._trio: trio.lowlevel.TrioToken | None = None
         self._asked = self._answered = 0.0
-        self._seen: Counter[str] = Counter()  # a sample may come just after the computation: the majority counts
+        self._seen: Counter[str] = Counter()  # a sample may be late, and show the wrong place: the majority counts
         self._lag = self._lag_max = 0.0
-        self._longest = Held(0.0, "")  # since `take_longest`; also times when this thread did not run either
+        self._longest = Held(0.0, "")  # since `take_longest`; includes times when this thread did not run either
         self._held: deque[Held] = deque(maxlen=16)
-        self.on_held: Callable[[Held], None] | None = None  # called in the thread, once the loop turns again
+        self.on_held: Callable[[Held], None] | None = None  # called in the thread, once the loop runs again
 
     def start(self) -> None:
         """Start the thread. Called on the loop's thread."""
@@ -121,7 +122,7 @@ class LoopWatch:
             self._ended()
 
     def _look(self, now: float) -> Held | None:
-        """Ask the loop whether it turns. Returns what holds it, if it has not answered for `held_s`."""
+        """Ask the loop to answer. Returns what holds the loop, if it has not answered for `held_s`."""
         if self._answered >= self._asked:
             self._note(self._answered - self._asked)
             assert self._trio is not None
@@ -135,14 +136,14 @@ class LoopWatch:
         return Held(round(seconds, 3), self._most_seen())
 
     def _answer(self, asked: float) -> None:
-        """Note that the loop turns. Runs on the loop."""
+        """Note that the loop has answered. Runs on the loop."""
         now = time.monotonic()
         self._lag = now - asked
         self._lag_max = max(self._lag_max, self._lag)
         self._answered = now
 
     def _note(self, seconds: float) -> None:
-        """The loop has answered: record what held it."""
+        """Record what held the loop, now that it has answered."""
         if self._seen:
             self._held.append(Held(round(seconds, 3), self._most_seen()))
             self._longer(self._held[-1])
@@ -154,7 +155,7 @@ class LoopWatch:
         return self._seen.most_common(1)[0][0]
 
     def _meanwhile(self, now: float, held: Held | None) -> None:
-        """Called every tick. `now`: of `time.monotonic`; `held`: what holds the loop, if anything does."""
+        """Called every tick. `now`: from `time.monotonic`; `held`: what holds the loop, if anything does."""
 
     def _ended(self) -> None:
         """Called when the thread ends."""

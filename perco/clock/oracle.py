@@ -1,14 +1,15 @@
 """The timestamp oracle in this process: durable ranges in the system table, and notes of the wall clock.
 
 Rows of the system table: `oracle` holds the bound (a cell at timestamp = bound), `clock` the notes (a cell at
-timestamp = last issued, its value the wall time in milliseconds), `watermark` the last publication: the watermark and
-every table's cut (a cell at timestamp = its number).
+timestamp = last issued, its value the wall time in milliseconds), `watermark` the last publication of the
+watermark and of every table's cut (a cell at timestamp = the publication's number).
 
 O1-O3: see `timestamps.py`. There is one oracle per folder because the folder has one owner: the kernel gives the
-folder's lock to the next process only when this one has gone.
+folder's lock to the next process only when the previous one is gone.
 O4  `catalogue_version` comes with every drawn timestamp; `holds` has the watermark.
-G1  The watermark is computed between two answers, and is durable before anything below it is removed (G2).
-T15  `at=w` is the last note at or before w, never in the future and never before the oldest note.
+G1  The watermark is computed between two answers of the oracle, and is durable before anything below it is removed
+    (G2).
+T15  `at=w` selects the last note at or before w; w may be neither in the future nor before the oldest note.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _WALL: Final = struct.Struct(">Q")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OracleOptions:
     """Attributes:
-    range_size: timestamps per durable range; a restart skips the rest of one.
+    range_size: timestamps per durable range; a restart skips the rest of a range.
     note_period_s: seconds between notes of the clock while timestamps are being drawn: the precision of `at=`.
     """
 
@@ -65,7 +66,7 @@ class Oracle:
         self._clock = WallClock(0)
         self._extending = trio.Lock()
         self._noted = 0
-        self._unsure = 0  # the bound of an attempt whose reply was lost
+        self._unsure = 0  # a bound that was sent, and whose reply was lost
         self.catalogue_version = 0  # O4: comes with every drawn timestamp
         self.holds = Holds()  # O4: these include the watermark
         self.pins = Pins(store, self.holds, self.wall_ms, lambda: self._timestamps.last)
@@ -73,7 +74,7 @@ class Oracle:
         self.on_announced: list[Callable[[int], None]] = []
 
     async def start(self) -> None:
-        """Go on above the durable bound (O1)."""
+        """Continue above the durable bound (O1)."""
         [[bound], [note]] = await self._store.read(
             [
                 (SYSTEM_TABLE, BOUND_ROW, [(DATA, 0, 1, TS_MAX, 1)]),
@@ -125,18 +126,18 @@ class Oracle:
         async with self._extending:
             if self._timestamps.last < self._timestamps.bound:
                 return  # another task extended it while we waited
-            with trio.CancelScope(shield=True):  # others wait for the same range
+            with trio.CancelScope(shield=True):  # other tasks wait for the same range
                 for _ in range(_TRIES):
                     if await self._make_durable(self._timestamps.next_bound(self.options.range_size)):
                         return
                 raise Unavailable("there are no timestamps: the store does not answer the request for a new range")
 
     async def _make_durable(self, bound: int) -> bool:
-        """Make a bound durable (O1). If a reply was lost, the attempt may have arrived, or may still arrive (T4): the
-        next attempt uses the same bound.
+        """Make a bound durable (O1). If the reply was lost, the write may have arrived, or may still arrive (T4), so
+        the next attempt uses the same bound.
 
-        In a store whose writes may take effect late, the attempt that has arrived may be a former oracle's. Then that
-        range is not handed out. Returns False if there is another bound to go on from.
+        In a store whose writes may take effect late, a bound that is found there may be a former oracle's. If so, that
+        range is not handed out, and this returns False: the oracle has to continue above that bound.
 
         The write may use the reserve: otherwise even reads would stop on a disk that has been full for a long time
         (S4).
@@ -173,18 +174,18 @@ class Oracle:
         return self._clock.tell_ms(self._wall())
 
     async def note(self, visible: Callable[[int], Awaitable[None]] | None = None) -> None:
-        """Note (last issued, now) durably, if any timestamp was issued since the last note (O3).
+        """Write a durable note (last timestamp issued, now), if a timestamp was issued since the last note (O3).
 
-        `visible`: returns once readers in other processes can see all that committed up to a timestamp; they learn the
-        current timestamp from this note alone (C4).
+        `visible`: returns once readers in other processes can see everything that committed up to a timestamp. These
+        readers take the current timestamp from the note alone (C4).
         """
         last, wall_ms = self._timestamps.last, self.wall_ms()
         if last == self._noted or not last:
             return
         if visible is not None:
             await visible(last)
-        # A former oracle's note may still arrive, with that oracle's wall time; the check ensures that we read such a
-        # note first.
+        # A former oracle's note may arrive late, with that oracle's wall time. If it has arrived, the check refuses our
+        # note, and we first adopt that wall time.
         checks = [(ABSENT, DATA, 0, self._noted + 1, TS_MAX)]
         row = (CLOCK_ROW, checks, ((DATA, 0, last, _WALL.pack(wall_ms)),))
         [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, (row,))])
@@ -206,10 +207,11 @@ class Oracle:
             return 0
 
     async def publish(self, keep_s: Mapping[str, float]) -> Holder:
-        """Compute the watermark and the cuts of these tables (G1), make them durable (G2); returns what holds it back.
+        """Compute the watermark and the tables' cuts (G1), and make them durable (G2). Returns the hold that keeps the
+        watermark from advancing further.
 
         Args:
-            keep_s: for each table the seconds of its retention.
+            keep_s: for each table, its retention in seconds.
         """
         ages = {seconds: await self.aged(seconds) for seconds in set(keep_s.values())}
         aged = {table: ages[seconds] for table, seconds in keep_s.items()}
@@ -221,9 +223,9 @@ class Oracle:
         """Make the watermark and the cuts durable.
 
         Args:
-            again: under the next number, even if they are durable (G1, R8). From then on, the store refuses the
-                watermark of a former owner that arrives late. It could be above timestamps that this owner holds for
-                the clients that come to it.
+            again: publish them under the next number, even if they are durable already (G1, R8). From then on, the
+                store refuses a former owner's watermark that arrives late. That watermark could be above timestamps
+                that this owner holds for clients that connect to it.
         """
         for _ in range(_TRIES):
             number, watermark, cuts = await published(self._store)
@@ -244,7 +246,7 @@ class Oracle:
         raise Unavailable("the watermark could not be made durable")
 
     async def watermark(self) -> int:
-        """The watermark as it is published now."""
+        """The watermark, as it is now published."""
         return self.holds.watermark
 
     async def oldest(self) -> int:
@@ -252,7 +254,7 @@ class Oracle:
         return self.holds.oldest()
 
     async def hold(self, ts: int) -> int:
-        """T15: hold a past timestamp; returns the number to pass to `holds.release`.
+        """T15: hold a past timestamp. Returns the number to pass to `holds.release`.
 
         Raises: SnapshotTooOld.
         """
@@ -276,7 +278,7 @@ class Oracle:
 
 
 async def note_at(store: RowStore, wall_s: float) -> tuple[int, float]:
-    """The last note at or before a wall time. A binary search: timestamps and wall times rise together."""
+    """The last note at or before a wall time. Uses a binary search, because timestamps and wall times rise together."""
     wanted = int(wall_s * 1000)
     [[oldest], [newest]] = await store.read(
         [
@@ -304,20 +306,20 @@ async def note_at(store: RowStore, wall_s: float) -> tuple[int, float]:
 
 
 async def note_below(store: RowStore, ts: int) -> tuple[int, float] | None:
-    """The newest note at or below a timestamp: at its wall time, the timestamp had not been handed out yet, or only
-    just had been."""
+    """The newest note at or below a timestamp: at the note's wall time, the timestamp had not been handed out yet, or
+    only just had been."""
     [[cells]] = await store.read([(SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, 1, ts, 1)])])
     return (cells[0][0], _wall_ms(cells[0][1]) / 1000) if cells else None
 
 
 async def note_from(store: RowStore, ts: int) -> int | None:
-    """The wall time, in ms, of the first note at or above a timestamp: it had been handed out by then."""
+    """The wall time, in ms, of the first note at or above a timestamp: by then, the timestamp had been handed out."""
     [[cells]] = await store.read([(SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, ts, TS_MAX, -1)])])
     return _wall_ms(cells[0][1]) if cells else None
 
 
 async def oldest_wall(store: RowStore, ts: int) -> float | str:
-    """The wall time of the oldest note from a timestamp on: the oldest time that `at=` accepts."""
+    """The wall time of the oldest note at or above a timestamp: the oldest time that `at=` accepts."""
     [[cells]] = await store.read([(SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, ts, TS_MAX, -1)])])
     return _wall_ms(cells[0][1]) / 1000 if cells else "not noted yet"
 
@@ -329,7 +331,7 @@ async def newest_note(store: RowStore) -> tuple[int, float] | None:
 
 
 async def published(store: RowStore) -> tuple[int, int, dict[str, int]]:
-    """(number, watermark, cuts), as last made durable."""
+    """(number, watermark, cuts) of the last publication that is durable."""
     [[cells]] = await store.read([(SYSTEM_TABLE, _WATERMARK_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
     if not cells:
         return 0, 0, {}
@@ -341,7 +343,7 @@ async def published(store: RowStore) -> tuple[int, int, dict[str, int]]:
 
 
 async def durable_bound(store: RowStore) -> int:
-    """No timestamp above this was ever handed out."""
+    """The durable bound: no timestamp above it was ever handed out."""
     [[cells]] = await store.read([(SYSTEM_TABLE, BOUND_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
     return cells[0][0] if cells else 0
 

@@ -1,15 +1,16 @@
 """Pins: named, durable holds on the past, each with an owner and a lease.
 
-Each is a row of the system table, `pin/` and its name; its newest cell counts. The owner has them all in memory
-(`Holds.pins`); other processes read them.
+Each pin is a row of the system table; its key is `pin/` and the pin's name, and its newest cell counts. The owner has
+all pins in memory (`Holds.pins`); other processes read the rows.
 
-T15 A pin is in memory from the step in which its timestamp was chosen, and durable before its maker is answered. While
-    it is unknown whether a pin is durable, it holds as if it were: the next owner may find it. When its lease has run
-    out, it no longer holds anything, and reads at its timestamp may fail (G5). A pin is identified by the id that its
-    maker chose, not by its name alone. So a call that arrives twice takes effect once: a pin is renewed and dropped
-    under its id only, and one that was dropped is not made again. Each write has a higher version than all earlier
-    ones, and is refused if there is a newer one: a late copy changes nothing. A store that may apply a write twice
-    keeps a tombstone of a dropped pin, until no earlier write of the pin can still arrive.
+T15 A pin is in memory from the step in which its timestamp was chosen, and is durable before its maker gets an answer.
+    While it is unknown whether a pin is durable, it holds back the watermark as if it were, because the next owner may
+    find it. Once its lease has run out, a pin holds nothing back, and reads at its timestamp may fail (G5). A pin is
+    identified by the id that its maker chose, not by its name alone. It can be renewed and dropped only under its id,
+    and a dropped pin is not made again, so a call that arrives twice takes effect once. Each write of a pin has a
+    higher version than all earlier ones, and is refused if the pin already has that version or a higher one, so a late
+    copy changes nothing. A store that may apply a write twice keeps a tombstone of a dropped pin until no earlier write
+    of the pin can still arrive.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from perco.storage import (
     Write,
 )
 
-PINS_MAX: Final = 1000  # with a lease that has not run out
+PINS_MAX: Final = 1000  # pins whose lease has not run out
 _PREFIX: Final = b"pin/"
 _AFTER: Final = b"pin0"
 _NAME_MAX: Final = 64
@@ -55,10 +56,10 @@ class Pins:
     ) -> None:
         """`last`: returns the last timestamp that was issued."""
         self._store, self._holds, self._now_ms, self._last = store, holds, now_ms, last
-        self._versions: dict[str, list[int]] = {}  # by name, those that may be in its row; the newest last
-        self._tombstones: dict[str, int] = {}  # by name, the last timestamp when the pin was dropped
+        self._versions: dict[str, list[int]] = {}  # by name, the versions that may be in the row; the newest last
+        self._tombstones: dict[str, int] = {}  # by name, the last timestamp issued when the pin was dropped
         self._alone = trio.Lock()
-        self._dropped: dict[str, None] = {}  # ids, the newest last; calls for older ones are not repeated any more
+        self._dropped: dict[str, None] = {}  # ids, the newest last; calls for older ones are no longer repeated
 
     async def load(self) -> None:
         """Load the pins that are there when the store is opened."""
@@ -87,14 +88,14 @@ class Pins:
 
         Args:
             id: of the pin; the same in each renewal.
-            over: the id of the current pin, to renew or take over; None: none is known.
+            over: the id of the current pin, to renew or take over; None: the caller knows of no such pin.
 
-        Raises: SnapshotTooOld for a pin whose lease had run out, if the versions are gone; UsageError for a name that
-        another pin has; StoreFull; StoreError for one that was dropped; WriteUnknown.
+        Raises: SnapshotTooOld if the pin's lease had run out and the versions are gone; UsageError if another pin has
+        the name; StoreFull; StoreError if the pin was dropped; WriteUnknown.
         """
         must_be_name(name)
         lease_ms = _lease_ms(lease_s)
-        held = self._holds.hold(ts)  # until the pin itself does
+        held = self._holds.hold(ts)  # until the pin itself holds it
         if not held:
             raise SnapshotTooOld(ts, self._holds.oldest())
         try:
@@ -119,7 +120,7 @@ class Pins:
         elif sum(other.expires_ms > now_ms for other in self._holds.pins.values()) >= PINS_MAX:
             raise UsageError(f"there are {PINS_MAX} pins already; drop one of them first: await db.drop_pin(name)")
         both = pin
-        if before is not None and before.expires_ms > now_ms:  # the old holds until the new is known to be durable
+        if before is not None and before.expires_ms > now_ms:  # the old one holds until the new one is durable
             both = pin._replace(ts=min(ts, before.ts), expires_ms=max(pin.expires_ms, before.expires_ms))
         self._holds.pins[name] = both
         holds = before
@@ -136,8 +137,8 @@ class Pins:
         return pin
 
     async def drop(self, name: str, id: str) -> bool:
-        """Drop the pin with that name and id, expired or not, and keep a late call from making it again. Returns
-        whether it was there; a repeated call returns the same. Raises: StoreFull; WriteUnknown."""
+        """Drop the pin with that name and id, expired or not, so that a late call cannot make it again. Returns
+        whether the pin was there; a repeated call returns the same. Raises: StoreFull; WriteUnknown."""
         async with self._alone:
             pin = self._holds.pins.get(name)
             if pin is None or pin.id != id:
@@ -149,7 +150,7 @@ class Pins:
             return done
 
     async def drop_named(self, name: str) -> bool:
-        """Drop the pin of that name, whatever its id; returns whether there was one."""
+        """Drop the pin of that name, whatever its id. Returns whether there was such a pin."""
         pin = self._holds.pins.get(name)
         return pin is not None and await self.drop(name, pin.id)
 
@@ -165,7 +166,7 @@ class Pins:
         dropped = 0
         for name in [name for name in self._holds.pins if self.standing(name) is None]:
             async with self._alone:
-                if self.standing(name) is None:  # or it was renewed meanwhile
+                if self.standing(name) is None:  # it may have been renewed meanwhile
                     dropped += await self._drop(name)
         return dropped
 
@@ -212,14 +213,14 @@ class Pins:
         return verdict
 
     async def _must_be_applied(self, name: str, verdict: Verdict) -> None:
-        """Raises: WriteUnknown; Unavailable, once the pin has been read again, if a late message of the store's
-        former owner has changed the pin; as `raise_for`."""
+        """Raises: WriteUnknown; Unavailable if a late message of the store's former owner has changed the pin, which is
+        then read again; otherwise as `raise_for`."""
         if isinstance(verdict, NoReply):
             remedy = f"Take it over by its name alone, drop it (await db.drop_pin({name!r})), or let its lease run out."
             raise WriteUnknown(f"pin {name!r}", verdict.reason, remedy)
         if isinstance(verdict, Refused) and not self._store.once:
             row = _PREFIX + name.encode()
-            async for _, versions, found in _rows(self._store, row, row + b"\0"):  # others may have unknown replies
+            async for _, versions, found in _rows(self._store, row, row + b"\0"):  # not others: they may be undecided
                 self._found(name, versions, found)
             raise Unavailable(f"pin {name!r} has been changed meanwhile, by a message of the store's former owner")
         if verdict is not APPLIED:

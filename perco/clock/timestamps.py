@@ -1,7 +1,7 @@
 """Hands out increasing timestamps below a durable bound, and keeps a clock that never goes back. No I/O.
 
 O1  Unique and strictly increasing, across restarts too: the bound of a range is durable before the first of its
-    timestamps is handed out; a restart goes on above the last durable bound.
+    timestamps is handed out; after a restart, timestamps continue above the last durable bound.
 O2  A timestamp is drawn when a caller requests it, never in advance.
 O3  Integers from 1, below 2^53; a restart may skip some. Notes (last timestamp issued, wall time) map wall times to
     timestamps; their wall times never go back, whatever the machine's clock does.
@@ -14,7 +14,7 @@ from perco.storage import TS_MAX
 
 
 class Timestamps:
-    """The counter. `bound` is durable; `last` was handed out."""
+    """The counter. `bound`: the durable bound; `last`: the last timestamp handed out."""
 
     last: int
     bound: int
@@ -25,7 +25,7 @@ class Timestamps:
         self.last = self.bound = bound  # O1: above every timestamp that was ever handed out
 
     def draw(self) -> int:
-        """The next timestamp, or 0: the range is used up, extend it first (O1)."""
+        """The next timestamp, or 0 if the range is used up and must be extended first (O1)."""
         ts = self.last + 1
         if ts > self.bound:
             return 0
@@ -45,8 +45,8 @@ class Timestamps:
 
 
 class WallClock:
-    """Wall times, made non-decreasing (O3). If the machine's clock is set back, this clock stands still until that one
-    has caught up."""
+    """Wall times, made non-decreasing (O3). If the machine's clock is set back, this clock stands still until the
+    machine's clock has caught up."""
 
     __slots__ = ("_last_ms",)
 

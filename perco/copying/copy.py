@@ -2,16 +2,16 @@
 
     copied = await copy("web/", "postgresql://db/shop?prefix=web", CopyOptions(), tell)
 
-Passes make the target equal to the source, row by row. While another process has the source open, a pass finds each row
-as of a different moment, so the target is not a store yet. The last pass is made by the source's owner, which is then
-this process. No other process writes, so the target is the source as of one moment, with its timestamps, its history
-and all changes that wait for observers.
+Passes make the target equal to the source, row by row. While another process has the source open, a pass reads each row
+as of a different moment, so the target is not a consistent store yet. For the last pass, this process is the source's
+owner, and no other process writes. After that pass, the target equals the source as of one moment, including the
+timestamps, the history and all changes that wait for observers.
 
 M1  A pass writes only what differs, so an interrupted copy continues where it stopped.
-M2  The target has a marker until the digests of all tables are equal to the source's. No program can open it before.
-    The last pass also empties tables and groups that earlier passes have made and the source does not have.
-M3  The source gets its marker before the target loses its own: at no moment can programs open both. The new store draws
-    timestamps above all that the old one has drawn (O1): the bound is copied like all other rows.
+M2  The target has a marker until the digests of all tables are equal to the source's. Until then, no program can open
+    the target. The last pass also empties tables and groups that earlier passes have made and the source does not have.
+M3  The source gets its marker before the target loses its own, so at no moment can programs open both. The new store
+    draws timestamps above all that the old one has drawn (O1), because the bound is copied like all other rows.
 """
 
 from __future__ import annotations
@@ -86,8 +86,9 @@ class Copied:
     Attributes:
         source, target: the two stores, as messages show them.
         used_by: the process that has the source open, so the copy is not complete; "" if it is complete.
-        passes: how many were made; `sums`: of the last one.
-        digests: of each table in both stores, if the copy is complete; `_perco` is perco's own.
+        passes: how many passes were made; `sums`: the sums of the last one.
+        digests: the digest of each table, the same in both stores, if the copy is complete; `_perco` is perco's own
+            table.
         moved: programs cannot open the source any more.
     """
 
@@ -166,7 +167,7 @@ def _user(locked: StoreLocked) -> str:
 
 
 class _Copying:
-    """A copy on its way to one target. Loop thread only. `source`, `shown`: both stores as messages show them."""
+    """A copy in progress. Loop thread only. `source`, `shown`: the source and the target, as messages show them."""
 
     def __init__(self, target: Backend, source: str, shown: str, options: CopyOptions, tell: Tell) -> None:
         self._target, self._source, self._shown, self._options, self._tell = target, source, shown, options, tell
@@ -210,7 +211,7 @@ class _Copying:
         return self.told(digests=digests)
 
     async def _must_be_usable(self, marker: Marker | None) -> None:
-        """Raises: UsageError, StoreError, if the source cannot be copied."""
+        """Raises: StoreError, if the source cannot be copied."""
         if marker is None:
             return
         if marker.kind == MOVED:
@@ -228,7 +229,7 @@ class _Copying:
 
     async def _prepare(self, catalogue: Catalogue) -> tuple[Catalogue, Catalogue]:
         """Make the target's tables, under a marker (M2). Returns two catalogues: the one that the target will get, with
-        its own tablets, and one with every table that has been made there.
+        the target's own tablets, and one with every table that has been made in the target.
 
         Raises: UsageError, if the target is already a store, or a copy of another source.
         """

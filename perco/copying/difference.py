@@ -1,6 +1,6 @@
 """Compares the cells of a row in two stores. Pure.
 
-M1  After the writes of `writes_between` the row of the target has the cells of the source, and no others.
+M1  After the writes of `writes_between`, the row of the target has the cells of the source, and no others.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def writes_between(source: Cells, target: Cells) -> list[Write]:
 
 
 def in_parts(writes: Iterable[Write]) -> Iterator[list[Write]]:
-    """The writes in lists that are short enough for one mutation. Between two of them the row is not whole, but no
-    program reads it yet."""
+    """The writes in lists that are short enough for one mutation. Between two of the mutations, the row is
+    incomplete, but no program reads it yet."""
     part: list[Write] = []
     size = 0
     for write in writes:
@@ -49,7 +49,7 @@ def in_parts(writes: Iterable[Write]) -> Iterator[list[Write]]:
 
 def halves(cells: Cells, low: int, high: int) -> tuple[int, int] | None:
     """Divide timestamps from `low` to `high` so that about half of the cells are in each part. Returns the last
-    timestamp of the lower part, and the first one of the upper part. None: all cells have one timestamp."""
+    timestamp of the lower part, and the first one of the upper part. None: all cells have the same timestamp."""
     stamps = sorted(ts for _, _, ts in cells if low <= ts <= high)
     middle = stamps[(len(stamps) - 1) // 2]
     if middle == high:
@@ -58,9 +58,9 @@ def halves(cells: Cells, low: int, high: int) -> tuple[int, int] | None:
 
 
 class Digest:
-    """A digest of the cells of a table, in whatever order they are added: a sum of hashes of all cells.
+    """A digest of the cells of a table, the same in whatever order they are added: the sum of the cells' hashes.
 
-    Attributes: `cells`, how many were added.
+    Attributes: `cells`: how many were added.
     """
 
     cells: int

@@ -1,8 +1,8 @@
-"""A note in a store's catalogue that keeps programs out of it.
+"""A note in a store's catalogue that keeps programs out of the store.
 
 M2  While a store is an unfinished copy, or once another store has taken its place, its catalogue has a cell at
-    `MARKER_TS`, above all versions. It is not a version of the catalogue, so no program can open the store. One
-    mutation writes the catalogue of a finished copy and deletes this cell.
+    `MARKER_TS`, above all versions. This cell does not hold a version of the catalogue, so no program can open the
+    store. One mutation writes the catalogue of a finished copy and deletes this cell.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _VERSIONS_MAX: Final = 1 << 20  # of a catalogue
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """`kind`: COPYING, this store is to be a copy of `other`; MOVED, `other` has taken its place. `catalogue`: of the
-    copy, as far as its tables have been made."""
+    """`kind`: COPYING: this store is to be a copy of `other`; MOVED: `other` has taken this store's place. `catalogue`:
+    if COPYING, a catalogue of every table that has been made here; if MOVED, this store's."""
 
     kind: str
     other: str
     catalogue: Catalogue
 
     def is_copy_of(self, source: str) -> bool:
-        """Whether it marks an unfinished copy of that store."""
+        """Whether this marker marks an unfinished copy of that store."""
         return self.kind == COPYING and self.other == source
 
     def pack(self) -> bytes:

@@ -21,7 +21,7 @@ from perco.storage import APPLIED, TS_MAX, Failed, Mutation, NoReply, RowStore, 
 _CELLS: Final = 1024  # read at once from one group of a row
 _ALL: Final = 1 << 30
 _ROWS: Final = 1024  # in a page
-_AHEAD: Final = 2  # pages that have been read and not used yet
+_AHEAD: Final = 2  # pages that have been read but not used yet
 _TOLD: Final = 10_000  # cells between two reports
 _TOGETHER: Final = 128  # mutations in one call
 _TRIES: Final = 24

@@ -25,13 +25,13 @@ from perco.tablets.local import LocalStore
 
 
 def is_folder(url: str) -> bool:
-    """Whether it is the path of a store on this machine."""
+    """Whether `url` is the path of a store on this machine."""
     return "://" not in url
 
 
 def must_be_two_places(source: str, target: str) -> None:
-    """Raises: UsageError, if one of them cannot be copied or be a copy, or if both are the same, or one lies in the
-    other."""
+    """Raises: UsageError, if one of the two cannot be copied or be a copy, if both are the same place, or if one is a
+    folder inside the other."""
     for url in (source, target):
         if url == "memory:" or addresses.is_address(url):
             what = "a served store" if addresses.is_address(url) else "a store in memory"

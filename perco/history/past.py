@@ -3,7 +3,7 @@
 G5  A read of such a snapshot reads its table's cut after the cells, and fails if the cut is above the timestamp. The
     cut is raised before any version is removed, so a cut at or below the timestamp proves that no version was missing.
 T9  Beside the owner, the snapshot ends with the owner's term, which is also read after the cells (see `beside.py`).
-T15 The error for a moment that is no longer kept is in the terms of the request: a time, or a timestamp.
+T15 The error for a moment that is no longer kept names a time or a timestamp, as the request did.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ V = TypeVar("V")
 class PastSnapshot(Snapshot):
     """A snapshot at a timestamp that was not drawn for it: every read checks that the versions are still kept (G5).
 
-    `held`: its hold on the watermark; 0: none, or the pin's. `term`: for a reader beside the owner, the owner's term.
+    `held`: the number of its hold on the watermark; 0: it has none, or its pin is the hold. `term`: for a reader
+    beside the owner, the owner's term.
     """
 
     __slots__ = ("_held", "_term")
@@ -73,7 +74,7 @@ class PastSnapshot(Snapshot):
             raise failure
 
     async def _too_old(self, cut: int, table: str) -> SnapshotTooOld:
-        """The error in the terms of the request: a time, or a timestamp."""
+        """The error, which names a time or a timestamp, as the request did."""
         if self.wall is None:
             return SnapshotTooOld(self.start_ts, cut, table)
         return SnapshotTooOld(self.wall, await oldest_wall(self._driver.store, cut), table)
@@ -83,7 +84,7 @@ class PinnedSnapshot(PastSnapshot):
     """The store as of a pin's timestamp: `async with db.pin(...)`. Once the lease has expired, reads raise
     SnapshotTooOld as soon as versions have been removed.
 
-    Attributes: `pin`, its name, owner, timestamp and lease; `wall`, as in `Snapshot`, if the block asked for a time.
+    Attributes: `pin`: its name, owner, timestamp and lease; `wall`: as in `Snapshot`, if the block asked for a time.
     """
 
     pin: Pin
@@ -98,17 +99,17 @@ class PinnedSnapshot(PastSnapshot):
         late_s = (self._engine.oracle.wall_ms() - self.pin.expires_ms) / 1000
         name = self.pin.name
         standing = await self._engine.oracle.pins.find(name) if late_s < 0 else None
-        if standing is not None and standing.ts <= self.start_ts:  # the versions had gone before the pin was made
+        if standing is not None and standing.ts <= self.start_ts:  # the versions were gone before the pin was made
             return await super()._too_old(cut, table)
         gone = f"the lease of pin {name!r} expired {late_s:.0f} s ago" if late_s >= 0 else f"pin {name!r} was dropped"
         why = f"The versions are gone: {gone}. Give pins a longer lease_s=, or renew them in time (pin.renew())."
         return SnapshotTooOld(self.start_ts, cut, table, why=why)
 
     async def renew(self, lease_s: float | None = None) -> None:
-        """Restart the lease, for `lease_s` seconds or as long as before.
+        """Restart the lease, for `lease_s` seconds or for as long as before.
 
-        Raises: SnapshotTooOld if it had expired and the versions have gone; StoreError if it was dropped; UsageError if
-        another program has taken it over.
+        Raises: SnapshotTooOld if the lease had expired and the versions are gone; StoreError if the pin was dropped;
+        UsageError if another program has taken the pin over.
         """
         if not self._open:
             raise self._closed()

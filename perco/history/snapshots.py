@@ -1,7 +1,7 @@
 """Snapshots of now and of the past, and pins.
 
 T15 A snapshot at a past timestamp is checked against the timestamps issued and the versions kept.
-O3  Beside the owner a snapshot is as of the newest note of the clock.
+O3  Beside the owner, a snapshot is as of the newest note of the clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perco.txn.beginning import begin_snapshot
 from perco.txn.engine import Engine
 from perco.txn.snapshot import Snapshot
 
-_GIVE_BACK_S: Final = 10.0  # to give back a pin after a failed takeover
+_GIVE_BACK_S: Final = 10.0  # how long to try to give back a pin after a failed takeover
 _GIVE_BACK_AGAIN_S: Final = 1.0
 
 
@@ -55,13 +55,13 @@ class Snapshots:
             found, wall = await self._engine.oracle.at(at.timestamp())
             try:
                 snap = await self._held(found)
-            except SnapshotTooOld:  # reported in the terms of the request
+            except SnapshotTooOld:  # the error names times, as the request did
                 oldest = await oldest_wall(self._engine.driver.store, await self._engine.oracle.oldest())
                 raise SnapshotTooOld(at.timestamp(), oldest) from None
             snap.wall = wall
             return snap
         if self._engine.place.readonly:
-            term = self._engine.place.term  # read first: the timestamp is of this term, or the first read fails
+            term = self._engine.place.term  # read first: the timestamp is of this term, else the first read fails
             newest = await self._engine.oracle.draw()
             if ts is None:
                 return PastSnapshot(self._engine, newest, 0, term)
@@ -133,8 +133,8 @@ class Snapshots:
 
     async def _give_back(self, former: Pin, id: str) -> None:
         """Return a pin to its former holder, for the rest of that holder's lease. It is unknown whether the takeover
-        under this id took effect. If returning the pin does not succeed soon, it remains until the new lease
-        expires."""
+        under this id took effect. If returning the pin does not succeed soon, the pin remains until the new
+        lease expires."""
         pins = self._engine.oracle.pins
         with trio.move_on_after(_GIVE_BACK_S), contextlib.suppress(PercoError):
             while True:
@@ -154,7 +154,7 @@ class Snapshots:
         return await pins_in(self._engine.driver.store)
 
     async def drop_pin(self, name: str) -> bool:
-        """Drop a pin; returns whether there was one of that name. After that, reads at its timestamp raise
+        """Drop a pin. Returns whether there was a pin of that name. After that, reads at its timestamp raise
         SnapshotTooOld as soon as the vacuum has removed versions."""
         self._engine.usable(writing=True)
         return await self._engine.oracle.pins.drop_named(name)

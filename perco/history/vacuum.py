@@ -1,16 +1,16 @@
 """Removes old versions that no reader needs any more, page by page, while reads and writes go on.
 
-`retention.py` decides which cells of a row can go, `holds.py` up to which timestamp; this module removes them, through
-the row store alone.
+`retention.py` decides which cells of a row can be removed, and `holds.py` up to which timestamp. This module removes
+them, using only the row store.
 
-G2  In this order, each step finished everywhere before the next begins anywhere: publish the watermark and the cuts,
-    durably; raise the floor in every tablet (T13); settle every lock with start_ts strictly below the watermark;
-    delete. Doing all steps tablet by tablet would lose half a transaction: its primary's record would be gone, and a
-    secondary's lock still there. A lock that does not decode, or whose primary does not, stays, and limits the
-    collection as if it were the watermark.
-S4  It may use the reserve of a full disk, in mutations that are small enough for it.
+G2  There are four steps: publish the watermark and the cuts, durably; raise the floor in every tablet (T13); settle
+    every lock with start_ts strictly below the watermark; delete. Each step finishes everywhere before the next begins
+    anywhere. If all steps were done tablet by tablet, half a transaction could be lost: its primary's record would be
+    removed while a secondary's lock is still there. A lock that does not decode, or whose primary does not decode,
+    stays; nothing is collected above its start_ts.
+S4  The vacuum may use the reserve of a full disk, for mutations that are small enough.
 
-A vacuum can be interrupted anywhere, and another begun by any process: the next one's watermark is at least as high.
+A vacuum can be interrupted anywhere, and any process can begin the next one, whose watermark is at least as high.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ from perco.txn.driver import Driver
 log: logging.Logger = logging.getLogger("perco.vacuum")
 
 VACUUM_ROW: Final = b"vacuum"
-_ROUNDS_MAX = 16  # over all locks, before the vacuum gives up
+_ROUNDS_MAX = 16  # passes over all locks, before the vacuum gives up
 _SYSTEM_CELLS = 32  # removed at once: they must fit the reserve
 _LOOSE_MIN = 1000
 _REMOVED_AT_ONCE = 2048  # cells, in one write transaction
 _SLICE_MIN_S, _SLICE_MAX_S = 0.002, 0.02  # of the loop's time, for a page
 _CREDIT_MAX_S = 0.1  # at most this much waiting shortens a later pause
-_LOOKS_APART = 4000  # cells between two searches for half-empty pages, where there were none
+_LOOKS_APART = 4000  # cells skipped after a search for half-empty pages that found none
 _CRAMPED_CELLS = 4  # removed from a row at a time on a full disk: what the reserve has room for
 
 
@@ -75,8 +75,8 @@ _CRAMPED_CELLS = 4  # removed from a row at a time on a full disk: what the rese
 class VacuumOptions:
     """Attributes:
     on: remove old versions in the background.
-    period_s: how often it checks for them.
-    share: the part of the loop's time that it may take in the background; 1: it yields, but never pauses.
+    period_s: seconds between two checks for old versions.
+    share: the part of the loop's time that the vacuum may take in the background; 1: it yields, but never pauses.
     page_rows: rows that are read at a time; up to 16 times as many, if other tasks keep the loop busy.
     row_cells: cells of a row that are read at a time.
     """
@@ -101,18 +101,18 @@ class VacuumResult:
 
     Attributes:
         watermark: versions needed by reads at or above it were left alone.
-        cuts: for each table the oldest timestamp at which it can be read from now on.
+        cuts: for each table, the oldest timestamp at which it can be read from now on.
         holder: the hold that kept the watermark from advancing.
-        table: the table that it has reached.
-        rows: rows looked at.
+        table: the table that the vacuum has reached.
+        rows: rows that were examined.
         locks: locks that were in the way and have been settled.
         removed: cells, by kind.
         corrupt: rows that do not decode and were left alone: `perco check` says what is wrong with them.
         blocked: rows where a delete marker stays until its observers have run.
-        left: mutations whose reply was lost; the next vacuum looks again.
+        left: mutations whose reply was lost; the next vacuum examines their rows again.
         repacked: how often half-empty pages were repacked, a thousand cells at a time.
         held_up: places of locks that do not decode; nothing that the oldest of them may need was removed.
-        seconds: how long it took.
+        seconds: how long the vacuum took.
     """
 
     watermark: int = 0
@@ -135,11 +135,11 @@ class VacuumStatistics:
     """Statistics since the store was opened.
 
     Attributes:
-        watermark: a reader that began at it or later can still read everything it may need.
-        holder: the hold that keeps it from advancing, as of the last run.
+        watermark: a reader that began at or above this timestamp can still read everything that it may need.
+        holder: the hold that kept the watermark from advancing in the last run.
         runs: how often the whole store was vacuumed.
         removed: cells, by kind.
-        failure: the error of the last run in the background, if it failed; it is retried.
+        failure: the error of the last run in the background, if that run failed; failed runs are retried.
     """
 
     watermark: int
@@ -176,9 +176,9 @@ class Vacuum:
         self._loose: dict[str, int] = {}  # cells removed from each table since its pages were last repacked
         self._share = 1.0
         self._rows = options.page_rows
-        self._worked = self._waited = 0.0  # since the last pause: our time, and that of others while we wanted the loop
+        self._worked = self._waited = 0.0  # since the last pause: our time on the loop, and our waits for it
         self._result = VacuumResult()
-        self._limit = TS_MAX  # G2: start_ts of the oldest lock that cannot be settled, as it does not decode
+        self._limit = TS_MAX  # G2: start_ts of the oldest lock that cannot be settled because of damage
         self._tell: Callable[[VacuumResult], None] = lambda _: None
 
     @property
@@ -217,7 +217,7 @@ class Vacuum:
         """Vacuum the whole store once.
 
         Args:
-            share: the part of the time that it may take.
+            share: the part of the loop's time that the vacuum may take.
             moved_only: only if the watermark or a cut has moved since the last complete run.
             tell: called after every page, with the result so far.
 
@@ -267,7 +267,7 @@ class Vacuum:
         self._step("watermark")
 
     async def _tell_others(self) -> None:
-        """Record what holds the watermark back, for processes that look at the store from outside."""
+        """Record what holds the watermark back, for processes that inspect the store from outside."""
         if not self._backend.threaded:
             return
         told = msgpack.packb([*self.holder, min(self._oracle.holds.open, default=0)])
@@ -275,7 +275,7 @@ class Vacuum:
             value = msgpack.packb([self._oracle.wall_ms(), told])
             row = (VACUUM_ROW, (), ((DATA, 0, 1, value),))
             [verdict] = await self._backend.store.apply([Mutation(SYSTEM_TABLE, (row,), None, True)])
-            if verdict is APPLIED:  # else it is tried the next time
+            if verdict is APPLIED:  # otherwise the next vacuum tries again
                 self._told = told
 
     def _tables(self) -> list[str]:
@@ -300,14 +300,14 @@ class Vacuum:
                 page = await self._store.scan(ScanRequest(table, start, None, (query,)))
                 for row, [locks] in page.rows:
                     for column, start_ts, packed in locks:
-                        if start_ts < self._result.watermark:  # at the watermark it may be alive
+                        if start_ts < self._result.watermark:  # at the watermark, its transaction may be alive
                             found += await self._settled(Cellref(table, row, column), Blocked(start_ts, packed))
                 start = page.next
                 await self._give_way()
         return found
 
     async def _settled(self, cell: Cellref, blocked: Blocked) -> bool:
-        """Settle a lock. Returns False if it cannot be settled and holds up the vacuum."""
+        """Settle a lock. Returns False if the lock cannot be settled and limits the vacuum."""
         try:
             await self._driver.clear(cell, blocked)
         except Corruption as error:
@@ -368,7 +368,7 @@ class Vacuum:
         return ScanRequest(table, start, stop, queries, False, self._rows, seeks_max=8 * self._rows)
 
     def _limits(self, table: str) -> tuple[int, int]:
-        """The limits for versions, and for markers and traces: cut and watermark, unless a lock holds them up."""
+        """The limits for versions, and for markers and traces: cut and watermark, or the start_ts of an older lock."""
         return min(self._result.cuts[table], self._limit), min(self._result.watermark, self._limit)
 
     def _waste(self, table: str, found: ScanRow, cells: int) -> tuple[Waste, bool]:
@@ -393,7 +393,7 @@ class Vacuum:
         return waste, more or cells in (len(markers), len(traces))
 
     async def _collect_row(self, table: str, row: bytes) -> None:
-        """Collect one row in parts: it has more cells than are read at once, or the disk is full."""
+        """Collect one row in parts, because it has more cells than are read at once, or the disk is full."""
         cells = _CRAMPED_CELLS
         while True:
             page = await self._store.scan(self._request(table, row, row + b"\x00", cells))
@@ -431,7 +431,7 @@ class Vacuum:
         refused = []
         began = time.perf_counter()
         verdicts = await self._store.apply(mutations)
-        self._waited += time.perf_counter() - began  # others had the loop
+        self._waited += time.perf_counter() - began  # other tasks had the loop
         for mutation, waste, verdict in zip(mutations, of, verdicts, strict=True):
             if isinstance(verdict, Refused):  # G3: a notify cell has been put meanwhile
                 self._result.blocked += 1
@@ -517,10 +517,10 @@ class Vacuum:
     # ------------------------------------------------------------ leaving time to other tasks
 
     async def _page(self, request: ScanRequest) -> ScanPage:
-        """Scan a page: neither so many rows that it holds up other tasks, nor so few that it yields too often."""
+        """Scan a page, neither of so many rows that other tasks wait long, nor of so few that we yield too often."""
         began = time.perf_counter()
         await trio.lowlevel.checkpoint()
-        turn = time.perf_counter() - began  # what other tasks took
+        turn = time.perf_counter() - began  # the time that other tasks took
         page = await self._store.scan(request)
         worked = max(time.perf_counter() - began - 2 * turn, _SLICE_MIN_S / 8)
         self._worked += worked
@@ -535,20 +535,20 @@ class Vacuum:
         pause_s = self._worked * (1 / self._share - 1) - self._waited
         self._worked = 0.0
         self._waited = min(max(-pause_s, 0.0), _CREDIT_MAX_S)
-        if pause_s > 0:  # else others have had their turns; another turn of a busy loop may take as long as a page
+        if pause_s > 0:  # else others have had their time; yielding to a busy loop may take as long as a page
             began = time.perf_counter()
             await trio.sleep(pause_s)
             self._waited = min(max(time.perf_counter() - began - pause_s, 0.0), _CREDIT_MAX_S)
 
 
 def slice_s(turn_s: float, share: float) -> float:
-    """How long to work on a page to use the whole share, given that other tasks get two turns of the loop for each.
-    If it worked for less, the vacuum would yield more often than it must, and fall behind the writers."""
+    """How long to work on a page to use the whole share, given that other tasks get two turns of the loop per page. If
+    the vacuum worked for less, it would yield more often than it must, and fall behind the writers."""
     return min(max(2 * turn_s * share / max(1 - share, 0.01), _SLICE_MIN_S), _SLICE_MAX_S)
 
 
 def _acks(catalogue: Catalogue, table: str) -> Callable[[int], Sequence[int]]:
-    """The ack columns of all observers of a column of a table."""
+    """A function that returns the acknowledgement columns of all observers of a column of a table."""
     columns = catalogue.tables[table].columns
     found: dict[int, list[int]] = {}
     for observer in catalogue.observers.values():

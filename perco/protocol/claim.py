@@ -1,17 +1,20 @@
 """Decides whether an observer must run for a row. Pure.
 
-N2  A run with start_ts T removes notify cells of its own observer only, only those it saw, only with timestamp <= T.
-N3  The ack is an ordinary cell whose newest record points at the start_ts of the run that committed it: *the pointer is
-    the ack*. Run if and only if the newest record of the observed cell is newer than the pointer. Both are read at T
-    under T9, and the ack is the run's primary: so at most one run commits per change and version of the observer. An
-    ack says which version made it; those of a lower one no longer count.
-N4  Many writes may collapse into one run, which sees the newest.
-N5  A signal has neither value nor ack: run if and only if there is a notify cell. The cells that another run saw may
-    stay for a while after its commit. A pending removal shows that; a run waits for it, so that one signal does not
-    get two runs.
-N6  A run sees the failed list's entry of its row and observer, and removes it if it commits. One run gives up all
-    changes up to its start_ts, even if it covers only some of them: a change older than a failed one gets no run.
-N9  A run passes on the earliest root of the changes that it collapses, so that no wait for that root ends too soon.
+N2  A run with start_ts T removes only notify cells of its own observer, only those that it saw, and only those at or
+    below T.
+N3  An acknowledgement is an ordinary cell. Only the pointer in its newest record counts: the start_ts of the run that
+    committed the record. An observer must run if and only if the newest record of the observed cell is newer than that
+    pointer. A run reads both at T under T9, and the acknowledgement is its primary, so at most one run commits per
+    change and version of the observer. An acknowledgement names the version of the observer that made it;
+    acknowledgements by lower versions do not count.
+N4  Many writes may collapse into one run, which sees the newest value.
+N5  A signal has neither a value nor an acknowledgement: its observer must run if and only if there is a notify cell.
+    The notify cells that a run saw may stay for a while after the run's commit, together with a pending entry for their
+    removal. The next run waits for the removal, so that one signal does not get two runs.
+N6  A run sees the failed list's entry for its row and observer, and removes the entry if it commits. When the changes
+    of a run are given up, so are all changes up to its start_ts, even if the run covers only some of them: a change
+    that is older than a failed one gets no run.
+N9  A run passes on the earliest root of the changes that collapse into it, so that no wait for that root ends too soon.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ from perco.protocol.records import ACK, DEPTH_MAX, ack_version, pack_cause, unpa
 from perco.protocol.snapshot import Blocked
 from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, WRITE, Cell, Query
 
-COVERS_MAX: Final = 512  # notify cells that one run covers; if more are left, the row is looked at again
+COVERS_MAX: Final = 512  # notify cells that one run covers; if there are more, the row is examined again
 
 
 def claim_queries(column: int, ack: int, ts: int) -> list[Query]:
-    """Queries for the row at the run's start_ts."""
+    """Queries for the row, as of the run's start_ts."""
     return [
         (NOTIFY, ack, 0, ts, COVERS_MAX),
         (LOCK, ack, 0, ts, 1),
@@ -41,7 +44,7 @@ def claim_queries(column: int, ack: int, ts: int) -> list[Query]:
 
 
 def signal_queries(ack: int, ts: int) -> list[Query]:
-    """Queries for the row at the run's start_ts, for an observer of a signal."""
+    """Queries for the row, as of the run's start_ts, for an observer of a signal."""
     return [(NOTIFY, ack, 0, ts, COVERS_MAX), (PENDING, ack, 0, ts, 1), (FAILED_LIST, ack, 0, ts, 1)]
 
 
@@ -49,15 +52,16 @@ class Run(NamedTuple):
     """The observer must run.
 
     Attributes:
-        covers: the notify cells that it sees.
-        root, depth, path: of the changes that it will cause (N9), the path without itself.
-        collapsed: how many changes collapse into it, beyond one.
-        pointer: start_ts of the run that the ack names; 0: there is none that counts.
+        covers: the timestamps of the notify cells that the run sees.
+        root, depth, path: the cause of the changes that the run will make (N9); its own observer is not in the path.
+        collapsed: how many changes beyond one collapse into the run.
+        pointer: the start_ts to which the acknowledgement points; 0: there is no acknowledgement that counts.
         attempts: how many runs have failed for these changes (N6).
-        cause: its own cause, for its ack.
-        removes: the notify cells that its commit removes: those that it covers; then, below 0, the failed change (N6).
-        failed: that change, (ts, value), or None.
-        raised: the newest covered timestamp that has this root; for a signal, when it was raised.
+        cause: the run's own cause, for its acknowledgement.
+        removes: the timestamps of the notify cells that the run's commit removes: `covers`, and then the negative
+            timestamp of the failed change, if there is one (N6).
+        failed: the failed change, (ts, value), or None.
+        raised: the timestamp of the newest covered notify cell with this root; for a signal, when it was raised.
     """
 
     covers: tuple[int, ...]
@@ -75,14 +79,15 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """Every change seen was handled by an earlier run: only remove these notify cells."""
+    """Earlier runs have handled every change that was seen: only remove these notify cells."""
 
     covers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class InTheWay:
-    """A lock at or below start_ts on the ack, or else on the observed cell; for a signal: another run's removal."""
+    """A lock at or below start_ts, at the acknowledgement (`ack`) or at the observed cell; for a signal: the pending
+    removal by another run."""
 
     ack: bool
     lock: Blocked
@@ -94,11 +99,11 @@ class Gone:
 
 
 def decide(cells: Sequence[Sequence[Cell]], start_ts: int, version: int = 1) -> Run | Handled | Gone | InTheWay:
-    """Run, tidy up, or do nothing; InTheWay if a lock must be settled first (T9).
+    """Decide whether to run, only remove notify cells, or do nothing; InTheWay: a lock must be settled first (T9).
 
-    `version`: the observer's; changes that a lower one has acknowledged are run again.
+    `version`: the observer's version. The observer runs again for changes that only a lower version has acknowledged.
 
-    Raises: Corruption for a notify cell or an ack that does not decode.
+    Raises: Corruption for a notify cell or an acknowledgement that does not decode.
     """
     notified, ack_locks, acks, locks, writes, failed = cells
     if not notified:
@@ -118,7 +123,7 @@ def decide(cells: Sequence[Sequence[Cell]], start_ts: int, version: int = 1) -> 
     if newest <= pointer or covers[0] <= pointer:
         return Handled(covers)
     if failed and covers[0] < failed[0][0]:
-        return Handled(covers)  # N6: left over by the run that was given up, which saw these changes, too
+        return Handled(covers)  # N6: left over: these changes were given up together with a newer one
     return _run(covers, notified, pointer, failed[0] if failed else None)
 
 

@@ -8,20 +8,22 @@
        '<----------------'------------'      '<---own lock still there---'
        '--give_up--> RELEASE --> ABORTED
 
-A *part* is written in one mutation: the cells of a transaction that lie in one tablet, if the store has groups (S1),
-else those of one row. The primary is the first cell of the first part.
+A *part* is the cells that one mutation writes: the transaction's cells in one tablet if the store has groups (S1),
+otherwise its cells in one row. The primary is the first cell of the first part.
 
 T1  Committed if and only if the primary holds a write record that points at start_ts.
 T2  commit_ts is drawn after every prewrite is stored and acknowledged.
 T3  No secondary gets its record before the primary has it, except in one group with it.
 T4  A lost reply is never taken for an abort: the primary is read.
-T6  Every step is idempotent; the second reply may be a refusal, which is resolved by reading the primary.
+T6  Every step is idempotent. If a step is sent twice, the second reply may be a refusal; then the primary is read.
 T12 The primary is chosen before the first prewrite and does not change; it is written, or bare (N5).
-T14 In a serializable transaction `drawn` leads to VALIDATE, which leads to COMMIT or RELEASE: if validation came before
-    the draw, others could commit in between. It is final, and not repeated when COMMIT is sent again.
+T14 In a serializable transaction, `drawn` leads to VALIDATE, and VALIDATE leads to COMMIT or RELEASE. If validation
+    came before the draw, other transactions could commit between the two. The result of a validation is final: it is
+    not repeated when COMMIT is sent again.
 C1  *In one step*: the primary's part is not prewritten; one mutation checks it and writes its records. If that is the
-    whole transaction, PREWRITE is skipped; else the other parts are prewritten first (C7, last agent), and DRAW, COMMIT
-    and phase two follow as usual. A refusal is never an echo: nothing was written, and nothing is sent twice (C6).
+    whole transaction, PREWRITE is skipped. Otherwise the other parts are prewritten first (C7, last agent), and DRAW,
+    COMMIT and phase two follow as usual. The mutation is never sent twice (C6), so a refusal means that nothing was
+    written.
 """
 
 from __future__ import annotations
@@ -56,18 +58,18 @@ _NONE: Final[frozenset[int]] = frozenset()
 _NOWHERE: Final[list[tuple[str, bytes, int]]] = []
 _LOST_MAX: Final = 16  # rounds with a lost reply, before the commit is given up
 
-# Which check of a prewrite refused it (T7, T13).
+# The check that refused a prewrite (T7, T13).
 FLOOR_CHECK: Final = -1
 WRITE_CHECK: Final = 0
 MARKER_CHECK: Final = 1
 LOCK_CHECK: Final = mutations.LOCK_CHECK
 SHARED_CHECK: Final = LOCK_CHECK + 1
 TRACE_CHECK: Final = LOCK_CHECK + 2
-LISTED_CHECK: Final = mutations.CHECKS_PER_CELL  # of an ack: the failed list (N6)
+LISTED_CHECK: Final = mutations.CHECKS_PER_CELL  # only for an acknowledgement: the failed list (N6)
 
 
 class Commit:
-    """The commit of one transaction. `reads`: those that a serializable one must validate (T14)."""
+    """The commit of one transaction. `reads`: the reads that a serializable transaction must validate (T14)."""
 
     header: Header
     reads: Reads | None
@@ -115,8 +117,8 @@ class Commit:
         self._again: frozenset[int] = _NONE  # parts of the last round that may have been applied before (T6)
         self._sent: Sequence[int] = ()
         self.one_step = one_step
-        # The cells that are entered in memory during a one-step commit (C2): those that it writes, or a bare primary,
-        # which no other transaction has (N5).
+        # The cells that are entered in memory during a one-step commit (C2): the cells that the commit writes, or its
+        # bare primary, which no other transaction uses (N5).
         self.cells = _NOWHERE
         if one_step and first[3] == BARE:
             self.cells = [(first.table, first.row, -header.start_ts)]
@@ -124,15 +126,15 @@ class Commit:
             self.cells = [intent[:3] for intent in parts[0] if intent[3] < READ]
         self.state = State.DRAW if one_step and len(parts) == 1 else State.PREWRITE
         self.commit_ts = 0
-        self.refusals: Sequence[tuple[int, Refused]] = ()  # (part, which check of it)
-        self.failure: Exception | None = None  # why it was given up, if the store failed
+        self.refusals: Sequence[tuple[int, Refused]] = ()  # (part, refusal by one of its checks)
+        self.failure: Exception | None = None  # why the commit was given up, if the store failed
         self.maybe_sent = False  # a request to commit may have arrived (T4)
         self._lost = 0  # rounds of prewrites in which a reply was lost
 
     # ------------------------------------------------------------ PREWRITE
 
     def prewrites(self) -> list[Mutation]:
-        """State PREWRITE: a mutation for each part that is not held; they may be sent in parallel."""
+        """State PREWRITE: a mutation for each part that is not locked yet; they may be sent in parallel."""
         assert self.state is State.PREWRITE
         standing = self._standing
         sent: Sequence[int]
@@ -149,7 +151,7 @@ class Commit:
         return out
 
     def prewrites_told(self, verdicts: Sequence[Verdict]) -> None:
-        """Process the verdicts on `prewrites()`, in its order."""
+        """Process the verdicts on `prewrites()`, in the same order."""
         refusals: Sequence[tuple[int, Refused]] = ()
         lost = False
         for i, verdict in zip(self._sent, verdicts, strict=True):
@@ -162,7 +164,7 @@ class Commit:
                 self._standing[i] = _MAYBE if i in self._again else 0
                 self.failure = verdict.error
             else:
-                lost = True  # T4: ask again; our own lock is then no conflict (T6)
+                lost = True  # T4: send again; our own lock is then not a conflict (T6)
         self.refusals = refusals
         if self.failure is not None:
             self.state = State.RELEASE
@@ -184,10 +186,10 @@ class Commit:
         for intent in self._parts[part]:
             rows.setdefault(intent.row, []).append(intent)
         check = refused.check
-        twice = part in self._again  # then a write has two checks for locks: below ours, and above
+        twice = part in self._again  # then a write has two checks for locks: below ours, and above ours
         for intent in list(rows.values())[refused.row]:
             if intent.kind == SIGNAL:
-                continue  # it has no checks
+                continue  # a signal has no checks
             if intent.kind == BARE:
                 if check < mutations.CHECKS_PER_BARE:
                     return intent, MARKER_CHECK
@@ -202,24 +204,24 @@ class Commit:
         raise AssertionError(f"no cell of the part has {refused}")
 
     def echoed(self, part: int) -> None:
-        """State BLOCKED: our own lock refused this part: the refusal echoes a success whose reply was lost (T6)."""
+        """State BLOCKED: our own lock refused this part: an earlier prewrite succeeded; its reply was lost (T6)."""
         assert self.state is State.BLOCKED
         self._standing[part] = _MAYBE
 
     def retry(self) -> None:
-        """State BLOCKED: the locks in the way are settled; send the refused parts again (T7)."""
+        """State BLOCKED: the locks in the way have been settled; send the refused parts again (T7)."""
         assert self.state is State.BLOCKED
         self.state = State.PREWRITE if self._standing.count(_HELD) < self._to_hold else State.DRAW
 
     def give_up(self) -> None:
-        """Release everything, before the primary's commit is sent (T7, T10)."""
+        """Decide to release everything, before the primary's commit is sent (T7, T10)."""
         assert self.state in (State.PREWRITE, State.BLOCKED, State.DRAW, State.VALIDATE, State.COMMIT), self.state
         self.state = State.RELEASE
 
     # ------------------------------------------------------------ DRAW, COMMIT, ASK
 
     def drawn(self, commit_ts: int) -> None:
-        """State DRAW: take the commit timestamp, drawn now that everything is held (T2)."""
+        """State DRAW: take the commit timestamp, which was drawn after all prewrites were acknowledged (T2)."""
         assert self.state is State.DRAW
         assert self._standing.count(_HELD) == self._to_hold, "T2: every prewrite was acknowledged"
         assert commit_ts > self.header.start_ts
@@ -227,8 +229,8 @@ class Commit:
         self.state = State.COMMIT if self.reads is None else State.VALIDATE
 
     def sent_in_one_step(self, commit_ts: int) -> None:
-        """State DRAW: another process has drawn the timestamp, and sent the mutation that decides; 0: its reply is
-        lost, and with it the timestamp."""
+        """State DRAW: another process has drawn `commit_ts`, and sent the mutation that decides. 0: the reply of that
+        process was lost, and the timestamp with it."""
         assert self.state is State.DRAW
         assert self.one_step
         assert not commit_ts or commit_ts > self.header.start_ts
@@ -237,16 +239,16 @@ class Commit:
 
     @property
     def primary_part(self) -> Sequence[Intent]:
-        """The cells that go in one mutation with the primary."""
+        """The cells that one mutation writes together with the primary."""
         return self._parts[0]
 
     def validated(self) -> None:
-        """State VALIDATE: at commit_ts everything is as it was read (T14). Otherwise call `give_up`."""
+        """State VALIDATE: at commit_ts, everything is as it was read (T14). Otherwise call `give_up`."""
         assert self.state is State.VALIDATE
         self.state = State.COMMIT
 
     def primary_commit(self) -> Mutation:
-        """State COMMIT: the mutation that decides."""
+        """State COMMIT: the mutation that decides the outcome."""
         assert self.state is State.COMMIT
         if self.one_step:
             return mutations.one_step(self.header, self._parts[0], self.commit_ts)
@@ -264,10 +266,10 @@ class Commit:
         else:
             assert isinstance(verdict, Refused | NoReply)
             self.maybe_sent = True
-            self.state = State.ASK  # T4, T6: our own success may have caused a refusal
+            self.state = State.ASK  # T4, T6: a refusal may be due to our own earlier success
 
     def asked(self, fate: int | None) -> None:
-        """State ASK: take the fate that was read from the primary: commit_ts, 0 for aborted, None for "our lock is
+        """State ASK: take the outcome that was read from the primary: commit_ts, 0 for aborted, None for "our lock is
         still there"."""
         assert self.state is State.ASK
         if fate is None:
@@ -283,7 +285,7 @@ class Commit:
     # ------------------------------------------------------------ RELEASE, COMMITTED
 
     def releases(self) -> list[Mutation]:
-        """State RELEASE: a mutation for each held part; the primary's first (T5), then the others in parallel."""
+        """State RELEASE: a mutation for each locked part; the primary's first (T5), then the others in parallel."""
         assert self.state is State.RELEASE
         return [
             mutations.release(self.header, part, marker=i == 0)
@@ -292,7 +294,7 @@ class Commit:
         ]
 
     def releases_by_cell(self, group: int) -> list[Mutation]:
-        """`releases()[group]` as a mutation for each cell; the primary has been decided."""
+        """`releases()[group]` as a mutation for each cell, once the primary has been decided."""
         held = [part for part, standing in zip(self._parts, self._standing, strict=True) if standing]
         return [mutations.release(self.header, [intent], marker=False) for intent in held[group]]
 
@@ -308,7 +310,7 @@ class Commit:
         self.state = State.ABORTED
 
     def ruled_out(self) -> None:
-        """Note that the primary is rolled back: a request to commit that may still arrive does nothing (T4, T5)."""
+        """Note that the primary has been rolled back: a request to commit that arrives later has no effect (T4, T5)."""
         self.maybe_sent = False
 
     def committed_after_all(self, fate: int) -> None:
@@ -329,7 +331,7 @@ class Commit:
         return len(self._parts) > 1
 
     def secondaries(self) -> list[Mutation]:
-        """State COMMITTED: phase two; no caller waits for it (S2)."""
+        """State COMMITTED: the mutations of phase two; no caller waits for them (S2)."""
         assert self.state is State.COMMITTED, "T3: the primary first"
         return [mutations.commit(self.header, part, self.commit_ts) for part in self._parts[1:]]
 

@@ -1,11 +1,13 @@
 """The failed list: changes whose observer failed too often, as values. Pure.
 
-    group failed, column of the ack, at the change's timestamp -> root, depth, path, attempts, error, traceback, time
+    group failed, column of the acknowledgement, at the change's timestamp
+        -> root, depth, path, attempts, error, traceback, wall time
 
-N6  A change waits (it has a notify cell), has failed (it is on the list), or is acknowledged; never two of these. Each
-    step from one to the other is one mutation of the row, which names exact timestamps, and checks that the row is
-    still as it was seen. The list has at most one entry for each row and observer: a later failure replaces it. Acks
-    check the list, too (`mutations.py`), so none commits for a change that was given up since its run began.
+N6  A change waits (it has a notify cell), has failed (it is on the list), or is acknowledged; it is never in two of
+    these states. Each transition is one mutation of the row. The mutation names exact timestamps, and checks that the
+    row has not changed since it was read. The list has at most one entry for each row and observer: a later failure
+    replaces the entry. Acknowledgements check the list, too (`mutations.py`), so none commits for a change that was
+    given up since its run began.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from perco.storage import ABSENT, FAILED_LIST, LOCK, NOTIFY, PENDING, PRESENT, T
 
 ERROR_CHARS: Final = 500
 TRACEBACK_CHARS: Final = 8000
-_FRAMES: Final = 50  # the last of each traceback
+_FRAMES: Final = 50  # of each traceback, the last ones
 _LEFT_OUT: Final = "\n... {} characters are left out here ...\n"
 
 
@@ -30,10 +32,10 @@ class FailedCell(NamedTuple):
     """A cell of the failed list.
 
     Attributes:
-        root, depth, path: as in the notify cell that it replaces (N9).
-        attempts: runs that failed, or 0 for a change that was never run.
-        error: of the last run, in one line; `traceback`: its traceback, or "".
-        wall_ms: the oracle's wall time when it was given up.
+        root, depth, path: as in the notify cell that this cell replaces (N9).
+        attempts: how many runs failed; 0: the observer never ran for the change.
+        error: the error of the last run, in one line; `traceback`: its traceback, or "".
+        wall_ms: the oracle's wall time when the change was given up, in milliseconds.
     """
 
     root: int
@@ -65,7 +67,7 @@ def unpack_failed(value: bytes) -> FailedCell:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line, of bounded length, that any encoding can take."""
+    """An exception in one line, of bounded length, that can be encoded as UTF-8."""
     try:
         said = str(error)
     except Exception as worse:  # the exception is the user's
@@ -77,7 +79,7 @@ def describe(error: BaseException) -> str:
 
 
 def describe_wholly(error: BaseException) -> str:
-    """The traceback of an exception, of bounded length: of a long one, the beginning and the end."""
+    """The traceback of an exception, of bounded length: only the beginning and the end of a long one."""
     try:
         text = "".join(traceback.format_exception(error, limit=-_FRAMES))
     except Exception as worse:  # the exception is the user's, and so are its notes and causes
@@ -97,7 +99,7 @@ def _clean(text: str) -> str:
 
 
 def count_attempt(ack: Cellref, ts: int, cause: bytes) -> Mutation:
-    """Put the notify cell at `ts` again, with the count of its attempts in the cause."""
+    """Put the notify cell at `ts` again, with `cause`, which has the new number of failed attempts."""
     return _of(ack, [(PRESENT, NOTIFY, ack.column, ts, ts)], [(NOTIFY, ack.column, ts, cause)])
 
 
@@ -105,10 +107,11 @@ def give_up(ack: Cellref, start_ts: int, covers: Sequence[int], before: int, ts:
     """Move a waiting change to the failed list.
 
     Args:
-        start_ts: of the run that failed: a run that has acknowledged since then may have seen the same changes.
-        covers: the notify cells that it saw.
+        start_ts: the start_ts of the run that failed. The mutation is refused if another run has committed an
+            acknowledgement since then, because that run may have seen the same changes.
+        covers: the timestamps of the notify cells that the failed run saw.
         before: the timestamp of the entry that is already on the list; 0: there is none.
-        ts: of the newest change that is given up.
+        ts: the timestamp of the newest change that is given up.
     """
     column = ack.column
     assert 0 < ts <= start_ts, "N2"
@@ -131,13 +134,13 @@ def put_back(ack: Cellref, ts: int, cell: FailedCell) -> Mutation:
 
 
 def forget(ack: Cellref, ts: int) -> Mutation:
-    """Remove a failed change from the list, because a newer one waits, whose run covers it."""
+    """Remove a failed change from the list, because a newer change waits and its run will cover both."""
     checks = [*_unlocked(ack.column), _listed(ack.column, ts)]
     return _of(ack, checks, [(FAILED_LIST, ack.column, ts, None)])
 
 
 def _unlocked(column: int) -> list[Check]:
-    """Check that no run that will remove the change is about to commit."""
+    """Check that no run that would remove the change is about to commit."""
     return [(ABSENT, LOCK, column, 0, TS_MAX), (ABSENT, PENDING, column, 0, TS_MAX)]
 
 

@@ -1,23 +1,26 @@
 """Each step of the protocol as row mutations: which checks, then which writes. Pure; nothing is decided here.
 
-T5  (a) the primary's lock is there: check it, delete lock and data, put the marker. (b) it is not: check that there is
-    neither a lock nor a write record at or above start_ts, put the marker. (c) a secondary: check the lock, delete
-    lock and data.
-T7  A prewrite is refused by a write record at or above start_ts, by a marker at exactly start_ts, and by any lock
-    but its own. The prewrite of a write is also refused by any shared lock, and by a trace at or above start_ts (T14).
+T5  (a) The primary's lock is there: check it, delete lock and data, put the marker. (b) It is not there: check that
+    there is neither a lock at start_ts nor a write record at or above start_ts, put the marker. (c) A secondary: check
+    the lock, delete lock and data.
+T7  A prewrite is refused by a write record at or above start_ts, by a marker at exactly start_ts, and by another
+    transaction's lock. The prewrite of a write is also refused by any shared lock, and by a trace at or above start_ts
+    (T14).
 T8  Commit, roll-forward and rollback check that the lock with that start_ts is still there; the one exception is
     T5 (b).
-T13 Mutations that must not arrive late carry start_ts, for the tablet's floor.
-T14 A shared lock is refused like an exclusive one, but not by shared locks and traces. Commit replaces it by a trace.
+T13 Mutations that must not take effect late carry start_ts, which the tablet compares with its floor.
+T14 A shared lock is refused like an exclusive one, but other shared locks and traces do not refuse it. Commit replaces
+    it with a trace.
 C5  A one-step commit is refused by everything that refuses a prewrite (T7, T13).
-N1  The mutation that replaces the lock of an observed cell by its record, or writes the record without a lock (C1),
+N1  The mutation that replaces the lock of an observed cell with its record, or writes the record without a lock (C1),
     also puts a notify cell for each observer.
-N2  The mutation that commits an ack removes the notify cells that its run saw, at exactly their timestamps.
-N5  A signal is put as a pending entry, without a check, so it never conflicts. The mutation that makes it final checks
-    that it is still there. The notify cells that a run for signals saw are removed in the same way, and a record of its
-    cause stays (N9). A bare primary is refused by its own marker only (T5), and leaves a trace at its start_ts.
-N6  An ack commits only if the failed list still has what its run saw for the row and observer: nothing, or a failed
-    change, which the same mutation removes.
+N2  The mutation that commits an acknowledgement removes the notify cells that its run saw, at exactly their timestamps.
+N5  A signal is put as a pending entry, without a check, so it never conflicts. The mutation that makes the signal final
+    checks that the entry is still there. A run for a signal removes the notify cells that it saw in the same way, and
+    leaves a record of its cause (N9). A bare primary is refused only by its own marker (T5), and leaves a trace at its
+    start_ts.
+N6  An acknowledgement commits only if the failed list still has what its run saw there for the row and observer:
+    nothing, or one failed change, which the same mutation removes.
 """
 
 from __future__ import annotations
@@ -60,11 +63,11 @@ from perco.storage import (
 
 
 class Intent(NamedTuple):
-    """A cell that a transaction writes; of kind READ, one that it has read under a lock; of kind SIGNAL, a signal that
-    it raises (N5); of kind BARE, its bare primary.
+    """A cell that a transaction writes. Kind READ: a cell that it has read under a lock; SIGNAL: a signal that it
+    raises (N5); BARE: its bare primary.
 
-    `body`: the short value, or the data group's name; for a run, the contents of its ack (N9). `data`: the long value,
-    to be put into that group.
+    `body`: the short value, or the data group's name; for a run, the contents of its acknowledgement (N9). `data`: the
+    long value, to be put into that group.
     """
 
     table: str
@@ -81,7 +84,7 @@ _CELL_BYTES: Final = 64  # size of a cell, besides its row and value
 
 
 def bytes_of(part: Sequence[Intent]) -> int:
-    """The approximate size of these cells in a message."""
+    """The approximate size of a part's cells in a message."""
     return sum(_CELL_BYTES + len(intent.row) + len(intent.body) + len(intent.data or b"") for intent in part)
 
 
@@ -96,7 +99,8 @@ class Header(NamedTuple):
     path: bytes = b""
 
 
-# In a first prewrite, or a one-step commit: write record, marker, lock; for a write also shared locks and traces.
+# The checks in a first prewrite or a one-step commit: write record, marker, lock; for a write, also shared locks and
+# traces.
 CHECKS_PER_CELL: Final = 5
 CHECKS_PER_ACK: Final = 6  # and the failed list (N6)
 CHECKS_PER_READ: Final = 3
@@ -121,7 +125,7 @@ def _by_row(cells: Sequence[_Cell]) -> Sequence[_Cell]:
 
 
 def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation:
-    """Lock every cell of a part. `again`: it may have been applied before, so our own lock is not a conflict (T6)."""
+    """Lock every cell of a part. `again`: the part may be locked already, so our own lock is not a conflict (T6)."""
     start_ts, primary, root, depth, token, path = header
     cells: list[_Cell] = []
     for _, row, column, kind, body, observers, covers, data in part:
@@ -153,7 +157,7 @@ def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation
 
 
 def commit(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
-    """Replace every lock of a part by its write record (T8, N1, N2)."""
+    """Replace every lock of a part with its write record (T8, N1, N2)."""
     start_ts = header.start_ts
     assert commit_ts > start_ts
     root, depth = header.root or commit_ts, header.depth
@@ -183,13 +187,13 @@ def _shared(header: Header) -> bytes:
 
 
 def _leave_trace(row: bytes, column: int, start_ts: int, commit_ts: int) -> _Cell:
-    """Replace a shared lock by its trace (T8, T14)."""
+    """Replace a shared lock with its trace (T8, T14)."""
     writes = (SHARED, column, start_ts, None), (TRACE, column, commit_ts, pack_trace(start_ts))
     return row, ((PRESENT, SHARED, column, start_ts, start_ts),), writes
 
 
 def one_step(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
-    """Check as a prewrite does, and write records and notify cells at once: no lock in between (C1, C5)."""
+    """Check the cells as a prewrite does, and write records and notify cells at once, without locks (C1, C5)."""
     start_ts = header.start_ts
     assert commit_ts > start_ts
     cells: list[_Cell] = []
@@ -221,7 +225,7 @@ def one_step(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation
 
 
 def _unmarked(kind: int, column: int, start_ts: int) -> tuple[Check, ...]:
-    """A signal has no checks; a bare primary is refused by its own marker only (N5, T5)."""
+    """A signal has no checks; a bare primary is refused only by its own marker (N5, T5)."""
     return () if kind == SIGNAL else ((ABSENT, ROLLBACK, column, start_ts, start_ts),)
 
 
@@ -239,7 +243,7 @@ def _final(intent: Intent, header: Header, commit_ts: int) -> list[Write]:
 
 
 def roll_forward(cell: Cellref, start_ts: int, lock: Lock, commit_ts: int) -> Mutation:
-    """`commit` of one cell by another client: all that it needs is in the lock (N1)."""
+    """Commit one cell on behalf of another client: the lock holds everything that this needs (N1)."""
     intent = Intent(cell.table, cell.row, cell.column, lock.kind, lock.body, lock.observers, lock.covers)
     header = Header(start_ts, lock.primary, lock.root, lock.depth, lock.token, lock.path)
     return commit(header, [intent], commit_ts)
@@ -266,7 +270,8 @@ def _notify(
 
 
 def _as_seen(ack: int, covers: tuple[int, ...]) -> Check:
-    """Check that the failed list has what the run saw (N6). A failed change is the last of the covers, below 0."""
+    """Check that the failed list is as the run saw it (N6). If the run saw a failed change, the last of `covers`
+    is the negative timestamp of that change."""
     failed_ts = -covers[-1] if covers else 0
     if failed_ts > 0:
         return (PRESENT, FAILED_LIST, ack, failed_ts, failed_ts)
@@ -274,7 +279,7 @@ def _as_seen(ack: int, covers: tuple[int, ...]) -> Check:
 
 
 def release(header: Header, part: Sequence[Intent], *, marker: bool) -> Mutation:
-    """Release a part whose locks we hold: T5 (a), with the marker, if it has the primary, else (c)."""
+    """Release a part whose locks we hold: T5 (a), with the marker, if the part has the primary, else T5 (c)."""
     start_ts = header.start_ts
     cells: list[_Cell] = []
     for _, row, column, kind, body, _, _, _ in part:
@@ -296,7 +301,7 @@ def roll_back_primary(primary: Cellref, start_ts: int, lock: Lock) -> Mutation:
 
 
 def put_marker(primary: Cellref, start_ts: int) -> Mutation:
-    """T5 (b): after this, a late prewrite of the primary is refused (T7)."""
+    """T5 (b): put the primary's marker; after that, a late prewrite of the primary is refused (T7)."""
     column = primary.column
     checks: list[Check] = [
         (ABSENT, LOCK, column, start_ts, start_ts),
@@ -315,7 +320,7 @@ def roll_back_secondary(cell: Cellref, start_ts: int, lock: Lock) -> Mutation:
 
 
 def _held(column: int, start_ts: int, kind: int) -> Check:
-    """Check that the lock of that kind is still there (T8)."""
+    """Check that a lock of this kind is still there (T8)."""
     return (PRESENT, group_of(kind), column, start_ts, start_ts)
 
 

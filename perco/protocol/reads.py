@@ -1,15 +1,16 @@
 """The reads of a serializable transaction, to be repeated at its commit. Pure.
 
-Single cells are kept with the version that was seen of each, scans with their range, as far as it was consumed, and a
-digest of the versions in it. A range is read again as a whole, so new rows in its gaps show as well.
+A single cell is kept with the version that was seen of it. A scan is kept as the part of its range that was read, with
+a digest of the versions in that part. This range is read again as a whole, so new rows in its gaps are found as well.
 
-T14 Among serializable transactions and snapshots the history is serializable, in the order of commit timestamps. Such a
-    transaction holds its locks, has drawn commit_ts, and *then* reads all of this again at commit_ts. The result is
-    final: every transaction that commits below commit_ts already has its locks in place (T2), and validation fails at a
-    lock whose fate is not known. If it read them before the draw, another transaction could still commit in between.
+T14 The history of serializable transactions and snapshots is serializable, in the order of commit timestamps. A
+    serializable transaction takes its locks, draws commit_ts, and *then* repeats its reads at commit_ts. The result is
+    final: every transaction that commits below commit_ts already has its locks in place (T2), and validation fails if
+    it finds a lock of a transaction whose outcome is not known. If the reads were repeated before the draw, another
+    transaction could commit between the two.
 
-    A transaction that wrote nothing, or a snapshot at S, is not validated: it sees exactly the transactions with a
-    commit_ts up to S, so its place in that order is right after them.
+    A snapshot at S, or a transaction that began at S and wrote nothing, is not validated: it sees exactly the
+    transactions with a commit_ts up to S, so its place in that order is right after them.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from perco.storage import LOCK, WRITE, Cell, Query, ScanQuery, ScanRequest
 
 Isolation: TypeAlias = Literal["snapshot", "serializable"]
 
-UNDECIDED: Final = -1  # instead of a version: a lock of a transaction whose fate is not known
+UNDECIDED: Final = -1  # instead of a version: there is a lock of a transaction whose outcome is not known
 
 _HEAD: Final = struct.Struct(">I")
 _VERSION: Final = struct.Struct(">IQ")
 
 
 def is_serializable(isolation: str) -> bool:
-    """Whether it is "serializable". Raises: UsageError if it is not "snapshot" either."""
+    """Whether `isolation` is "serializable". Raises: UsageError if it is neither "serializable" nor "snapshot"."""
     if isolation not in ("snapshot", "serializable"):
         raise UsageError(f'isolation is "snapshot" or "serializable", not {isolation!r}')
     return isolation == "serializable"
@@ -51,18 +52,18 @@ class Range:
     def __init__(self, table: str, columns: Sequence[int], low: bytes, high: bytes | None, *, reverse: bool) -> None:
         self.table, self.columns, self.reverse = table, tuple(dict.fromkeys(columns)), reverse
         self._from, self._to = low, high
-        self.low: bytes | None = high if reverse else low  # None: nothing was read yet, in a scan back from the end
+        self.low: bytes | None = high if reverse else low  # None: a reverse scan from the end that has read nothing yet
         self.high: bytes | None = high if reverse else low
-        self.rows = 0  # those that have a version
+        self.rows = 0  # how many rows with a version were added
         self._digest = blake2b(digest_size=16)
 
     def took(self, row: bytes, versions: Iterable[tuple[int, int]]) -> None:
-        """Add the next row, with the version seen of each column: (column, commit_ts), 0 for never written."""
+        """Add the next row, with (column, commit_ts) of the version seen in each column; commit_ts 0: never written."""
         self.passed(row if self.reverse else row + b"\x00")
         self.add(row, versions)
 
     def passed(self, row: bytes | None) -> None:
-        """Record that everything was read up to a row, or from it on if reversed; None: all that there is."""
+        """Record that everything was read up to a row or, in reverse, from that row on; None: the whole range."""
         if self.reverse:
             self.low = self._from if row is None else row
         else:
@@ -85,7 +86,7 @@ class Range:
         return self.rows == other.rows and self._digest.digest() == other._digest.digest()
 
     def first_page(self, ts: int, rows_max: int) -> ScanRequest | None:
-        """The first page to read of it at a timestamp; None: nothing was read."""
+        """A request for the first page of this range at a timestamp; None: the scan has read nothing."""
         if self.low is None or self.low == self.high:
             return None
         queries = (ScanQuery(LOCK, self.columns, 0, ts), ScanQuery(WRITE, self.columns, 0, ts))
@@ -93,7 +94,7 @@ class Range:
 
 
 class Reads:
-    """All that one transaction has read. Bounded: every cell and every scan counts as one."""
+    """Everything that one transaction has read. The number of entries is limited: each cell and each scan is one."""
 
     __slots__ = ("_max", "cells", "ranges")
 
@@ -103,12 +104,12 @@ class Reads:
         self.ranges: list[Range] = []
 
     def note(self, table: str, row: bytes, column: int, commit_ts: int) -> None:
-        """Note the version that was seen of a cell; 0: it was never written."""
+        """Note the version that was seen of a cell; 0: the cell was never written."""
         self.cells[Cellref(table, row, column)] = commit_ts
         self._bounded()
 
     def begin(self, table: str, columns: Sequence[int], low: bytes, high: bytes | None, *, reverse: bool) -> Range:
-        """Note the beginning of a scan; the caller adds to the range what the scan reads."""
+        """Note the beginning of a scan; the caller adds each row that the scan reads to the returned range."""
         scanned = Range(table, columns, low, high, reverse=reverse)
         self.ranges.append(scanned)
         self._bounded()
@@ -122,14 +123,14 @@ class Reads:
 
 
 class Stale(NamedTuple):
-    """Cells and ranges that are not, or may not be, as they were read: the first that were found."""
+    """Cells and ranges that are not, or may not be, as they were read. Only the first ones that were found."""
 
     cells: tuple[Cellref, ...]
     ranges: tuple[Range, ...]
 
 
 def queries_at(columns: Iterable[int], ts: int) -> list[Query]:
-    """Queries for the versions of a row at a timestamp: for each column locks, then records."""
+    """Queries for the versions of a row at a timestamp: for each column, locks, then records."""
     return [query for column in columns for query in ((LOCK, column, 0, ts, 1), (WRITE, column, 0, ts, 1))]
 
 
@@ -139,8 +140,8 @@ def version_at(
     """The newest version of a cell at `ts`: its commit_ts, 0 for none, or UNDECIDED.
 
     Args:
-        own: start_ts of the transaction that reads: its own lock is not a conflict.
-        known: the fate of a transaction, if it is known: commit_ts, 0 for aborted.
+        own: start_ts of the transaction that reads; its own lock is not a conflict.
+        known: returns the outcome of a transaction: commit_ts, 0 for aborted, None if it is not known.
     """
     if locks and locks[0][0] != own:
         fate = known(locks[0][0])

@@ -1,28 +1,30 @@
 """How transactions are stored as cells.
 
     group      at          value
-    data       start_ts    the value, where it is too long to ride in the record; users' groups: data:NAME
-    lock       start_ts    Lock: an undecided (or not yet cleared) write of the transaction that began at start_ts
+    data       start_ts    a value that is too long for the record; users' groups are named data:NAME
+    lock       start_ts    Lock: an undecided (or not yet settled) write of the transaction that began at start_ts
     write      commit_ts   Record: "committed; the write was made by the transaction that began at start_ts"
     rollback   start_ts    a marker: the transaction that began at start_ts will never commit (T5)
-    notify     commit_ts   Cause: this change waits for an observer, one cell for each (N1, N11)
+    notify     commit_ts   Cause: this change waits for an observer; one cell per observer (N1, N11)
     failed     commit_ts   a change that was given up, one per row and observer (N6); see `failed.py`
-    pending    start_ts    Lock of kind SIGNAL: the notify cells to put or remove once its transaction commits (N5)
+    pending    start_ts    Lock of kind SIGNAL: the notify cells to put or remove once its transaction commits (N5);
+                           in a bare column, Lock of kind BARE: a bare primary
     shared     start_ts    Lock of kind READ: a cell that an undecided transaction has read under a lock (T14)
-    trace      commit_ts   what such a lock leaves: "read by the transaction that began at start_ts, and committed"
+    trace      commit_ts   what a shared lock leaves: "read by the transaction that began at start_ts, and committed"
                start_ts    in a bare column: commit_ts of a transaction that has written nothing
 
-Column numbers: the catalogue numbers a table's columns from 1; a column is `number << 16` in the store, and the ack of
-observer `o` on it is the column `number << 16 | o` (N3): an ordinary transactional cell without data, next to the cell
-it acknowledges. A notify cell for observer `o` has the same column number. Above all these numbers, each signal has a
-*bare* column, for the primaries of transactions that raise signals and write nothing. One column may hold many, each at
-its own start_ts, so they never conflict (N5).
+Column numbers: the catalogue numbers a table's columns from 1. In the store, a column is `number << 16`, and the
+acknowledgement (ack) by its observer `o` is the column `number << 16 | o` (N3): an ordinary transactional cell without
+data, next to the cell that it acknowledges. A notify cell for observer `o` has the same column number. Above all these
+numbers, each signal has a *bare* column, for the primaries of transactions that raise signals and write nothing. One
+bare column may hold many primaries, each at its own start_ts, so they never conflict (N5).
 
-N1  A lock holds all that another client needs to roll it forward: primary, kind, short value, observers; an ack's lock
-    also holds the notify cells that its commit removes (N2).
-N5  A pending entry is written as a lock is, and names its primary; it blocks no other transaction. Under a signal's
-    column it lists the observers to notify; under an observer's own, the notify cells that a run of it has seen. There
-    the run's commit also leaves a record of kind ACK, which has its cause. The record decides nothing.
+N1  A lock holds everything that another client needs to roll it forward: primary, kind, short value, observers; an
+    acknowledgement's lock also lists the notify cells that its commit removes (N2).
+N5  A pending entry has the form of a lock and names the primary, but blocks no other transaction. In a signal's column,
+    it lists the observers to notify; in an observer's column, it lists the notify cells that the observer's run has
+    seen. In that column, the run's commit also leaves a record of kind ACK, with the run's cause. No decision depends
+    on that record.
 """
 
 from __future__ import annotations
@@ -36,16 +38,16 @@ from perco.errors import Corruption
 from perco.storage import DATA, ROW_BYTES_MAX, TS_MAX
 from perco.storage.cells import COLUMN_MAX
 
-SHORT_VALUE_BYTES: Final = 256  # stored in the lock and in the write record: one seek less for every read
+SHORT_VALUE_BYTES: Final = 256  # up to this length, in the lock and in the write record, which saves reads a seek
 
 # What a lock or a record does to its cell.
 PUT: Final = 1  # the value is in the record
 PUT_DATA: Final = 2  # the value is in a data group, at start_ts; the record names the group
 DELETE: Final = 3
 ACK: Final = 4
-READ: Final = 5  # nothing: it was read under a lock; lies in the shared and trace groups
-SIGNAL: Final = 6  # nothing: its observers are notified, or were; lies in the pending group (N5)
-BARE: Final = 7  # nothing: it is a primary; lies in the pending and trace groups
+READ: Final = 5  # nothing: the cell was read under a lock; in the shared and trace groups
+SIGNAL: Final = 6  # nothing: notify cells are put for a signal, or removed after a run; in the pending group (N5)
+BARE: Final = 7  # nothing: the cell is a bare primary; in the pending and trace groups
 
 _RECORD: Final = struct.Struct(">BQ")
 _pack_record = _RECORD.pack
@@ -54,7 +56,7 @@ _DATA: Final = DATA.encode()
 _DATA_OF: Final = _DATA + b":"
 
 
-_BARE: Final = 1 << 31  # the catalogue's numbers end below it
+_BARE: Final = 1 << 31  # the columns of the catalogue are below it
 
 
 def column_of(number: int) -> int:
@@ -63,7 +65,7 @@ def column_of(number: int) -> int:
 
 
 def ack_of(column: int, observer: int) -> int:
-    """The store's column for the ack (and the notify cells) of an observer of `column`."""
+    """The store's column for the acknowledgement by an observer of `column`, and for its notify cells."""
     return column | observer
 
 
@@ -79,12 +81,12 @@ ACK_HEAD_BYTES: Final = 4
 
 
 def ack_head(version: int) -> bytes:
-    """The beginning of an ack's body: the observer's version that made it (N3); its cause follows (N9)."""
+    """The beginning of an acknowledgement's body: the version of its observer (N3); the cause follows (N9)."""
     return version.to_bytes(ACK_HEAD_BYTES, "big")
 
 
 def ack_version(body: bytes) -> int:
-    """The observer's version that made an ack. Raises: Corruption."""
+    """The version of the observer that made an acknowledgement, from its body. Raises: Corruption."""
     if not body:
         return 1
     if len(body) < ACK_HEAD_BYTES:
@@ -93,14 +95,14 @@ def ack_version(body: bytes) -> int:
 
 
 def raised_head(version: int, raised: int) -> bytes:
-    """The beginning of the record of a run for a signal, before its cause: the observer's version, and when the signal
-    was raised (N5)."""
+    """The beginning of the record of a run for a signal, before the cause: the observer's version, and the timestamp at
+    which the signal was raised (N5)."""
     return ack_head(version) + raised.to_bytes(8, "big")
 
 
 def cause_of_run(body: bytes, *, signal: bool) -> tuple[int, tuple[int, int, bytes, int]] | None:
-    """The cause in an ack's record (N9): when the signal was raised (0: it observed no signal), and the cause as
-    `unpack_cause` returns it. None: the record has no cause.
+    """The cause in the record of a run (N9): when the signal was raised (0: the run was not for a signal), and the
+    cause as `unpack_cause` returns it. None: the record has no cause.
 
     Raises: Corruption.
     """
@@ -111,17 +113,17 @@ def cause_of_run(body: bytes, *, signal: bool) -> tuple[int, tuple[int, int, byt
 
 
 def bare_column(signal: int) -> int:
-    """The bare column for a signal's column, or for that of one of its observers."""
+    """The bare column of a signal, for the signal's column or the column of one of its observers."""
     return _BARE | observed_column(signal)
 
 
 def signal_of(column: int) -> int:
-    """The signal's column for its bare one; any other column as it is."""
+    """The signal's column, for its bare column; any other column is returned as it is."""
     return column & ~_BARE
 
 
 def is_bare(column: int) -> bool:
-    """Whether it is a bare column."""
+    """Whether a column is bare."""
     return column >= _BARE
 
 
@@ -162,19 +164,19 @@ def pack_trace(start_ts: int) -> bytes:
 
 
 def unpack_trace(value: bytes) -> int:
-    """start_ts of the transaction that read."""
+    """The start_ts of the transaction that read."""
     if len(value) != RECORD_HEAD or value[0] != READ:
         raise Corruption("trace group", f"not a trace: {value[:16].hex()}")
     return int.from_bytes(value[1:9], "big")
 
 
 def pack_proof(commit_ts: int) -> bytes:
-    """The value of a bare primary's trace, whose timestamp is its start_ts."""
+    """The value of a bare primary's trace; the trace is stored at the transaction's start_ts."""
     return _pack_record(BARE, commit_ts)
 
 
 def unpack_proof(value: bytes) -> int:
-    """commit_ts of the transaction that began at the trace's timestamp."""
+    """The commit_ts of the transaction that began at the trace's timestamp."""
     if len(value) != RECORD_HEAD or value[0] != BARE:
         raise Corruption("trace group", f"not a bare primary's trace: {value[:16].hex()}")
     return int.from_bytes(value[1:9], "big")
@@ -191,10 +193,10 @@ class Cellref(NamedTuple):
 class Lock(NamedTuple):
     """The contents of a lock (N1).
 
-    `body` as in Record. `observers`: numbers of the observers to notify when this is rolled forward. `covers`: the
-    timestamps of the notify cells that a run's commit removes (N2); below 0: of the failed change that it removes (N6).
-    `root`, `depth`, `path`: where the change came from (N9); root 0: from this transaction itself. `token`: its
-    transaction's (L3).
+    `body`: as in Record. `observers`: the numbers of the observers to notify when the lock is replaced with a record.
+    `covers`: the timestamps of the notify cells that a run's commit removes (N2); a negative one is the timestamp of
+    the failed change that it removes (N6). `root`, `depth`, `path`: the cause of the change (N9); root 0: this
+    transaction itself. `token`: the token of the transaction (L3).
     """
 
     kind: int
@@ -209,11 +211,11 @@ class Lock(NamedTuple):
 
 
 _packer = msgpack.Packer(use_bin_type=True)
-_WALL_AT: Final = 6  # after kind and primary: a wall time, in locks of versions that had no sessions (L1)
+_WALL_AT: Final = 6  # after kind and primary: a wall time, in locks written before there were sessions (L1)
 
 
 def pack_lock(lock: tuple[Any, ...]) -> bytes:
-    """Pack a Lock, or the same as a plain tuple (the hot path)."""
+    """Pack a Lock, or a plain tuple of the same fields (the hot path)."""
     return _packer.pack(lock)  # type: ignore[no-any-return]
 
 
@@ -256,7 +258,7 @@ _CAUSE: Final = struct.Struct(">QHH")
 _pack_cause = _CAUSE.pack
 _unpack_cause = _CAUSE.unpack_from
 CAUSE_BYTES: Final = _CAUSE.size  # besides the path
-DEPTH_MAX: Final = 0xFFFF  # stands for greater depths, too
+DEPTH_MAX: Final = 0xFFFF  # also written for greater depths
 ATTEMPTS_MAX: Final = 0xFFFF
 _PATH_BYTES: Final = 64  # the last 32 observers of a chain
 
@@ -266,8 +268,8 @@ def pack_cause(root: int, depth: int, path: bytes = b"", attempts: int = 0) -> b
 
     Args:
         root: commit_ts of the transaction from outside that began the chain.
-        depth: how many observers it went through; `path`: the last of these, two bytes for the number of each.
-        attempts: runs that have failed for it (N6).
+        depth: how many observers the chain has gone through; `path`: the numbers of the last of them, two bytes each.
+        attempts: how many runs have failed for the change (N6).
     """
     return _pack_cause(root, attempts, depth) + path
 

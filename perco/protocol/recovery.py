@@ -8,15 +8,18 @@
                 |  --locked, dead---> ROLL_PRIMARY --applied--> BACK       refused: ASK
                 '--nothing, dead----> MARK ---------applied--> BACK        refused: ASK
 
-T1  A write record on the primary that points at start_ts: committed. One at or above start_ts that does not: aborted,
-    because a later writer got in (T7), which a lock would have prevented.
-N5  No other transaction uses a bare primary: only its own trace says committed, only its own marker aborted.
-T4  A marker, or a later record: aborted. Own lock: not settled. After old versions were collected, only a marker, or
-    our own decision, is proof (`conclusive`).
-T5  The primary first: (a) with its lock, (b) a marker without it. Only then the secondaries (c).
-T13 No marker can be put below the floor, and none is needed: a late prewrite is refused, too. So if the primary, read
-    after the refusal, still has no trace, the transaction did not commit.
-T8  Each step checks that the lock is still there; if it is refused, the primary is read again.
+T1  If the primary has a write record that points at start_ts, the transaction has committed. If it has another record
+    at or above start_ts, the transaction has aborted: its lock would have prevented that record (T7).
+N5  No other transaction uses a bare primary: only the transaction's own trace means that it has committed, and only its
+    own marker that it has aborted.
+T4  The transaction's marker, or another transaction's record at or above start_ts, means that it has aborted. Its own
+    lock means that it is undecided. After old versions have been collected, only the transaction's own record, its
+    marker, or our own decision is proof (`conclusive`).
+T5  The primary is settled first: (a) with its lock, if that is there, or (b) with a marker. Only then do the
+    secondaries follow (c).
+T13 No marker can be put below the floor, and none is needed, because a late prewrite is refused, too. So if the
+    primary is read again after the refusal and still holds nothing of the transaction, the transaction did not commit.
+T8  Each step checks that the lock is still there; if the step is refused, the primary is read again.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ class Locked(NamedTuple):
 
 
 class Nothing(NamedTuple):
-    """No trace on the primary: it was never locked, or its prewrite is still on its way (T5 b)."""
+    """The primary holds nothing of the transaction: it was never locked, or its prewrite has yet to arrive (T5 b)."""
 
 
 Judgement: TypeAlias = Committed | Aborted | Locked | Nothing
@@ -80,7 +83,7 @@ def primary_queries(primary: Cellref, start_ts: int) -> list[Query]:
 
 
 def judge(primary: Cellref, start_ts: int, cells: Sequence[Sequence[Cell]]) -> Judgement:
-    """Judge a transaction by its primary's cells, in the order of `primary_queries`.
+    """Judge a transaction by its primary's cells, which are in the order of `primary_queries`.
 
     Raises: Corruption for cells that do not decode, or that contradict each other.
     """
@@ -139,12 +142,12 @@ class Recovery:
 
     @property
     def asker(self) -> Cellref:
-        """The cell whose lock names the primary: the first lock that was found, otherwise the primary itself."""
+        """The cell of the first lock that was found, which names the primary; without a lock, the primary itself."""
         return self._found[0][0] if self._found else self.primary
 
     @property
     def fate(self) -> int | None:
-        """commit_ts, 0 for aborted, None while undecided."""
+        """The outcome: commit_ts, 0 for aborted, None while undecided."""
         if self.step in (Step.FORWARD, Step.BACK, Step.SETTLED):
             return self.commit_ts
         return None
@@ -170,7 +173,7 @@ class Recovery:
                 self.step = Step.WAIT if alive else Step.BACK if self._floored else Step.MARK
 
     def decision(self) -> Mutation:
-        """States ROLL_PRIMARY and MARK: the mutation that decides the transaction's fate (T5 a, b)."""
+        """States ROLL_PRIMARY and MARK: the mutation that decides the transaction's outcome (T5 a, b)."""
         if self.step is Step.ROLL_PRIMARY:
             assert self._lock is not None
             return mutations.roll_back_primary(self.primary, self.start_ts, self._lock)

@@ -2,18 +2,19 @@
 
     waste_of(cells of a row, cut, watermark, ...) -> Waste -> Mutation
 
-The *watermark* is the store's (G1): no open transaction began below it. A table's *cut* is the oldest timestamp at
-which it can still be read; it is at most the watermark, and lower for a table that keeps more. Versions at or below the
-cut never change, except by their removal here (T13 refuses late writes). So they are removed without checks, and it
-does no harm to remove them twice: mutations name exact timestamps, which never come back.
+The whole store has one *watermark* (G1): no open transaction began below it. A table's *cut* is the oldest timestamp at
+which the table can still be read. It is at most the watermark, and lower for a table that keeps more history. Versions
+at or below the cut never change, except that they are removed here (T13 refuses late writes). So they are removed
+without checks. It does no harm to remove them twice, because mutations name exact timestamps, which are never used
+again.
 
-G3  Of each cell the newest version at or below the cut stays. If that is a delete marker, it is removed with all that
-    it hides and with its column's acks at or below the cut, in one mutation of the row. The mutation checks that the
-    column has no notify cell and no failed change: its observers must still see the delete. Long values are removed
-    with their records (T2).
-G4  Rollback markers and traces of read locks below the watermark are removed. Of an ack the newest at or below the cut
-    stays, else an observer would run twice; it is removed with the cell that it acknowledges. A run for a signal has
-    acknowledged no cell (N5): its record is removed once it is below the cut.
+G3  Of each cell, the newest version at or below the cut stays. If this version is a delete marker, one mutation of the
+    row removes it together with everything that it hides, and with the column's acknowledgements at or below the cut.
+    The mutation checks that the column has no notify cell and no failed change, because an observer with one of these
+    must still see the delete. Long values are removed together with their records (T2).
+G4  Rollback markers and traces below the watermark are removed. Of an acknowledgement, the newest version at or below
+    the cut stays, because an observer would otherwise run twice; it is removed together with the cell that it
+    acknowledges. A run for a signal acknowledges no cell (N5), so its record is removed once it is below the cut.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class Keep:
     """How long old versions are kept.
 
     Attributes:
-        seconds: every snapshot within this time can be read.
-        versions: how many older versions of each cell stay, newest first. Snapshots need one; only
-            `perco get --versions` sees more. A cell that was deleted before that time keeps none.
+        seconds: every snapshot of the last `seconds` can be read.
+        versions: how many versions of each cell stay that are older than `seconds`, newest first. Snapshots need one;
+            only `perco get --versions` shows more. A cell that was deleted before that time keeps none.
     """
 
     seconds: float = DAY_S
@@ -56,9 +57,9 @@ class Keep:
 class Removed:
     """How many cells a vacuum removed.
 
-    Attributes: `versions`, write records, delete markers included; `acks`; `rollbacks`, rollback markers; `traces`, of
-    read locks and of bare primaries; `data`, long values; `notes`, of the clock; `system`, old versions of the
-    catalogue and the like.
+    Attributes: `versions`: write records, including delete markers; `acks`: acknowledgements; `rollbacks`: rollback
+    markers; `traces`: of read locks and of bare primaries; `data`: long values; `notes`: of the clock; `system`: old
+    versions of the catalogue and of other system rows.
     """
 
     versions: int = 0
@@ -91,7 +92,7 @@ class Removed:
 
     @property
     def cells(self) -> int:
-        """The sum of these."""
+        """The total of all kinds."""
         return sum(getattr(self, part.name) for part in fields(self))
 
 
@@ -101,9 +102,9 @@ _Unit = tuple[Write, ...]  # removed together: a record and its long value
 class Waste(NamedTuple):
     """The cells of one row that can be removed.
 
-    `units`: removed at any time, in any order, each unit in one mutation. `ends`: removed only under `checks`, all in
-    one mutation: delete markers with the cells that they hide and their acks; `instead`: removed if the checks refuse.
-    `blocked`: a delete marker must stay because of a notify cell or a failed change.
+    `units`: can be removed at any time, in any order, each unit in one mutation. `ends`: delete markers with the cells
+    that they hide and their acknowledgements, to be removed in one mutation and only if `checks` hold; `instead`: to be
+    removed if the checks fail. `blocked`: a delete marker must stay because of a notify cell or a failed change.
     """
 
     table: str
@@ -115,7 +116,7 @@ class Waste(NamedTuple):
     blocked: bool
 
     def mutations(self, writes_max: int) -> list[Mutation]:
-        """The mutations that remove it: the ends with as many units as fit, then the other units."""
+        """The mutations that remove this waste: one with the ends and as many units as fit, then the other units."""
         out, writes = [], list(self.ends)
         checks = self.checks
         for unit in self.units:
@@ -131,16 +132,16 @@ class Waste(NamedTuple):
         return Mutation(self.table, ((self.row, checks, writes),), None, True)
 
     def without_ends(self) -> Waste:
-        """The waste that is left if the checks have refused, because a notify cell was put meanwhile.
+        """The waste to remove if the checks have failed, because a notify cell was put meanwhile.
 
-        Without the units: other mutations have removed them, or the next vacuum does.
+        The units are left out: other mutations have removed them, or the next vacuum will.
         """
         return Waste(self.table, self.row, self.instead, [], [], [], True)
 
 
 def is_lean(records: Sequence[ScanCell]) -> bool:
-    """A quick test of whether all of a row's records at or below the cut stay: one for each column, no delete, no ack
-    whose cell has gone."""
+    """A quick test of whether all of a row's records at or below the cut stay: one for each column, no delete marker,
+    no acknowledgement of a cell that is gone."""
     main = before = -1
     for column, _, value in records:
         if column == before or not value or value[0] == DELETE:
@@ -170,11 +171,11 @@ def waste_of(
     """The cells of a row that can be removed.
 
     Args:
-        records: of all its columns at or below the cut, by column, newest first.
-        markers, traces: its rollback markers, and traces of read locks, below the watermark.
-        notified: the ack columns that have a notify cell, or a failed change, in the row.
-        acks_of: the ack columns of all observers of a column.
-        more: `records` ends early: older cells of its last column, and further columns, are not in it.
+        records: the records of all columns of the row at or below the cut, sorted by column, newest first.
+        markers, traces: the row's rollback markers and traces below the watermark.
+        notified: the acknowledgement columns that have a notify cell, or a failed change, in the row.
+        acks_of: returns the acknowledgement columns of all observers of a column.
+        more: `records` is not complete: older cells of its last column, and further columns, may be missing.
     """
     assert cut <= watermark, "G1"
     waste = Waste(table, row, [], [], [], [], False)
@@ -199,7 +200,7 @@ def _of_cell(
     *,
     complete: bool,
 ) -> Waste:
-    """Add the waste of a cell and its acks; `complete`: `records` has all of them."""
+    """Add the waste of a cell and its acknowledgements; `complete`: `records` has all of their versions."""
     own = [_unit(cell) for cell in records if cell[0] == column]
     assert all(cell[1] <= cut for cell in records), "G3: above the cut everything is needed"
     stays = 0
@@ -231,7 +232,7 @@ def _of_cell(
 
 
 def _unit(cell: ScanCell) -> tuple[int, _Unit]:
-    """A record's kind, and the writes that remove it, with its long value."""
+    """A record's kind, and the writes that remove the record and its long value."""
     column, ts, value = cell
     kind, start_ts, body = unpack_record(value)
     gone: Write = (WRITE, column, ts, None)

@@ -17,7 +17,7 @@ from perco.storage import LOCK, WRITE, Cell, Query
 
 
 class Missing:
-    """No value: never written, or deleted. `commit_ts` 0: never written."""
+    """The cell has no value: it was never written, or was deleted. `commit_ts` 0: never written."""
 
     commit_ts: int
 
@@ -36,7 +36,7 @@ class Value(NamedTuple):
 
 
 class InData(NamedTuple):
-    """The value lies in a data group at start_ts."""
+    """The value is stored in a data group, at start_ts."""
 
     commit_ts: int
     start_ts: int
@@ -68,7 +68,7 @@ def plain(locks: Sequence[Cell], writes: Sequence[Cell]) -> bytes | None:
 
 
 def look(locks: Sequence[Cell], writes: Sequence[Cell], settled: int = -1) -> Seen:
-    """One cell as a read sees it; `settled`: start_ts of a lock whose fate is known and accounted for."""
+    """One cell as a read sees it; `settled`: start_ts of a lock whose outcome is known and already accounted for."""
     if locks and locks[0][0] != settled:
         return Blocked(*locks[0])  # T9
     if not writes:

@@ -1,6 +1,7 @@
 """Where a server listens: `unix:PATH`, `tcp://HOST:PORT`, `tls://HOST:PORT`, and the socket in a store's folder.
 
-A path of more than 107 bytes is too long for a Unix socket; it is reached through its folder's descriptor.
+The address of a Unix socket can hold a path of at most 107 bytes. A socket whose path has more than 100 bytes is
+reached through a descriptor of its folder.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ NOWHERE: Final = Address(None)
 
 
 def is_address(text: str) -> bool:
-    """Whether it is the address of a server, not the path of a folder."""
+    """Whether `text` is the address of a server, not the path of a folder."""
     return text.startswith(("unix:", "tcp://", "tls://"))
 
 
@@ -81,8 +82,8 @@ def parse(text: str) -> Address:
 
 
 async def connect(address: Address, trust: ssl.SSLContext | None = None) -> trio.abc.Stream:
-    """A stream to the server that listens there; `trust`: the certificates that TLS accepts. Raises: OSError,
-    ssl.SSLError included."""
+    """A stream to the server that listens at an address; `trust`: the certificates that TLS accepts. Raises: OSError,
+    including ssl.SSLError."""
     if address.path is not None:
         with _short(address.path) as path:
             return await trio.open_unix_socket(path)
@@ -164,10 +165,10 @@ os.register_at_fork(after_in_child=_after_fork)
 async def listening(
     address: Address, *, ours: bool = False
 ) -> AsyncIterator[tuple[Address, list[trio.SocketListener]]]:
-    """Listen there while the block lasts; yields the address, with the actual port in place of port 0.
+    """Listen at an address while the block lasts. Yields the address, with the actual port in place of port 0.
 
-    `ours`: no other process may serve at that path, so any file there is removed. Otherwise a socket file is removed if
-    a dead server left it, but not that of a living one. Only the owner of the socket may connect (0600).
+    `ours`: no other process may serve at that path, so any file there is removed. Otherwise, a socket file is removed
+    only if the server that made it is dead. Only the user who owns the socket file may connect (0600).
 
     Raises: StoreError if a process listens there already, or the address cannot be used; UsageError.
     """
@@ -202,7 +203,7 @@ def _unix_listener(address: Address, path: Path, *, ours: bool) -> trio.SocketLi
         else:
             _put_away_stale(address, path)
         with _short(path) as name:
-            before = os.umask(0o177)  # 0600 from its first moment on
+            before = os.umask(0o177)  # the file is 0600 from its first moment on
             try:
                 made.bind(name)
             finally:

@@ -3,15 +3,15 @@
     send(message)  ->  waiting  ->  one frame  ->  stream
     stream  ->  frames  ->  `run`'s `received(messages)`
 
-Messages that are sent while a frame is on its way leave in the next one: without load, a message leaves at once; under
-load, frames grow, up to `frame_messages`. Then both ends work at the same time: one on this frame, the other on the
-next. No message waits here for others to join it: the batching window comes earlier (`storage/batching.py`).
+Messages that are queued while a frame is on its way leave in the next frame. Without load, a message leaves at once;
+under load, frames grow up to `frame_messages`, and both ends work at the same time: one on this frame, the other on the
+next. No message waits here for others to join it: delay windows come earlier (`storage/batching.py`).
 
 R2  Both sides send an empty frame when they have had nothing else to send for `heartbeat_s`. A side that hears nothing
-    for `silence_s` treats the connection as dead: so half-open ones end.
-R3  A side that does not read holds up its own connection only, and that ends after `silence_s`. The messages that wait
-    for it are bounded by its calls, which are bounded (`peer.py`).
-R10 ... unless the side says in another way that it is alive but cannot read (`excuse`).
+    for `silence_s` treats the connection as dead, so half-open connections end.
+R3  A side that does not read holds up only its own connection, which ends after `silence_s`. The number of messages
+    that wait for it is limited, because the number of its calls is limited (`peer.py`).
+R10 If a side says in another way that it is alive but cannot read, its connection does not end (`excuse`).
 """
 
 from __future__ import annotations
@@ -48,20 +48,22 @@ _GREETING_BYTES_MAX = GREETING_BYTES_MAX + HEAD_BYTES
 class WireOptions:
     """Attributes:
     message_bytes_max: the largest call or reply: a value of 8 MiB fits, with its overhead.
-    frame_bytes: a frame is sent as soon as it holds this much; data that is too long for one message is sent in
+    frame_bytes: a frame is sent as soon as it holds this many bytes; data that is too long for one message is sent in
         several.
-    frame_messages: ... or this many messages. The other side works on them while the next are on their way; with one
-        large frame for all, one of the two processes would always wait.
-    heartbeat_s: a side sends something at least this often; silence_s: after this long a silence, the other side treats
-        it as gone.
-    calls_max: calls of one connection in flight at a server; at this limit it stops reading until some are answered.
-    waiting_bytes_max: the most bytes of replies that wait for one connection; above it, too, the server neither begins
-        nor reads calls.
+    frame_messages: a frame is also sent as soon as it holds this many messages. The other side works on them while the
+        next frame is on its way; with one large frame for all, one of the two processes would always wait.
+    heartbeat_s: a side sends something at least this often; silence_s: after a silence of this length, the other side
+        treats the connection as dead.
+    calls_max: calls of one connection in flight at a server; at this limit, the server reads no more calls until some
+        have been answered.
+    waiting_bytes_max: bytes of replies that wait for one connection; above this limit, too, the server neither begins
+        nor reads further calls of the connection.
     connect_s: how long connecting and the greeting may take.
     patience_s: how long a call waits for a server that is away, before Unavailable.
     lease_s: how long a client that is not heard from keeps what it holds: its snapshots, locks and claims.
     connections_max: connections that a server serves at a time.
-    ca_file: a file of certificates to check a tls:// server's against, or the certificates as PEM; "": the system's.
+    ca_file: a file with the certificates against which a tls:// server's certificate is checked, or these certificates
+        as PEM; "": the system's.
     """
 
     message_bytes_max: int = 24 << 20
@@ -79,7 +81,7 @@ class WireOptions:
 
     @property
     def part_bytes(self) -> int:
-        """The size at which data too long for a message is divided; one more value of 8 MiB still fits."""
+        """The size at which data that is too long for a message is divided; one more value of 8 MiB still fits."""
         return self.message_bytes_max // 3
 
     def __post_init__(self) -> None:
@@ -97,8 +99,8 @@ class WireOptions:
 
 
 class Flusher:
-    """Flushes many channels, after all tasks that are ready have run, so that the replies that follow from one LMDB
-    commit leave in one frame for each connection. `run` is a task of its own."""
+    """Flushes many channels after all tasks that are ready have run, so that all replies that follow from one LMDB
+    commit leave in one frame per connection. `run` is a task of its own."""
 
     def __init__(self) -> None:
         self._due: list[Channel] = []
@@ -123,14 +125,15 @@ class Silent(Exception):
 
 
 class Channel:
-    """Messages over a stream. Loop thread only. `send` at any time; `run` until the other side closes, breaks, or is
-    silent.
+    """Messages over a stream. Loop thread only. `send` may be called at any time; `run` lasts until the other side
+    closes the connection or is silent, or the connection breaks.
 
-    It reads and writes a socket directly, as soon as that is ready: a stream's own way of waiting would cost more than
-    the messages. A task writes what a socket does not take at once, and all data for a stream that is not a socket.
+    A channel reads and writes a socket directly, as soon as the socket is ready, because waiting by way of the stream
+    would cost more than the messages. If a socket does not accept all data at once, a task writes the rest; this task
+    also writes all data for a stream that is not a socket.
 
     Args:
-        flush_soon: called when a message waits; must see to it that `flush` is called soon. None: the channel sends by
+        flush_soon: called when a message waits; must ensure that `flush` is called soon. None: the channel sends by
             itself.
         maps: whether maps are accepted after the greeting.
     """
@@ -148,14 +151,14 @@ class Channel:
     ) -> None:
         self._stream, self._options, self._flush_soon, self._maps = stream, options, flush_soon, maps
         self._socket = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else _NO_SOCKET
-        self.leaving: Callable[[], None] | None = None  # called before a frame leaves: may send first
+        self.leaving: Callable[[], None] | None = None  # called before a frame leaves; may call `send_first`
         self._waiting: deque[bytes] = deque()
-        self._rest: bytes | memoryview = b""  # the part of a frame that the socket has not taken
+        self._rest: bytes | memoryview = b""  # the part of a frame that the socket has not accepted
         self._bytes = 0  # waiting, or being sent
         self._wake = trio.Event()
         self._running = self._receiving = self._flushing = False
-        self._listening = False  # while it reads; otherwise incoming data waits in the socket
-        self._early: list[list[Message]] = []  # arrived right after the greeting
+        self._listening = False  # while we wait for data; otherwise, incoming data stays in the socket
+        self._early: list[list[Message]] = []  # frames that arrived right after the greeting
         self._closing = False
         self._failed: OSError | None = None
         self._drained: trio.Event | None = None
@@ -172,8 +175,8 @@ class Channel:
         await self._stream.send_all(frame([packed(message)]))
 
     async def greeting(self, *, alone: bool) -> Message:
-        """The other side's first message; small, because that side is not known yet. `alone`: no other message may come
-        before the answer.
+        """The other side's first message. It must be small, because that side is not known yet. `alone`: no other
+        message may come before the answer.
 
         Raises: WireError; trio.BrokenResourceError at the end of the stream.
         """
@@ -232,11 +235,11 @@ class Channel:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of messages that the socket has not taken yet."""
+        """Bytes of messages that the socket has not accepted yet."""
         return self._bytes
 
     def drain(self) -> trio.Event:
-        """An event: at most half of `waiting_bytes_max` waits, or the channel has ended."""
+        """An event that is set once at most half of `waiting_bytes_max` wait, or the channel has ended."""
         if self._drained is None:
             self._drained = trio.Event()
         return self._drained
@@ -284,7 +287,7 @@ class Channel:
         while True:
             while (wait := pause()) is not None:
                 await wait.wait()
-            self.heard = trio.current_time()  # while we do not read, the other side is not silent
+            self.heard = trio.current_time()  # the time in which we did not read is not the other side's silence
             self._listening = True
             data = await self._receive()
             self._listening = False
@@ -319,7 +322,8 @@ class Channel:
                 raise trio.BrokenResourceError(f"the connection broke: {error}") from error
 
     async def _watch(self) -> None:
-        """R2. It checks twice: a process that was suspended has not yet read the data that arrived meanwhile."""
+        """R2: send heartbeats, and end a silent connection. The silence is checked twice, because a process that was
+        suspended has not yet read the data that arrived meanwhile."""
         options, before = self._options, -1.0
         while True:
             await trio.sleep(min(options.heartbeat_s, options.silence_s) / 4)
@@ -352,7 +356,7 @@ class Channel:
         return frame(self._take())
 
     def _send_now(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Write to the socket; returns what it did not take."""
+        """Write to the socket. Returns the data that the socket did not accept."""
         try:
             sent = os.write(self._socket, data)
         except BlockingIOError:
@@ -389,9 +393,9 @@ class Channel:
             self._sent(len(data))
 
     async def _send(self, data: bytes | memoryview) -> None:
-        """Send all of it.
+        """Send all of the data.
 
-        Raises: Silent, if for too long a socket takes none of it, or another stream does not take all of it.
+        Raises: Silent, if for too long a socket accepts none of the data, or another stream does not accept all of it.
         """
         silence_s = self._options.silence_s
         if self._socket == _NO_SOCKET:
@@ -416,7 +420,7 @@ class Channel:
             silent = self._taking.cancelled_caught
 
     def _take(self) -> list[bytes]:
-        """As many of the waiting messages as make a frame."""
+        """Take as many of the waiting messages as one frame may hold."""
         waiting, frame_bytes = self._waiting, self._options.frame_bytes
         messages_max = min(self._options.frame_messages, MESSAGES_MAX)
         taken: list[bytes] = []

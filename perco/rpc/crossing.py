@@ -45,7 +45,7 @@ def _made_too_old(asked: Any, oldest: Any, table: Any, text: str) -> errors.Snap
     return made
 
 
-# Class -> (what takes it apart, what rebuilds it). Classes whose constructor takes one sentence are in `_SAID`.
+# Class -> (takes an error apart, rebuilds it). Classes whose constructor takes only a sentence are in `_SAID`.
 _TABLE: Final[dict[type[PercoError], tuple[_Parts, Callable[..., PercoError]]]] = {
     errors.WriteConflict: (
         lambda e: (e.cells, e.other_ts, e.start_ts, e.read),

@@ -4,9 +4,9 @@
 
 A frame carries all waiting messages, so messages that one side sends while the other is busy cost one read, not many.
 
-R1  Frames and messages have a size limit. A frame that is longer, holds more elements than `ELEMENTS_MAX`, is not
-    msgpack, is nested too deeply, or is not an array ends the connection before anything of it is acted on. So does a
-    map where the other side sends none: an array of small maps takes eighty times its bytes in memory.
+R1  Frames and messages have a size limit. If a frame is longer, holds more elements than `ELEMENTS_MAX`, is not
+    msgpack, is nested too deeply, or is not an array, the connection ends before any part of the frame is acted on. The
+    same holds for a map, if the receiver accepts none: an array of small maps takes eighty times its size in memory.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _HEAD: Final = struct.Struct(">IBH")
 HEAD_BYTES: Final = _HEAD.size
 MESSAGES_MAX: Final = (1 << 16) - 1  # in a frame
 GREETING_BYTES_MAX: Final = 1 << 16  # of a peer that is not known yet
-ELEMENTS_MAX: Final = 1 << 23  # of all arrays and maps in a frame; a client sends some four bytes in each
+ELEMENTS_MAX: Final = 1 << 23  # of all arrays and maps in a frame; a client's have about four bytes each
 _CHECKED_BYTES: Final = 1 << 14
 
 
 class WireError(Exception):
-    """The other side sent something that no perco of this version sends: the connection ends."""
+    """The other side sent something that this version of perco never sends, so the connection ends."""
 
 
 def packed(message: Message) -> bytes:
@@ -40,7 +40,7 @@ def packed(message: Message) -> bytes:
 
 
 def packer() -> Callable[[Message], bytes]:
-    """`packed`, for many messages; not for use by two threads."""
+    """A function like `packed`, for many messages; only one thread may use it."""
     pack: Callable[[Message], bytes] = msgpack.Packer().pack
     return pack
 
@@ -53,16 +53,17 @@ def frame(messages: list[bytes]) -> bytes:
 
 
 class FrameDecoder:
-    """Feed it what was received; it yields the messages of each whole frame."""
+    """Turns received bytes into the messages of each whole frame: see `feed`."""
 
     def __init__(self, frame_bytes_max: int, *, maps: bool = True) -> None:
         self.max = frame_bytes_max
-        self.maps = maps  # whether they are accepted
+        self.maps = maps  # whether maps are accepted
         self._received = bytearray()
         self._wanted = -1  # the length of the frame that has begun; -1: none has
 
     def feed(self, data: bytes | bytearray) -> Iterator[list[Message]]:
-        """The messages of each whole frame. Raises: WireError, before anything of the bad frame is yielded."""
+        """The messages of each frame that `data` completes. Raises: WireError, before any part of a bad frame is
+        yielded."""
         received = self._received
         received += data
         at = 0
@@ -86,7 +87,7 @@ class FrameDecoder:
 
     @property
     def inside(self) -> bool:
-        """Whether a frame has begun and not ended."""
+        """Whether a frame has begun and is not complete yet."""
         return self._wanted >= 0 or bool(self._received)
 
 
@@ -111,8 +112,8 @@ def _messages(body: bytes, maps: bool) -> list[Message]:
 
 
 def _must_be_whole(body: bytes) -> None:
-    """Walk through it without making objects. Before msgpack 1.2.4, unpacking allocated the whole length that an array
-    declares: a few thousand arrays, each begun inside the last and never ended, would take gigabytes."""
+    """Check that a frame is complete, without making objects. Before msgpack 1.2.4, unpacking allocated memory for the
+    length that an array declares: a few thousand unfinished arrays, nested in one another, would take gigabytes."""
     walk = msgpack.Unpacker(max_buffer_size=len(body), read_size=len(body))
     walk.feed(body)
     walk.skip()

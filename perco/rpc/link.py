@@ -2,17 +2,17 @@
 
     call(method, arguments)  ->  (id, method, arguments)  ->  server  ->  (id, OK, value) or (id, ERROR, error)
 
-R4  A call is answered once, by the connection that it was sent on. When that breaks, calls that may be repeated
-    (`again=True`: reads, draws, questions) are sent on the next one; others may or may not have arrived: `LostError`,
-    which for a mutation is `NoReply` (T4). A call that was in flight when several connections in a row ended early,
-    without any answer, is not sent again: it may be what ends them. A call that cannot be sent (it is too large, or
-    holds values that the wire format cannot carry) fails alone.
-R5  ... if the server still holds the session's versions (R7). Else calls that need them (`held=True`) get SessionEnded.
-    A client that is answered so ends the connection, as soon as calls in flight that may not be repeated are answered.
-    It sends the other calls in its next session, but each only a limited number of times.
-R6  One task tries a server that is away, or has no room for another connection, at growing, random intervals. Calls
-    that wait longer than `patience_s` get Unavailable. A server that refuses for good (a wrong token, another version)
-    is tried again only at the next call.
+R4  A call is answered once, on the connection on which it was sent. If that connection breaks, calls that may be
+    repeated (`again=True`: reads, draws, queries) are sent on the next connection. Other calls may or may not have
+    arrived, so they get `LostError`, which for a mutation means `NoReply` (T4). If a call was in flight when several
+    connections in a row ended early, without any answer, it is not sent again, because it may be what ends them. If a
+    call cannot be sent (it is too large, or holds values that the wire format cannot carry), only that call fails.
+R5  If the server no longer holds the session's versions (R7), calls that need them (`held=True`) get SessionEnded. A
+    client that gets this answer ends the connection as soon as all calls in flight that may not be repeated have been
+    answered. It sends the other calls in its next session, but each only a limited number of times.
+R6  If a server is away, or has no room for another connection, one task tries again at growing, random intervals. Calls
+    that wait longer than `patience_s` get Unavailable. If a server refuses for good (a wrong token, another version),
+    the task tries again only at the next call.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ BACK_S: Final = 4 * _PAUSE_MAX_S  # by then all clients of a server that was awa
 
 
 class LostError(Exception):
-    """The connection broke: the call may have arrived or not."""
+    """The connection broke: the call may or may not have arrived."""
 
 
 class _Call(Awaited):
@@ -79,7 +79,7 @@ class _Call(Awaited):
         self.held, self.here = held, here
         self.sent = self.writes = False
         self.ends = 0  # connections in a row that ended early while it was in flight, without any answer
-        self.ended = 0  # sessions that had ended when it arrived
+        self.ended = 0  # how often the answer was that the session had ended
 
     def abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
         if self.sent and not self.again:
@@ -89,7 +89,7 @@ class _Call(Awaited):
 
 
 class Link:
-    """Loop thread only. `run` is a task of its own; `call` from any other.
+    """A client's connection to a server. Loop thread only. `run` is a task of its own; other tasks use `call`.
 
     Args:
         name: the server's name, for error messages.
@@ -125,27 +125,28 @@ class Link:
         self._channel: Channel | None = None
         self._calls: dict[int, _Call] = {}
         self._next = 0
-        self._told: list[Message] | None = None  # since the greeting, which covers all that was before it
-        self._merged: dict[int, list[Any]] = {}  # of `tell_merged`, not yet sent
+        self._told: list[Message] | None = None  # messages since the greeting, which covers all earlier ones
+        self._merged: dict[int, list[Any]] = {}  # items of `tell_merged` that have not been sent yet
         self._away_since = trio.current_time()
         self._refused: PercoError | None = None  # the server has refused this client
-        self._last = "no connection yet"  # why there is none
+        self._last = "no connection yet"  # why there is no connection
         self._asked = trio.Event()
         self.connected = trio.Event()
         self.connections = 0
         self._began = -math.inf  # when the current connection began
         self._answered = False  # whether the current connection has answered any call
-        self._ending = False  # its session has ended: it ends once all calls that may not be repeated are answered
+        self._ending = False  # the session has ended; the connection ends after the calls that may not be repeated
         self.back_since = -math.inf  # when the server was last reached again
-        self.remedy = ""  # for the errors that say that it is away
+        self.remedy = ""  # for errors that say that the server is away
         self._losses = 0  # how often the server had ended the session
         self._scope = trio.CancelScope()  # of the current connection
         self.closed = self._once_only = False
-        self.end: Callable[[], None] = lambda: None  # ends `run`; set by the code that has it run
+        self.end: Callable[[], None] = lambda: None  # ends `run`; set by the code that starts `run`
 
     # ------------------------------------------------------------ calls
 
-    # A KeyboardInterrupt between noting a call and the wait would leave a call behind whose task is gone.
+    # A KeyboardInterrupt after a call has been registered, but before its task waits, would leave a call whose task is
+    # gone.
     @trio.lowlevel.enable_ki_protection
     async def call(
         self,
@@ -157,12 +158,13 @@ class Link:
         here: bool = False,
         writes: bool = False,
     ) -> Any:
-        """Ask the server. `again`: the call may be repeated; `held`: only while the session holds its versions;
-        `here`: over this connection only, because another server can be asked; `writes`: the call changes something, so
-        a caller that gives up does not know whether it was done.
+        """Call the server. `again`: the call may be repeated; `held`: only while the server holds the session's
+        versions; `here`: over this connection only, because another server can be called instead; `writes`: the call
+        changes something, so a caller that gives up does not know whether the change was made.
 
-        Raises: what the server answers; LostError, if not `again`, or `here`; Unavailable, SessionEnded; WriteUnknown,
-        instead of Unavailable, if it `writes` and was sent; TooLarge, and what packing raises, if it cannot be sent.
+        Raises: the server's error; LostError, if not `again`, or if `here`; Unavailable, SessionEnded; WriteUnknown,
+        instead of Unavailable, if `writes` and the call was sent; TooLarge, and what packing raises, if it cannot be
+        sent.
         """
         self._must_be_open()
         self._next = id = self._next + 1
@@ -177,7 +179,7 @@ class Link:
         if self._channel is not None:
             self._channel.send((id, method, arguments))
             call.sent = True
-        self._calls[id] = call  # only now: one that cannot be sent has no task that waits
+        self._calls[id] = call  # only now: for a call that cannot be sent, no task waits
         return await trio.lowlevel.wait_task_rescheduled(call.abort)
 
     @property
@@ -186,8 +188,8 @@ class Link:
         return self._refused
 
     def tell(self, method: int, arguments: Any) -> None:
-        """Send a message that needs no answer; any thread. Lost if there is no connection: then `hello` and `welcomed`
-        of the next one cover it."""
+        """Send a message that needs no answer; on any thread. If there is no connection, the message is dropped: the
+        greeting of the next connection (`hello`, `welcomed`) covers it."""
         if threading.get_ident() != self._thread:  # for an object that was abandoned without `end`
             self._from_elsewhere(self.tell, method, arguments)
         elif self._channel is not None:
@@ -196,7 +198,7 @@ class Link:
             self._told.append((0, method, arguments))
 
     def tell_merged(self, method: int, item: Any) -> None:
-        """Like `tell`, but for one of many items: all that are told before a frame leaves go in one message."""
+        """Like `tell`, but for one of many items: all items that wait when a frame leaves go in one message."""
         if threading.get_ident() != self._thread:
             self._from_elsewhere(self.tell_merged, method, item)
         elif self._channel is None:
@@ -211,7 +213,7 @@ class Link:
             self._loop.run_sync_soon(tell, method, arguments)
 
     def _leaving(self) -> None:
-        """A frame leaves: merged items go first in it, before later calls."""
+        """Called before a frame leaves: put the merged items first in it, before later calls."""
         merged, self._merged = self._merged, {}
         assert self._channel is not None
         for method, items in merged.items():
@@ -219,7 +221,7 @@ class Link:
                 self._channel.send_first((0, method, items[at : at + _MERGED_MAX]))
 
     def stalled_s(self) -> float:
-        """For how long the server has said nothing while calls wait for it, in seconds; 0: none waits."""
+        """How long the server has sent nothing while calls wait for it, in seconds; 0: no call waits."""
         if self._channel is None or not any(call.sent for call in self._calls.values()):
             return 0.0
         return trio.current_time() - self._channel.heard
@@ -264,7 +266,7 @@ class Link:
         return f"the server at {self.name} was not reached for {away_s:.0f} s ({self._last})"
 
     def _unavailable(self, what: str, *, nothing_written: bool) -> Unavailable:
-        """`nothing_written`: the call would have been the only write of what the caller wanted, and was not sent."""
+        """`nothing_written`: the call alone would have written what the caller wanted, and it was not sent."""
         if not nothing_written:
             return Unavailable(what, remedy=self.remedy)
         return Unavailable(what, remedy=f"Nothing was written. {self.remedy}" if self.remedy else NOTHING_WRITTEN)
@@ -280,7 +282,7 @@ class Link:
         call.wake()
 
     def fail_all(self, error: Callable[[], BaseException]) -> None:
-        """End all calls with an error, because no answer comes any more."""
+        """End all calls with an error, because they will get no answer."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             self._end(call, error())
@@ -326,7 +328,7 @@ class Link:
             self.fail_all(lambda: LostError("the store was closed"))
 
     async def once(self) -> None:
-        """Run one connection, from its beginning to its end; calls without an answer then get LostError.
+        """Run one connection, from its beginning to its end. Calls that are unanswered by then get LostError.
 
         Raises: as `Channel.run`; the error with which the server refuses.
         """
@@ -335,7 +337,7 @@ class Link:
             await self._once()
         finally:
             self.closed = True
-            self.connected.set()  # waiting tasks find that it is closed
+            self.connected.set()  # waiting tasks find `closed`
             self.fail_all(lambda: LostError(f"the connection to {self.name} broke"))
 
     async def _once(self) -> None:
@@ -369,7 +371,7 @@ class Link:
         finally:
             self._channel = self._told = None
             self._merged.clear()
-            self._broken()  # first, so that it does not seem connected while it is closed
+            self._broken()  # first, so that it does not seem connected while it closes
             await trio.aclose_forcefully(stream)
 
     def _begun(self, channel: Channel, kept: bool) -> None:

@@ -1,9 +1,9 @@
 """A server's side of one connection: calls come in frames, replies leave in frames.
 
-R3  Of each kind of message that a server pushes, only the newest waits for a client that does not read.
-    At most `calls_max` calls of a connection are in flight. While more than `waiting_bytes_max` of replies wait for it,
-    the server begins none of its calls, looks up no rows for those that it has begun (`room`), and reads nothing more
-    from it. Other connections are not affected.
+R3  Of each kind of message that a server pushes, only the newest waits for a client that does not read. At most
+    `calls_max` calls of a connection are in flight. While more than `waiting_bytes_max` bytes of replies wait for a
+    connection, the server begins no further call of this connection, looks up no rows for calls that have begun
+    (`room`), and reads nothing more from the connection. Other connections are not affected.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ log: logging.Logger = logging.getLogger("perco.serve")
 
 
 class Peer:
-    """Loop thread only.
+    """A server's side of one connection. Loop thread only.
 
     Args:
-        handle: called for each call: (peer, id, method, arguments). It answers with `reply` or `fail`, at once or
-            later; id 0: no answer is wanted. An exception that it raises is the answer.
+        handle: called for each call with (peer, id, method, arguments). It answers with `reply` or `fail`, at once or
+            later; id 0: no answer is wanted. If it raises an exception, that is the answer.
     """
 
     channel: Channel
@@ -42,11 +42,11 @@ class Peer:
         self, channel: Channel, options: WireOptions, handle: Callable[[Peer, int, int, Any], None], name: str
     ) -> None:
         self.channel, self.name = channel, name
-        self.at = NOWHERE  # the address that it has connected to
+        self.at = NOWHERE  # the address to which the client has connected
         self._options, self._handle = options, handle
         self.calls = 0  # in flight
         self.ended = False
-        self._backlog: deque[Message] = deque()  # received, and not begun
+        self._backlog: deque[Message] = deque()  # calls that were received, and have not begun
         self._working = False
         self._fewer: trio.Event | None = None
         self._turn = trio.Lock()  # of tasks that wait for room
@@ -70,18 +70,18 @@ class Peer:
         self._answer(id, None, None)
 
     def push(self, what: int, value: Any) -> None:
-        """Push a message that replaces those of its kind that have not been sent yet."""
+        """Push a message; it replaces a message of its kind that has not been sent yet."""
         if not self.ended:
             self._pushes[what] = value
             self.channel.wake()
 
     def push_each(self, what: int, value: Any) -> None:
-        """Push a message of a kind whose every message must arrive."""
+        """Push a message of a kind of which every message must arrive."""
         if not self.ended:
             self.channel.send((what, PUSH, value))
 
     def _leaving(self) -> None:
-        """A frame leaves; pushes go first in it."""
+        """Called before a frame leaves: put the pushes first in it."""
         if self._pushes:
             pushes, self._pushes = self._pushes, {}
             for what, value in pushes.items():
@@ -97,7 +97,7 @@ class Peer:
                 await self.channel.drain().wait()
 
     async def answered(self) -> None:
-        """Wait until no call is in flight, and none waits to be begun."""
+        """Wait until no call is in flight, and none waits to begin."""
         while self.calls or (self._backlog and not self.ended):
             if self._answered is None:
                 self._answered = trio.Event()
@@ -124,7 +124,7 @@ class Peer:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Begin waiting calls, now that there may be more in flight. A WireError ends the connection."""
+        """Begin waiting calls, now that more may be in flight. A WireError ends the connection."""
         try:
             self._work()
         except WireError as error:
@@ -160,7 +160,7 @@ class Peer:
     def _work(self) -> None:
         """Begin waiting calls, as far as the limits of calls in flight and of waiting replies allow."""
         if self._working:
-            return  # called by an answer that was given at once
+            return  # called while `handle` gives an answer at once
         self._working = True
         backlog, handle, channel = self._backlog, self._handle, self.channel
         calls_max, bytes_max = self._options.calls_max, self._options.waiting_bytes_max
@@ -185,7 +185,7 @@ class Peer:
 
     def _pause(self) -> trio.Event | None:
         if self._backlog and not self.ended:
-            self._work()  # the client may have taken answers since
+            self._work()  # the client may have read answers since
         if self.channel.waiting_bytes > self._options.waiting_bytes_max:
             return self.channel.drain()
         if self._backlog:
