@@ -1,16 +1,17 @@
-"""A tiny bank: transfers between accounts, many at once, each of them all or nothing, and each of them once.
+"""A tiny bank: many transfers between accounts at once. Each happens as a whole or not at all, and only once.
 
     python examples/bank.py [FOLDER]
 
-Kill it whenever you like and start it again: it goes on with the transfers that are not in the ledger yet.
+Kill it at any moment and start it again: it continues with the transfers that are not in the ledger yet.
 
 What to look at:
 
-- `transfer` reads and writes three rows in two tables. `db.run` runs it again when another transfer got to one of its
-  accounts first; no transaction holds a lock meanwhile.
+- `transfer` reads and writes three rows in two tables. If another transfer changes one of the accounts first, `db.run`
+  runs it again. While the function runs, its transaction holds no lock.
 - Every transfer has a number, chosen by the client that asks for it. The ledger's row is written together with the
-  balances, so a client that does not know whether a transfer went through asks for it again.
-- The auditor adds up all balances while the money moves. A snapshot is of one moment: the sum is always the same.
+  balances. So a client that does not know whether a transfer went through may ask for it again.
+- The auditor adds up all balances while the money moves. A snapshot shows a single moment, so the sum is always the
+  same.
 """
 
 import argparse
@@ -39,7 +40,7 @@ async def open_accounts(txn: perco.Transaction) -> None:
 
 
 async def transfer(txn: perco.Transaction, number: int, source: int, target: int, amount: int) -> bool:
-    """Whether it was paid: now, or when it was asked for before."""
+    """Make a transfer; returns whether it was paid, now or when it was asked for before."""
     known = await txn.get(entry, number)
     if known is not None:
         return bool(known[-1])
@@ -53,7 +54,7 @@ async def transfer(txn: perco.Transaction, number: int, source: int, target: int
 
 
 def order(number: int) -> tuple[int, int, int]:
-    """What transfer `number` is about: two different accounts, and an amount."""
+    """The two different accounts, and the amount, of transfer `number`."""
     rng = random.Random(number)
     source, target = rng.sample(range(ACCOUNTS), 2)
     return source, target, rng.randrange(1, 60)

@@ -1,19 +1,22 @@
 """An embedding pipeline: an observer that awaits a slow HTTP service, one document after the other or 256 at a time.
 
-    python examples/embeddings.py [FOLDER] [--service HOST:PORT]      without one: a service of its own, 0.1 s an answer
+    python examples/embeddings.py [FOLDER] [--service HOST:PORT]
 
-Kill it whenever you like and start it again: what was not embedded is, what was is not asked for again.
+Without --service, it starts a service of its own, which takes 0.1 s for an answer.
+
+Kill it at any moment and start it again: it embeds the documents that do not have their vector yet, and no others.
 
 What to look at:
 
-- The observer is straight-line code. Its transaction stays open while it waits, and holds no lock: others write the
-  same table meanwhile (counted below). A document that is written while it is being embedded is embedded once more.
-- The vector and the note that the observer has run are committed together: no document is left out, none keeps the
-  vector of an older text. The *service* may be asked twice for what was on its way when the program died.
-- `concurrency=` bounds how many requests are in flight. If the service fails, the observer raises, the document waits,
-  and it is tried again, later each time; `attempts=0`: for ever, because it is not the document's fault if the service
-  is away.
-- What an observer needs besides the store it takes from where it is declared: `schema_with(at)`.
+- The observer is straight-line code. Its transaction stays open while it waits, and holds no lock, so other
+  transactions write the same table meanwhile (they are counted). A document that is written while it is being embedded
+  is embedded again.
+- The vector and the acknowledgement of the run are committed together. So no document is left out, and none keeps the
+  vector of an older text. But the *service* gets a request twice if the program died while the request was in flight.
+- `concurrency=` limits how many requests are in flight. If the service fails, the observer raises, and its change waits
+  to be tried again, after a longer pause each time. With `attempts=0`, this goes on for ever, because it is not the
+  document's fault if the service is away.
+- If an observer needs something besides the store, it takes it from the function that declares it: `schema_with(at)`.
 """
 
 import argparse
@@ -36,7 +39,7 @@ DOCUMENTS, IN_FLIGHT = 1024, 256
 docs = perco.Table("docs", key=perco.INT64)
 text = docs.column("text", perco.TEXT)
 vector = docs.column("vector", perco.JSON)
-views = docs.column("views", perco.INT64)  # what others write meanwhile
+views = docs.column("views", perco.INT64)  # what other transactions write meanwhile
 
 
 def schema_with(at: str) -> perco.Schema:
@@ -62,7 +65,7 @@ async def view(txn: perco.Transaction, number: int) -> None:
 
 
 async def embed_all(db: perco.Database, in_flight: int, seconds: float = math.inf) -> None:
-    """For so long, or until all are embedded; others write the same table meanwhile."""
+    """Embed for `seconds`, or until all documents are embedded; other transactions write the same table meanwhile."""
     viewed, began = 0, time.perf_counter()
     options = perco.WorkerOptions(concurrency=in_flight, attempts=0)
     async with trio.open_nursery() as nursery, db.worker(options=options) as worker:
@@ -88,7 +91,7 @@ async def main(folder: Path, at: str | None = None) -> None:
             at = f"127.0.0.1:{listener.socket.getsockname()[1]}"
         async with perco.open(folder, schema_with(at)) as db:
             if not (await db.waiting())["embed"]:
-                await db.run(load, db.statistics().last_ts)  # new texts, all of them
+                await db.run(load, db.statistics().last_ts)  # a new text for every document
             print(f"{DOCUMENTS} documents, {(await db.waiting())['embed']} of them wait to be embedded")
             await embed_all(db, 1, 0.5)
             await embed_all(db, IN_FLIGHT)
@@ -108,13 +111,13 @@ async def ask(at: str, value: object) -> Any:
 
 
 async def slowly(text: str) -> list[int]:
-    """What the service has for a vector: the text's length, and how often it has an 'e'."""
+    """The vector that the service computes: the length of the text, and how often the text has an 'e'."""
     await trio.sleep(0.1)
     return [len(text), text.count("e")]
 
 
 async def serve(answer: Callable[[str], Awaitable[object]], stream: trio.SocketStream) -> None:
-    """One request of the service."""
+    """Answer one request to the service."""
     request = b""
     with suppress(trio.BrokenResourceError):  # the client has gone
         async for data in stream:

@@ -1,21 +1,24 @@
-"""Export to a system outside (here a SQLite file; think of a warehouse, a mail service) so that it takes effect once.
+"""Export to an outside system, so that it takes effect once (here a SQLite file; think of a warehouse, a mail service).
 
     python examples/export.py [FOLDER]
 
-Kill it whenever you like and start it again: in the end the outside is equal to the store.
+Kill it at any moment and start it again: in the end, the outside system agrees with the store.
 
-An observer's writes to perco and the note that it has run are committed together; what it does outside cannot be. It
-may die between the two, and then it runs again. So each delivery carries what lets the outside tell a repetition:
+An observer's writes to perco and its acknowledgement are committed together. What the observer does outside cannot be
+part of that commit. If the process dies between the two, the observer runs again. So each delivery carries something by
+which the outside system recognizes a duplicate:
 
-- Newest wins (`prices`): the change's commit timestamp as a version; the outside takes a row only if it is newer. That
-  also stops a delivery of a process that died, should it arrive after a later one.
-- Each once (`receipts`): row and commit timestamp as an idempotency key; the outside ignores a key that it has seen.
+- Newest wins (`prices`): a delivery carries the change's commit timestamp as a version; the outside system takes a row
+  only if its version is newer. So a delivery by a dead process does no harm if it arrives after a later one.
+- Each once (`receipts`): a delivery carries the row's key and the commit timestamp as an idempotency key; the outside
+  system ignores a key that it has seen.
 
-Promised: what was committed reaches the outside, if only it answers again some day; a repetition changes nothing;
-nothing arrives that was not committed. Not promised: every value on the way (changes of one cell may collapse into the
-newest: give each event a row of its own, as orders have here); any order between rows, so the outside may show a later
-commit and not yet an earlier one; anything, if the outside forgets the keys that it has seen, or if the store is
-removed and made again, and so counts its timestamps from 1 again.
+Guaranteed: the newest committed value of each cell reaches the outside system, provided that this system answers again
+some day; a duplicate changes nothing; nothing arrives that was not committed. Not guaranteed: intermediate values
+(several changes of a cell may collapse into the newest; so give each event a row of its own, as each order has here);
+any particular order between rows (the outside system may show a later commit, but not yet an earlier one). And nothing
+is guaranteed if the outside system forgets the keys that it has seen, or if the store is removed and made again,
+because its timestamps then begin at 1 again.
 """
 
 import argparse
@@ -34,15 +37,15 @@ PRODUCTS, STEPS, AT_ONCE = 40, 320, 16
 products = perco.Table("products", key=perco.TEXT)
 price = products.column("price", perco.INT64)
 
-orders = perco.Table("orders", key=perco.INT64)  # written once each
+orders = perco.Table("orders", key=perco.INT64)  # each row is written once
 order = orders.column("order", perco.TEXT)
 
 
 class Outside:
-    """Somebody else's system. It knows nothing of perco; each delivery is durable there before it answers."""
+    """A system outside perco. A delivery is durable there before the system answers."""
 
     def __init__(self, path: Path) -> None:
-        self.one = trio.CapacityLimiter(1)  # at a time
+        self.one = trio.CapacityLimiter(1)  # one delivery at a time
         path.parent.mkdir(parents=True, exist_ok=True)
         self.sqlite = sqlite3.connect(path, check_same_thread=False)
         self.sqlite.executescript(
@@ -52,7 +55,7 @@ class Outside:
         )
 
     def put_price(self, product: str, price: int | None, version: int) -> bool:
-        """Whether it was news. What was deleted stays as a row without a price, or an old delivery would revive it."""
+        """Store a price; returns whether it was new. A deleted price leaves a row, so no old delivery revives it."""
         return self.changed(
             "INSERT INTO prices VALUES (?1, ?2, ?3)"
             " ON CONFLICT DO UPDATE SET price = ?2, version = ?3 WHERE version < ?3",
@@ -60,7 +63,7 @@ class Outside:
         )
 
     def send_receipt(self, key: str, text: str) -> bool:
-        """Whether it was news."""
+        """Store a receipt; returns whether it was new."""
         return self.changed("INSERT INTO receipts VALUES (?, ?) ON CONFLICT DO NOTHING", (key, text))
 
     def changed(self, statement: str, values: tuple[object, ...]) -> bool:
@@ -87,7 +90,7 @@ def schema_with(outside: Outside, told: Counter[bool]) -> perco.Schema:
 
 
 async def buy_or_mark(txn: perco.Transaction, product: str) -> None:
-    """A customer buys what has a price; a clerk changes it, or takes it from the list."""
+    """A customer buys a product that has a price, or a clerk changes the price, or a clerk deletes it."""
     if await txn.get(price, product) is not None and random.random() < 0.3:
         txn.set(order, random.getrandbits(60), product)
     elif random.random() < 0.9:
@@ -99,7 +102,7 @@ async def buy_or_mark(txn: perco.Transaction, product: str) -> None:
 async def main(folder: Path) -> None:
     told: Counter[bool] = Counter()
     outside = Outside(folder / "outside.sqlite")
-    for_ever = perco.WorkerOptions(attempts=0)  # the outside may be away for long; by default 16 failures are enough
+    for_ever = perco.WorkerOptions(attempts=0)  # the system may be away for long; the default is 16 attempts
     async with perco.open(folder / "store", schema_with(outside, told)) as db, db.worker(options=for_ever):
 
         async def trade() -> None:

@@ -1,17 +1,19 @@
-"""A web service of links by name: FastAPI, a store that the app's lifespan opens, an index kept by an observer.
+"""A web service for links by name: FastAPI, a store that the app's lifespan opens, an index that an observer maintains.
 
     python examples/fastapi_app.py [FOLDER]          # http://127.0.0.1:8000/docs; needs fastapi and uvicorn
 
-Kill it whenever you like and start it again: what was answered is there, and what the index had not caught up with by
-then it catches up with now.
+Kill it at any moment and start it again: every write that was answered is there, and the index catches up with the
+writes that it has not seen yet.
 
 What to look at:
 
 - `lifespan` opens the store once, with `perco.aio`, and runs the observers beside the requests, in the server's own
-  loop. Requests that come together share a write and an fsync.
-- `visit` is a read and a write of one cell that everybody wants. `db.run` runs it again where two met, and no count is
-  lost. What the store cannot do in time, or for lack of space, is a 503 that says why; nothing was written then.
-- `/tags` answers by an index. `fresh=true` waits until the index has caught up with all that was answered before.
+  loop. Requests that arrive together share a write and an fsync.
+- `visit` reads and writes one cell that many requests want. If two of them conflict, `db.run` runs one again, so no
+  count is lost. If the store cannot do something in time, or has no space left, the response is a 503 that says why;
+  nothing was written then.
+- `/tags` answers from an index. With `fresh=true`, it first waits until the index has caught up with all writes that
+  were answered before.
 """
 
 import argparse
@@ -31,7 +33,7 @@ links = perco.Table("links", key=perco.TEXT)
 url = links.column("url", perco.TEXT)
 tags = links.column("tags", perco.JSON)
 visits = links.column("visits", perco.INT64)
-indexed = links.column("indexed", perco.JSON)  # the tags that the index knows of
+indexed = links.column("indexed", perco.JSON)  # the tags under which the index has this link
 
 by_tag = perco.Table("by_tag", key=perco.Tuple(perco.TEXT, perco.TEXT))  # (tag, name)
 target = by_tag.column("url", perco.TEXT)

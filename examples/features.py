@@ -1,17 +1,20 @@
-"""A feature table: what each user and each item amounts to, kept purchase by purchase, and as it was at any moment.
+"""A feature table: totals for each user and each item, updated with every purchase, and readable as of any moment.
 
     python examples/features.py [FOLDER] [--day SECONDS]
 
-Kill it whenever you like and start it again: it goes on with the day that was not closed. A start sells for three days.
+Kill it at any moment and start it again: it continues with the day that was not closed. Each start sells for three
+days.
 
 What to look at:
 
-- `fold` adds a purchase to the features of its user and of its item, in one transaction with the note that it has run:
-  each purchase counts once, whatever dies. Two purchases of one user collide, and one of them is run again.
-- A purchase may be corrected or taken back: `folded` is what it counts for by now, so the difference is added.
-- `db.snapshot(at=...)` reads all features as they were then. To train a model, read what it would have been given at
-  that time: what came in, or was corrected, later does not leak in. `perco.Keep` says how long the past can be read.
-- `at=` is as exact as the clock is noted: a second, here a tenth of one. Exactly: `ts=`, of a commit or a snapshot.
+- `fold` adds a purchase to the features of its user and of its item. The same transaction acknowledges the run, so each
+  purchase counts once, whatever dies. If two purchases of a user conflict, `fold` runs again for one of them.
+- A purchase may be corrected or taken back: `folded` holds what the features contain of it, so `fold` adds the
+  difference.
+- `db.snapshot(at=...)` reads all features as they were at that time. To train a model, read the features that it would
+  have been given then: no later purchase or correction leaks in. `perco.Keep` says how long the past can be read.
+- `at=` is only as exact as the notes of the clock: a second by default, here a tenth of a second. `ts=`, with the
+  timestamp of a commit or a snapshot, is exact.
 """
 
 import argparse
@@ -29,7 +32,7 @@ Features = dict[tuple[str, int], tuple[int, int]]  # how many, for how much
 
 purchases = perco.Table("purchases", key=perco.INT64)
 bought = purchases.column("bought", perco.JSON)  # [user, item, cents]
-folded = purchases.column("folded", perco.JSON)  # the same, as the features have it
+folded = purchases.column("folded", perco.JSON)  # the same, as contained in the features
 
 features = perco.Table("features", key=perco.Tuple(perco.TEXT, perco.INT64))  # ("user" or "item", number)
 count = features.column("count", perco.INT64)
@@ -71,7 +74,7 @@ async def correct(txn: perco.Transaction, number: int) -> None:
 
 
 async def sell_for_a_day(db: perco.Database, day: int) -> None:
-    """The same if it is done again: a purchase that is there is written again, and folded by its difference."""
+    """Sell for a day. Doing it again has the same result: `fold` adds only the difference to an earlier purchase."""
     numbers = iter(range(day * PER_DAY, (day + 1) * PER_DAY))
 
     async def seller() -> None:
@@ -92,7 +95,7 @@ async def read(snap: perco.Snapshot) -> Features:
 
 
 async def batch(snap: perco.Snapshot) -> Features:
-    """The same, computed from scratch."""
+    """The features, computed from scratch."""
     out: Features = {}
     async for row in snap.scan(purchases, columns=[bought]):
         user, item, cents = row.get(bought, [])

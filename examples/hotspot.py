@@ -1,19 +1,20 @@
-"""A hot cell, written by one observer that conflicts, and by two that do not: they are connected by a signal.
+"""A hot cell: runs of one observer that writes it conflict; runs of two observers, connected by a signal, do not.
 
     python examples/hotspot.py [FOLDER] [--documents N]
 
-Kill it whenever you like and start it again: each document counts once. A start adds N documents.
+Kill it at any moment and start it again: each document counts once. Each start adds N documents.
 
-Each document is of a cluster, most of one; the number of documents of each cluster is kept. What to look at:
+Each document belongs to a cluster, half of them to the same one. The observers keep the number of documents of each
+cluster. What to look at:
 
-- `count_at_once` does it in one piece. All runs for a cluster want its one cell: all but one of those under way at a
-  time look at their document in vain, and are run again.
-- `look` and `gather` do the same in two. `look` writes nothing that another run of it writes: what is new goes into a
-  row of its own, and a *signal* is raised at the cluster. A signal has no value and cannot be written, so raising it
-  never conflicts. `gather` runs for the signal: it takes what is new, as much as there is by then, and writes the hot
-  cell. A thousand signals may be one run.
-- A signal is run for at least once, some time after it was raised: `gather` finds nothing new, now and then, and that
-  must do no harm. It learns from the rows, and not from the signal, which documents are new.
+- `count_at_once` does this in one observer. All its runs for a cluster write the same cell. Of the runs in flight at
+  the same time, only one commits; the others have looked at their documents in vain, and run again.
+- `look` and `gather` do the same in two observers. No two runs of `look` write the same cell: each puts its document
+  into a row of its own, and raises a *signal* at the cluster. A signal has no value and cannot be written, so raising
+  it never conflicts. `gather` runs for the signal: it takes the documents that are new by then, and writes the hot
+  cell. One run may serve a thousand signals.
+- After a signal has been raised, its observer runs at least once. So `gather` sometimes finds no new document, and that
+  must do no harm. The rows, not the signal, tell it which documents are new.
 """
 
 import argparse
@@ -32,7 +33,7 @@ CLUSTERS, LOADERS, RUNS = 4, 32, 32
 documents = perco.Table("documents", key=perco.INT64)
 one = documents.column("one", perco.TEXT)  # the cluster of a document, for `count_at_once`
 two = documents.column("two", perco.TEXT)  # ... for `look`
-counted = documents.column("counted", perco.BOOL)  # by `count_at_once`
+counted = documents.column("counted", perco.BOOL)  # whether `count_at_once` has counted it
 looked = documents.column("looked", perco.BOOL)
 
 clusters = perco.Table("clusters", key=perco.TEXT)
@@ -47,7 +48,7 @@ schema = perco.Schema(documents, clusters, news)
 
 
 async def work() -> None:
-    """What looking at a document takes."""
+    """The time that it takes to look at a document."""
     await trio.sleep(0.002)
 
 
@@ -82,7 +83,7 @@ async def gather(txn: perco.Transaction, change: perco.Change[str, None]) -> Non
 
 
 def cluster_of(number: int) -> str:
-    """Half of the documents are of the first cluster, half of the others of the second, and so on."""
+    """Half of the documents belong to the first cluster, half of the others to the second, and so on."""
     return f"c{min(int(-math.log2(1 - random.Random(number).random())), CLUSTERS - 1)}"
 
 
@@ -101,7 +102,7 @@ async def load(db: perco.Database, column: perco.Column[int, str], numbers: rang
 
 
 async def wrong(snap: perco.Snapshot) -> int:
-    """How many sizes are not what the documents say."""
+    """How many differences there are between the stored sizes and a count of the documents."""
     differ = 0
     for column, size in (one, size_one), (two, size_two):
         right: Counter[str] = Counter()
@@ -119,7 +120,7 @@ async def main(folder: Path, count: int) -> None:
         first = before[0] + 1 if before else 0
         for column, name in (one, "one observer"), (two, "two, by a signal"):
             async with db.worker(concurrency=RUNS) as worker:
-                await db.wait_idle()  # what a killed start has left
+                await db.wait_idle()  # for the changes that a killed start has left
                 done = worker.statistics()
                 began = time.perf_counter()
                 await load(db, column, range(first, first + count))

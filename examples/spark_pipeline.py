@@ -1,13 +1,13 @@
-"""A data pipeline on Spark: Parquet in, observers, a snapshot out, joined with other data and drawn.
+"""A data pipeline on Spark: Parquet in, observers, and a snapshot out, which is joined with other data and plotted.
 
     python examples/spark_pipeline.py [FOLDER] [--day N] [--draw FILE]    # pip install '.[spark]'; Java 17; matplotlib
 
-Orders arrive as Parquet files, a file for each day. Each order goes in by a transaction of its own, exactly once,
-though tasks die; an observer keeps a running total for each customer, which changes with the orders that change and
-with no others. Then a snapshot is read back as a data frame, joined with the customers' countries, and drawn.
+Orders arrive as Parquet files, one for each day. A transaction of its own loads each order, exactly once, even if tasks
+die. An observer keeps a running total for each customer; it runs only for orders that change. Then a snapshot is read
+back as a data frame, joined with the customers' countries, and plotted.
 
-Kill it whenever you like and start it again: what has been loaded is not loaded twice, and totals stay right. With
-`--day 1` only the orders of another day are worked on.
+Kill it at any moment and start it again: no order is loaded twice, and the totals stay right. With `--day 1`, only the
+orders of that day are loaded and processed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DAYS, ORDERS, CUSTOMERS = 3, 2_000, 200
 orders = perco.Table("orders", key=perco.Tuple(perco.INT64, perco.INT64))  # (day, number)
 customer = orders.column("customer", perco.TEXT)
 cents = orders.column("cents", perco.INT64)
-counted = orders.column("counted", perco.MSGPACK)  # (customer, cents), as the total has it
+counted = orders.column("counted", perco.MSGPACK)  # (customer, cents), as contained in the totals
 totals = perco.Table("totals", key=perco.TEXT)  # by customer
 spent = totals.column("spent", perco.INT64)
 count = totals.column("count", perco.INT64)
@@ -34,7 +34,7 @@ schema = perco.Schema(orders, totals)
 
 @schema.observe(cents, id="total")
 async def total(txn: perco.Transaction, change: perco.Change[tuple[int, int], int]) -> None:
-    """Takes back what this order was counted as, and counts it as it is: corrections and deletions too."""
+    """Subtract what this order was counted as, and add what it is now: so corrections and deletions count too."""
     before = await txn.get(counted, change.key)
     now = (await txn.get(customer, change.key) or "", change.value) if change.value is not None else None
     entry: tuple[str, int] | None
@@ -50,14 +50,14 @@ async def total(txn: perco.Transaction, change: perco.Change[tuple[int, int], in
 
 
 async def load_order(txn: perco.Transaction, row: Any) -> None:
-    """The loader: runs in the executors, once for every row."""
+    """The loader: runs in the executors, for every row."""
     key = (row.day, row.number)
     txn.set(customer, key, row.customer)
     txn.set(cents, key, row.cents)
 
 
 def key_of(row: Any) -> tuple[int, int]:
-    """The key of an order: that of the row that it is loaded into."""
+    """The key of the row into which an order is loaded."""
     return row.day, row.number
 
 
@@ -68,7 +68,7 @@ def made(day: int) -> list[tuple[int, int, str, int]]:
 
 def main(folder: Path, days: list[int], draw: Path | None) -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # executors run this Python
-    # ... and find this file; a program of yours is installed there, or sent with spark.addArtifacts
+    # ... and find this file; install your own program there, or send it with spark.addArtifacts
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     from pyspark.sql import SparkSession, functions as F
 

@@ -1,18 +1,17 @@
-"""Two indexes of the same people: of addresses, which must never be wrong, and of towns, which may be a moment late.
+"""Two indexes of the same people: one of addresses, which must never be wrong, and one of towns, which may lag behind.
 
     python examples/unique.py [FOLDER]
 
-Kill it whenever you like and start it again; every start moves people about, and compares both indexes with the
-people.
+Kill it at any moment and start it again; every start moves people about, and compares both indexes with the people.
 
 What to look at:
 
-- An address has one owner: that is a decision, so it is made in the transaction that writes the person. If two
-  transactions want the same address, both write `holder[address]`, so one of them is run again, and is told that the
-  address is taken. An observer would be too late: it runs when the person has been written.
-- Who lives where is derived, so an observer keeps it. People are written without waiting for it; `db.wait_idle()`, or
-  `db.wait_for(ts)` for one commit, waits until it has caught up. `filed` is what the observer remembers of its last
-  run: a change does not tell the old value.
+- An address has only one owner. This must be decided in the transaction that writes the person. If two transactions
+  want the same address, both write `holder[address]`, so one of them runs again, and then finds the address taken. An
+  observer would be too late, because it runs after the person has been written.
+- The index of towns is derived from the people, so an observer maintains it. The transactions that write people do not
+  wait for the observer. `db.wait_idle()`, or `db.wait_for(ts)` for one commit, waits until it has caught up. In
+  `filed`, the observer notes the town of its last run, because a change does not contain the old value.
 """
 
 import argparse
@@ -42,11 +41,11 @@ schema = perco.Schema(people, emails, by_town)
 
 
 class EmailTakenError(Exception):
-    """Raised inside a transaction, it discards it, and comes out of `db.run`."""
+    """Raised inside a transaction: this discards the transaction, and `db.run` raises the error."""
 
 
 async def register(txn: perco.Transaction, person: int, address: str, home: str) -> None:
-    """A person, new or known, with an address that no other person has."""
+    """Write a person, new or known, with an address that no other person has."""
     owner = await txn.get(holder, address)
     if owner not in (None, person):
         raise EmailTakenError(f"{address} belongs to person {owner}")
@@ -68,7 +67,7 @@ async def leave(txn: perco.Transaction, person: int) -> None:
 
 @schema.observe(town, id="index by town")
 async def index(txn: perco.Transaction, change: perco.Change[int, str]) -> None:
-    person, home = change.key, change.value  # None: has left
+    person, home = change.key, change.value  # None: the person has left
     old = await txn.get(filed, person)
     if old is not None:
         txn.delete(since, (old, person))
@@ -83,7 +82,7 @@ async def inhabitants(snap: perco.Snapshot, home: str) -> list[int]:
 
 
 async def compare(snap: perco.Snapshot) -> tuple[int, int, int]:
-    """How many people there are, and how many entries of the two indexes are not as the people themselves say."""
+    """How many people there are, and, for each index, how many of its entries disagree with the rows of the people."""
     known = {row.key: (row.get(email, ""), row.get(town, "")) async for row in snap.scan(people, columns=[email, town])}
     owners = {(row.key, row[holder]) async for row in snap.scan(emails)}
     listed = {(home, person) for home in TOWNS for person in await inhabitants(snap, home)}

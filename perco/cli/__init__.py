@@ -120,16 +120,16 @@ def status(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show who has a store open, its tables, and what waits.
+    """Show a store's owner, its tables, and what waits.
 
-    Shows the owning process; the tables with their columns and tablets; how far back each can be read, and which
-    transaction or pin keeps old versions (as the vacuum last saw it: at most 30 s ago while a process has the store
-    open); locks; the changes that wait for each observer, and those of them that have failed and are retried. If the
-    store is open, it also shows how many clients the owner has, and how many processes run observers. The column ready
-    says whether an observer has been notified of all older data. --json shows everything.
+    Shows the owner; the tables with their columns and tablets; how far back each table can be read; which transaction
+    or pin keeps old versions (as the vacuum last saw it: at most 30 s ago while a process has the store open); the
+    number of locks; and the changes that wait for each observer, including those that have failed and are retried. If
+    the store is open, it also shows how many clients the owner has, and how many processes run observers. The column
+    "ready" says whether an observer has been notified of all older data. --json shows everything.
 
-    --tasks asks the owner and its clients for the tasks of their event loops. For each task it shows the line of code
-    where it began, the line where it waits, and what it waits for; tasks that look alike share a line.
+    --tasks asks the owner and its clients for the tasks of their event loops. For each task, it shows the line of code
+    where the task began, the line where it waits, and what it waits for; tasks that look alike share a line.
 
     \b
     Examples:
@@ -158,8 +158,8 @@ def scan(
 ) -> None:
     """Print rows of a table in key order, all as of one moment.
 
-    Long values are cut; --json prints them whole, one line of JSON per row. In a pipe each row is a line of cells
-    separated by tabs.
+    Long values are cut; --json prints them whole, one line of JSON per row. In a pipe, each row is a line, with its
+    cells separated by tabs.
 
     \b
     Examples:
@@ -186,7 +186,7 @@ def get(
 ) -> None:
     """Print one cell, or all cells of a row.
 
-    With a COLUMN it prints only the value. Exits with 1 if there is no value.
+    With COLUMN, it prints only that value. Exits with 1 if there is no value.
 
     \b
     Examples:
@@ -213,7 +213,7 @@ def set_(
     """Write one cell, in a transaction of its own.
 
     Notifies the observers of the column, which the store's catalogue lists.
-    They run when a program that declares them opens the store.
+    They run once a program that declares them has the store open.
 
     \b
     Examples:
@@ -294,22 +294,23 @@ def serve(
 ) -> None:
     """Keep a store open for other processes, until SIGTERM or Ctrl-C.
 
-    Programs that open the same folder become clients automatically, over a socket in it. Use this command to keep the
-    store open when they end, and for clients on other hosts. This command runs no observers; start workers, which
-    connect as clients. If the folder does not exist, the command creates a store.
+    Programs that open the same folder become clients automatically, over a socket in the folder. Use this command to
+    keep the store open after such programs have ended, and to serve clients on other hosts. This command runs no
+    observers; start workers, which connect as clients. If the folder does not exist, the command creates a store.
 
-    On TCP a client must present the store's token, a file in the folder that only its owner can read. Programs of the
+    On TCP, a client must present the store's token, a file in the folder that only its owner can read. Programs of the
     same user on the same machine find it automatically; others use perco.open(..., token=...), or PERCO_TOKEN in the
     environment. An address that other hosts can reach needs TLS.
 
     STORE may be a database, postgresql://... or bigtable://...: this process then owns the store. --listen sets the
-    address for clients; over TCP, the token is the value of PERCO_TOKEN. With --standby, a second server waits, and
-    takes over if the first one fails. With --direct, programs that open the database's address read and write the rows
-    directly; they get timestamps from the leading server.
+    address for clients; over TCP, the token is the value of PERCO_TOKEN. With --standby, a second server waits while
+    the first one owns the store, and takes over if the first one fails. With --direct, programs that open the
+    database's address read and write the rows directly; they get timestamps from the server that owns the store.
 
-    With --processes N, N tablet servers have the tablets of all tables, and clients ask them directly. If one dies, the
-    others take over its tablets, and it is replaced. A single process commits a transaction within one tablet in one
-    step, so more processes help only if it has no CPU left. A table that has grown has several tablets.
+    With --processes N, N tablet servers have the tablets of all tables, and clients call them directly. If a tablet
+    server dies, the others take over its tablets, and a new one replaces it. Without --processes, the server commits a
+    transaction in one step if it stays within one tablet. So more processes help only if a single one is limited by
+    its CPU. A table that has grown has several tablets.
 
     \b
     Examples:
@@ -354,9 +355,9 @@ def worker(
     """Run a program's observers, until SIGTERM or Ctrl-C.
 
     MODULE is imported from the current folder; SCHEMA is the perco.Schema in it. Several workers may run on one store;
-    only one at a time works on a row. If no process has the folder open, the first worker opens it, and the others are
-    its clients; with `perco serve`, the folder stays open when a worker ends. For a store on PostgreSQL or Bigtable,
-    workers are clients of `perco serve --direct`.
+    only one of them at a time works on a row. If no process has the folder open, the first worker becomes its owner,
+    and the others are that worker's clients. With `perco serve`, the folder stays open when a worker ends. For a store
+    on PostgreSQL or Bigtable, workers are clients of `perco serve --direct`.
 
     \b
     Examples:
@@ -381,8 +382,8 @@ def wait(
 ) -> None:
     """Wait until all observers have run.
 
-    Ends when no change waits anywhere. While others keep writing, that moment may never come: --until-ts waits only
-    for commits by programs up to a timestamp, and for everything that followed from them.
+    Ends when no change waits anywhere. While other programs keep writing, that moment may never come. With --until-ts,
+    the command waits only for changes that programs committed up to a timestamp, and for all that followed from them.
 
     \b
     Examples:
@@ -407,24 +408,25 @@ def check(
     """Verify all stored data.
 
     Reads every cell and reports contradictions: records without data, commits without a primary, lost notifications
-    and more, each with a remedy. Safe while another process writes: it looks again before it reports a finding. Locks
-    that a dead client left are notes, not errors: the next transaction that encounters them settles them.
+    and more, each with a remedy. The check is safe while another process writes, because it looks again before it
+    reports a finding. It reports the locks of dead clients as notes, not as errors: the next transaction that
+    encounters such a lock settles it.
 
-    It reads the pages of every file first, in a process of its own. A file that cannot be read, or on which LMDB
-    aborts, is reported as an error of its tablet; the check continues with the others. --repair does nothing while
-    there is such an error.
+    First, it reads the pages of every file, in a process of its own. If a file cannot be read, or if LMDB aborts on it,
+    the check reports an error of that tablet, and continues with the other tablets. --repair does nothing while there
+    is such an error.
 
-    For an address, it asks the server for the cells, even while other clients write. It does not read the files; the
-    last line of output names the command to run on the server's host, which checks them too. --json then has
-    "files_checked": false.
+    For an address, the check asks the server for the cells, even while other clients write. It does not read the
+    files. The last line of output names the command that also checks the files, to be run on the server's host. With
+    --json, the output then has "files_checked": false.
 
     --repair settles the locks of dead clients, deletes orphaned data and notifications, puts lost notifications back,
-    and so on, each only if the finding still holds. It does not guess what cannot be known, such as which of two values
-    was meant. Without --repair nothing is changed: the check says what a repair would do. For an address, it repairs
-    through the server, which keeps running and settles the locks of dead clients itself.
+    and so on; it does so only where the finding still holds. It does not guess what cannot be known, such as which of
+    two values was meant. Without --repair, the check changes nothing, and says what a repair would do. For an address,
+    --repair works through the server, which keeps running and settles the locks of dead clients itself.
 
-    A store written with durability="process" refuses to open after the machine has restarted. Check it; --accept then
-    makes it usable again.
+    After the machine has restarted, perco refuses to open a store that was written with durability="process". Check
+    it; if the check finds no errors, --accept makes the store usable again.
 
     \b
     Exit codes:
@@ -447,10 +449,10 @@ def check(
 def vacuum(store: Store, json: Json = False) -> None:
     """Remove old versions that no reader needs any more.
 
-    A program does this by itself, in the background, while it has the store open; this command does it now. If another
-    process has the store open, or serves it, that process does the work. Tables declare how long they keep old
-    versions, a day by default: perco.Table("docs", keep=perco.Keep(seconds=3600)). Open transactions and pins keep the
-    versions that they may read. Later writes reuse the space; perco compact gives it back.
+    The owner of a store does this by itself, in the background; this command does it now. If another process owns the
+    store, that process does the work. Tables declare how long they keep old versions, a day by default:
+    perco.Table("docs", keep=perco.Keep(seconds=3600)). Open transactions and pins keep the versions that they may read.
+    Later writes reuse the space; perco compact returns it to the file system.
 
     \b
     Examples:
@@ -468,9 +470,9 @@ def backfill(
 ) -> None:
     """Show how far new observers have been notified of older data.
 
-    A new observer, or a higher version of one, is notified of all existing data, unless it was declared
-    with backfill=False. A program that has the store open does this in the background, a page at a time; if it ends,
-    the next one continues. --run does it now. It runs no observers: a program that declares them does.
+    perco notifies a new observer, or a higher version of an observer, of all existing data, unless it was declared
+    with backfill=False. The store's owner does this in the background, a page at a time; if the owner ends, the next
+    owner continues. --run finishes all backfills now. It runs no observers: a program that declares them does.
 
     \b
     Examples:
@@ -491,7 +493,7 @@ def pins(
 ) -> None:
     """Show the pins: named snapshots that keep old versions readable.
 
-    A pin has a name, an owner and a lease; when its lease has expired, it keeps nothing. Programs make them:
+    A pin has a name, an owner and a lease; when its lease has expired, it keeps nothing. Programs make pins:
     async with db.pin("nightly-export", lease_s=3600) as pin: ...
 
     \b
@@ -506,8 +508,8 @@ def pins(
 def tablets(store: Store, json: Json = False) -> None:
     """Show which process has which tablets of an open store.
 
-    A tablet is a range of a table's rows with files and a writer of its own. With `perco serve --processes N` tablet
-    servers have the tablets. The column taken over says how often another server has taken the tablet over.
+    A tablet is a range of a table's rows with files and a writer of its own. With `perco serve --processes N`, tablet
+    servers have the tablets. The column "taken over" says how often another process has taken the tablet over.
 
     \b
     Examples:
@@ -530,7 +532,7 @@ def split(
 
     Some rows of the table then have files and a writer of their own. perco splits large tablets by itself
     (perco.options.SplitOptions). Reads and writes continue meanwhile; writes to rows of the new tablet wait for a
-    moment at the end. The store may be open elsewhere, or served.
+    moment at the end. Another process may have the store open, or serve it.
 
     \b
     Examples:
@@ -552,9 +554,9 @@ def compact(
     Later writes reuse the space of removed versions, but a file does not shrink by itself. This command writes each
     tablet's cells into a new file, in order, which then replaces the old one. Reads and writes continue meanwhile;
     writes to the tablet wait for a moment at the end. The disk needs room for one tablet's new file next to its old
-    one. If interrupted or killed, the store stays whole: each tablet has its old file or its new one. The store may be
-    open elsewhere, or served, though not with --processes. Old versions are copied too; run perco vacuum first to
-    remove those that no reader needs any more.
+    one. If the command is interrupted or killed, the store stays whole: each tablet has its old file or its new one.
+    Another process may have the store open, or serve it, but not with --processes. Old versions are copied too; run
+    perco vacuum first to remove those that no reader needs any more.
 
     \b
     Examples:

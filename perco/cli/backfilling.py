@@ -20,7 +20,7 @@ _STATES = {"done": "yes", "under way": "under way", "not begun": "not yet"}
 
 
 async def backfill(store: str, *, running: bool, json: bool) -> int:
-    """Show the progress of backfills; or open the store to write, and finish them."""
+    """Show the progress of backfills or, with `running`, open the store for writing and finish them."""
     async with perco.open(store, readonly=True) as db:
         schema = schema_of(inside(db).catalogue)
         found = await progress_of(inside(db).driver.store, inside(db).catalogue)
@@ -83,7 +83,7 @@ def _show(found: list[perco.BackfillProgress]) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[perco.BackfillProgress], None]]:
-    """A line on a terminal, nothing elsewhere."""
+    """Show a line on a terminal; elsewhere, show nothing."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -24,8 +24,8 @@ bigtable: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
 def _bigtable() -> None:
     """Stores whose rows are on Cloud Bigtable.
 
-    `init` makes the table of a store; that takes the role roles/bigtable.admin. Programs that use the store need only
-    roles/bigtable.user. With BIGTABLE_EMULATOR_HOST set, all commands go to an emulator.
+    `init` makes the table of a store; this needs the role roles/bigtable.admin. Programs that use the store need only
+    roles/bigtable.user. If BIGTABLE_EMULATOR_HOST is set, all commands go to that emulator.
 
     \b
     Examples:
@@ -36,7 +36,7 @@ def _bigtable() -> None:
 
 @bigtable.command(name="init", short_help="Make a store's table.")
 def _init(url: Url) -> None:
-    """Make the table of a store, with its two column families, if it is not there.
+    """Make the table of a store, with its two column families, if it does not exist.
 
     \b
     Example:

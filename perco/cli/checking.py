@@ -1,7 +1,8 @@
 """`perco check`: verify the stored data, repair it, and accept it after a loss (S2).
 
-A folder is checked in a process of its own (`containing.py`): a damaged file may kill the process that reads it, and
-must not hide the others. A served store, given by its address, is checked by a client: its cells, but not its files.
+A folder is checked in a process of its own (`containing.py`), because a damaged file may kill the process that reads
+it, and the other files are to be checked all the same. A served store, given by its address, is checked by a client,
+which reads the cells, but not the files.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _RESTORE = f"{RESTORE}; the other tablets can be read in the copy, as of the tim
 
 
 def check_contained(store: str, *, json: bool, accepting: bool, repairing: bool) -> NoReturn:
-    """Run `check_store` in a child process; if reading a tablet kills it, run another one without that tablet. Then
-    exit. A served store is checked in this process."""
+    """Run `check_store` in a child process; if reading a tablet kills the child, run another child without that tablet.
+    Then exit. A served store is checked in this process."""
     if is_elsewhere(store):
         perform(check_served, store, json=json, accepting=accepting, repairing=repairing)
 
@@ -55,8 +56,8 @@ def check_contained(store: str, *, json: bool, accepting: bool, repairing: bool)
 
 
 async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, repairing: bool) -> int:
-    """Print findings and counts; with `repairing`, those that are left after the repair. With `accepting`, and no
-    errors, a store that needed a check can be opened again."""
+    """Print findings and counts; with `repairing`, those that are left after the repair. With `accepting`, if there are
+    no errors, a store that needed a check can be opened again."""
     await _verify(store, watch)
     await _set_missing_aside(store, watch)
     if watch.damaged and repairing:
@@ -81,7 +82,7 @@ async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, 
                         progress=tell,
                         told=[(each.table, each.start) for each in _damaged(db)],
                     )
-    except (Corruption, StoreError) as error:  # a store that has moved is no damage, but its damaged files are
+    except (Corruption, StoreError) as error:  # that a store has moved is no damage, but its files may be damaged
         if not watch.damaged:
             raise
         result = _unread(error)
@@ -108,7 +109,7 @@ async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, 
 
 
 async def check_served(store: str, *, json: bool, accepting: bool, repairing: bool) -> int:
-    """Check, and repair, the cells of a served store through its server."""
+    """Check the cells of a served store through its server and, with `repairing`, repair them."""
     if accepting:
         raise UsageError(
             "--accept is for a folder that refuses to open after a restart, and a served store is open: there is "
@@ -179,12 +180,12 @@ def _render_all(done: RepairResult, *, repairing: bool) -> None:
 
 
 async def _verify(store: str, watch: Watch) -> None:
-    """Read each tablet's file once, page by page, before its cells are interpreted. Files that cannot be read are set
-    aside, and do not hide the others."""
+    """Read each tablet's file once, page by page, before its cells are interpreted. Set the files that cannot be read
+    aside, so that the others can be checked."""
     try:
         folder = Folder.beside(Path(store).expanduser())  # noqa: ASYNC240
     except PercoError:
-        return  # opening the store says so
+        return  # opening the store reports this error
     try:
         for tablet in sorted(folder.tablet_paths()):
             if tablet in watch.damaged:
@@ -195,7 +196,7 @@ async def _verify(store: str, watch: Watch) -> None:
                     watch.step()
                     await trio.lowlevel.checkpoint()
             except (Corruption, StoreError) as error:
-                if tablet.exists():  # else its owner has compacted it meanwhile (P6)
+                if tablet.exists():  # otherwise the owner has compacted it meanwhile, into another folder (P6)
                     found = error if isinstance(error, Corruption) else Corruption(str(tablet), str(error))
                     watch.damaged[tablet] = found
     finally:
@@ -203,7 +204,7 @@ async def _verify(store: str, watch: Watch) -> None:
 
 
 async def _set_missing_aside(store: str, watch: Watch) -> None:
-    """Set missing tablets aside, so that they do not hide the others."""
+    """Set missing tablets aside, so that the others can be checked."""
     while True:
         opening = perco.open(store, readonly=True)
         opening.damaged = watch.damaged
@@ -216,7 +217,7 @@ async def _set_missing_aside(store: str, watch: Watch) -> None:
                 return
             watch.damaged[path] = Corruption(str(path), error.what.removesuffix(f": {RESTORE}"))
         except PercoError:
-            return  # opening the store says so
+            return  # opening the store reports this error
 
 
 def _watched(db: perco.Database, watch: Watch) -> None:
@@ -252,12 +253,12 @@ def _unread(error: PercoError) -> CheckResult:
 
 
 def _alive(db: perco.Database) -> Callable[[int], bool]:
-    """L1: without an owner all clients are gone. A new owner finds the locks dead as well, and settles them."""
+    """L1: without an owner, all clients are gone. A new owner, too, would find the locks dead, and settle them."""
     return lambda start_ts: inside(db).place.owner_alive
 
 
 def _curable(result: CheckResult) -> bool:
-    """Whether every error has a repair: only then is a store in doubt opened (S2)."""
+    """Whether every error has a repair. Otherwise a store whose newest writes may be lost is not opened (S2)."""
     return not result.dropped and all(f.repair for f in result.findings if f.severity == "error")
 
 
@@ -331,7 +332,7 @@ def _total(db: perco.Database) -> int:
 
 @contextmanager
 def _progress(terminal: TextIO | None, total: int, step: Callable[[], None]) -> Iterator[Callable[[Progress], None]]:
-    """A bar on a terminal, nothing elsewhere."""
+    """Show a progress bar on a terminal; elsewhere, show nothing."""
     if terminal is None:
         yield lambda _: step()
         return

@@ -22,7 +22,7 @@ _LOOK_S = 0.1
 
 
 async def compact(store: str, table: str | None, *, json: bool) -> int:
-    """Compact in the process that has the store open, or here if none has."""
+    """Compact in the process that has the store open, or in this process if no other has."""
     async with perco.open(store, readonly=True) as db:
         schema = schema_of(inside(db).catalogue)
         names = list(inside(db).catalogue.tables) if table is None else [table_named(db, table).name]

@@ -1,9 +1,9 @@
 """Runs a command's work in a process of its own, because a damaged file may kill the process that reads it.
 
 LMDB trusts its files. An impossible page kills the process that reads it: by an assertion of LMDB (SIGABRT), or by a
-read outside the file (SIGBUS, SIGSEGV). So the child writes into shared memory which tablet it is about to touch, and
-counts its steps there. If it dies, or stops counting, the command sets that tablet aside and starts another child
-without it. A tablet kills at most one child, which bounds the number of children.
+read outside the file (SIGBUS, SIGSEGV). So the child records in shared memory which tablet it is about to touch, and
+counts its steps there. If the child dies, or stops counting, the command sets that tablet aside, and starts another
+child that leaves the tablet out. A tablet kills at most one child, which bounds the number of children.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from perco.cli.screen import FAILED, FINE, complain
 from perco.errors import Corruption
 from perco.serve.children import die_with
 
-SILENCE_S: Final = 60.0  # how long a child may make no step; a page of a scan takes milliseconds
+SILENCE_S: Final = 60.0  # how long a child may go without a step; a page of a scan takes milliseconds
 _OF_LMDB: Final = {signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}
 _HEAD: Final = struct.Struct("=QH")  # steps, and the length of the path that follows
 _SHARED_BYTES: Final = 8192
@@ -50,7 +50,7 @@ class Watch:
         self._path = b""
 
     def at(self, path: Path | None) -> None:
-        """Record that the child is about to read the tablet in this folder; None: nothing that could kill it."""
+        """Record that the child is about to read the tablet in this folder; None: it reads nothing that may kill it."""
         self._path = b"" if path is None else os.fsencode(path)[: _SHARED_BYTES - _HEAD.size]
         self._shared[_HEAD.size : _HEAD.size + len(self._path)] = self._path
         self.step()
@@ -61,7 +61,7 @@ class Watch:
         _HEAD.pack_into(self._shared, 0, self._steps, len(self._path))
 
     def seen(self) -> tuple[int, Path | None]:
-        """For the command: how many steps the child has made, and where it is."""
+        """For the command: how many steps the child has made, and which tablet it reads."""
         steps, length = _HEAD.unpack_from(self._shared)
         path = self._shared[_HEAD.size : _HEAD.size + length]
         return steps, Path(os.fsdecode(path)) if path else None
@@ -76,7 +76,7 @@ def contained(act: Callable[[Watch], object], *, silence_s: float = SILENCE_S) -
     of the last child is printed when it has ended. Returns the exit code of that child.
 
     Args:
-        act: ends in typer.Exit, as `perform` does.
+        act: the work; it ends in typer.Exit, as `perform` does.
         silence_s: a child that counts no step for this long is killed.
     """
     watch = Watch()
@@ -119,13 +119,13 @@ def _read(file: IO[bytes]) -> str:
 
 
 class _Child:
-    """A forked child at work. Its steps are watched by `wait`."""
+    """A forked child at work. `wait` watches its steps."""
 
-    silent = False  # it was killed because it stopped counting
+    silent = False  # whether it was killed because it stopped counting
 
     def __init__(self, act: Callable[[Watch], object], watch: Watch, out: IO[bytes], err: IO[bytes]) -> None:
         self._watch = watch
-        self._ended, ends = os.pipe()  # reaches its end when the child is gone
+        self._ended, ends = os.pipe()  # the pipe reaches its end when the child is gone
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -135,7 +135,7 @@ class _Child:
             return
         code = FAILED
         try:
-            os.setpgid(0, 0)  # the command forwards Ctrl-C, once
+            os.setpgid(0, 0)  # Ctrl-C reaches only the command, which forwards it
             die_with(parent)
             if sys.stderr.isatty():
                 watch.terminal = os.fdopen(os.dup(2), "w")
@@ -188,7 +188,7 @@ def _code_of(act: Callable[[Watch], object], watch: Watch) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return 130
-    except Exception as error:  # whatever error a damaged store causes, the user gets a message in one sentence
+    except Exception as error:  # whatever error a damaged store causes, the user gets a message, and no traceback
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
         complain(

@@ -20,7 +20,7 @@ _STAYS = "interrupted; what was copied stays, and the same command continues"
 
 
 async def copy(source: str, target: str, options: CopyOptions, *, json: bool) -> int:
-    """Copy, and say how far it came. Returns 1 if the copy is not complete."""
+    """Copy, and say how far the copy is. Returns 1 if the copy is not complete."""
     with _progress() as tell:
         copied = await copy_store(source, target, options, tell, _passed)
     if json:
@@ -33,7 +33,7 @@ async def copy(source: str, target: str, options: CopyOptions, *, json: bool) ->
 
 
 def _passed(copied: Copied, trouble: str) -> None:
-    """Say what a pass of --wait has found."""
+    """Say what a pass of --wait has done."""
     if trouble:
         complain(f"pass {copied.passes} ended early: {trouble}")
     else:
@@ -52,7 +52,7 @@ def _told(copied: Copied, options: CopyOptions) -> Iterator[str]:
         yield f"So {copied.target} is not complete, and cannot be opened yet."
         yield "Stop that process and run the same command again; or run it with --wait, and stop the process then."
         return
-    tables = counted(len(copied.digests) - 1, "table")  # without perco's own
+    tables = counted(len(copied.digests) - 1, "table")  # without the table `_perco`
     yield f"{tables}: the digests are equal in both stores. {copied.target} is complete: open it."
     if copied.moved:
         yield f"{copied.source} has moved: no program can open it any more."
@@ -108,18 +108,18 @@ def _copy(
 ) -> None:
     """Copy a store to another place: a folder, PostgreSQL or Bigtable.
 
-    The copy has all cells of the store: the timestamps, the history, the changes that wait for observers. It is
-    verified by comparing digests of all tables. While a program has SOURCE open, the command makes a pass over it, and
-    exits with 1; run it again for what has changed since, or use --wait. The last pass runs once no other process has
-    SOURCE open, and reads both stores twice. Until it has ended, no program can open TARGET. If the command is
-    interrupted, run it again: it continues.
+    The copy has all cells of the store, with their timestamps, and so the history and the changes that wait for
+    observers. The command verifies the copy: it compares digests of all tables. While a program has SOURCE open, the
+    command makes one pass over SOURCE, and exits with 1; run it again to copy what has changed since, or use --wait.
+    When no other process has SOURCE open, the command makes the last pass, which reads both stores twice. Until the
+    last pass has ended, no program can open TARGET. If the command is interrupted, run it again: it continues.
 
-    A SOURCE in use is read from its files if it is a folder, or with the help of its perco serve --direct if it is in a
-    database; otherwise, use --through to give the address where it is served. For Bigtable, first make the table with
-    perco bigtable init.
+    If SOURCE is in use and is a folder, the command reads the files in it. If SOURCE is in use and in a database, the
+    command reads it with the help of the perco serve --direct that owns it; if SOURCE is served without --direct, give
+    the server's address with --through. Before a copy to Bigtable, make the table with perco bigtable init.
 
-    With --switch no program can open SOURCE afterwards. Serve TARGET at the address where SOURCE was served, and
-    clients of that address continue on TARGET. To move back, copy TARGET to SOURCE.
+    With --switch, no program can open SOURCE afterwards. If you then serve TARGET at the address where SOURCE was
+    served, clients of that address continue on TARGET. To move back, copy TARGET to SOURCE.
 
     \b
     Examples:

@@ -120,7 +120,7 @@ async def _change(
     async with perco.open(store, readonly=True) as db:
         schema = schema_of(inside(db).catalogue)
         parsed = None if key is None or observer is None else _key(db, observer, key)
-        await db.failed(observer, limit=1)  # raises for an unknown observer before the store is opened to write
+        await db.failed(observer, limit=1)  # raises for an unknown observer, before the store is opened to write
     async with perco.open(store, schema) as db:
         count = await act(db, parsed)
         left = await db.failed_count()

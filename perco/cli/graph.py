@@ -1,4 +1,4 @@
-"""The pipeline of a store as a drawing: columns, the observers of each, and the columns that these write.
+"""The pipeline of a store as a drawing: columns, the observers of each column, and the columns that these write.
 
 A tree for the terminal, and a flowchart for Mermaid. Both show the observers that the catalogue declares, and the
 columns that runs have been seen to write.
@@ -30,8 +30,8 @@ def _by_column(found: Sequence[perco.ObserverState]) -> dict[Column, list[perco.
 
 
 def roots(found: Sequence[perco.ObserverState]) -> list[Column]:
-    """Observed columns that no observer of another column writes, and one column of each cycle that no other column
-    leads to."""
+    """Observed columns that no observer of another column writes; also one column of each cycle that cannot be reached
+    from such a column."""
     observed = _by_column(found)
     written = {column for state in found for column in state.outputs if (state.table, state.column) != column}
     first = [column for column in observed if column not in written]
@@ -61,8 +61,8 @@ def show(found: Sequence[perco.ObserverState]) -> None:
 
 
 def trees(found: Sequence[perco.ObserverState]) -> list[Tree]:
-    """Draw a column's observers below it, and the columns that these write below them. A column drawn before is
-    only named; one that leads back to itself is marked as a cycle."""
+    """Draw the observers of each column below it, and the columns that an observer writes below the observer. A column
+    that was drawn before is only named. A column that leads back to itself is marked as a cycle."""
     observed = _by_column(found)
     drawn: set[Column] = set()
 

@@ -41,7 +41,7 @@ _KINDS = {
 
 
 async def vacuum(store: str, *, json: bool) -> int:
-    """Remove old versions, as the store's owner or through it."""
+    """Remove old versions, as the store's owner or through the owner."""
     async with perco.open(store, readonly=True) as db:
         schema = schema_of(inside(db).catalogue)
     options = perco.Options(vacuum=perco.options.VacuumOptions(on=False))
@@ -84,7 +84,7 @@ def _counted(count: int, kind: str) -> str:
 
 @contextmanager
 def _progress(db: perco.Database) -> Iterator[Callable[[perco.VacuumResult], None]]:
-    """A bar on a terminal, nothing elsewhere."""
+    """Show a progress bar on a terminal; elsewhere, show nothing."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -169,8 +169,8 @@ async def history_of(db: perco.Database, *, now: float) -> dict[str, Any]:
 
 
 async def age_of(db: perco.Database, ts: int, now: float) -> float | None:
-    """How long ago a timestamp was handed out, to about a second: the first note of the clock at or above it was made
-    just after it. None: there is no such note."""
+    """How many seconds ago a timestamp was handed out, exact to about a second; None if no note of the clock is at or
+    above it. The first such note was made soon after the timestamp was handed out."""
     note = await newest_note(inside(db).driver.store)
     if not ts or note is None or note[0] < ts:
         return None

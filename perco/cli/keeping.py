@@ -13,7 +13,7 @@ from perco.cli.screen import FINE, complain
 from perco.serve.children import Command
 
 _AGAIN_MAX_S: Final = 30.0
-_LIVED_S: Final = 60.0  # a process that lived this long is started again after the short pause
+_LIVED_S: Final = 60.0  # a process that lived this long is started again after the shortest pause
 _REFUSED: Final = 2  # exit code of a command that cannot begin, and has said why
 
 
@@ -26,14 +26,15 @@ async def keep(
     ready: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Run commands until all have ended by themselves, or until SIGTERM or SIGINT, which terminates them; a second
-    signal kills them. Returns the worst exit code.
+    """Run commands until all have ended by themselves. SIGTERM or SIGINT terminates them; a second signal kills them.
+    Returns the worst exit code.
 
     Args:
-        what: the name of what they run, for error messages.
+        what: the name of what the commands run, for error messages.
         done: exit codes of a command that has ended by itself.
-        ready: an environment variable that tells each command a descriptor to write to when it has begun its work. If
-            a command exits with 2 before that, it cannot begin, and all stop; after that, it is started again.
+        ready: the name of an environment variable. In it, each command gets a descriptor to write to when it has begun
+            its work. If a command exits with 2 before that, it cannot begin, and all commands stop. If it exits with 2
+            later, it is started again.
         again_s: the pause before a command that died is started again; it doubles each time that the command dies soon
             after its start.
     """

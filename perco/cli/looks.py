@@ -21,7 +21,7 @@ from perco.serve.client import is_client, remote_owner
 from perco.serve.opening import visiting
 from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, TRACE, TS_MAX, WRITE, ScanCell, ScanQuery, ScanRequest
 
-_CELLS = 1 << 12  # read from a row, in a page
+_CELLS = 1 << 12  # how many cells of a row a page may have
 _ASKED_S: Final = 3.0  # how long to wait for an answer from the owner, whose loop may be held
 
 
@@ -30,8 +30,9 @@ class Look:
     """The changes that wait for each observer, by id, and locks that will notify an observer.
 
     `marks`: the numbers of write records, traces and failed changes of each tablet. A notification begins only with a
-    write record, the trace of a transaction that only signals (N5), or a replayed failed change (N6), in some tablet.
-    So if two looks find nothing and the same marks, nothing waited in between.
+    write record, with the trace of a transaction that only raises signals (N5), or with the replay of a failed change
+    (N6); each of these changes a number in some tablet. So if two looks find nothing, and the same marks, nothing
+    waited in between.
     """
 
     version: int
@@ -43,7 +44,7 @@ class Look:
     damaged: tuple[str, ...] = ()  # locks of observed cells, and notify cells, that cannot be read
     failing: dict[str, tuple[int, int]] = field(
         default_factory=dict
-    )  # failing changes among those that wait, by id: their number, most attempts (N6)
+    )  # by id: how many of the waiting changes have failed, and the most attempts of one of them (N6)
 
     @property
     def changes(self) -> int:
@@ -62,7 +63,7 @@ class Look:
 
 
 async def look(db: perco.Database, until_ts: int | None = None) -> Look:
-    """Look at every observed table; `until_ts`: count only what was caused at or before it."""
+    """Look at every observed table; with `until_ts`, count only changes that were caused at or before it."""
     catalogue = await catalogues.load(inside(db).driver.store)
     if catalogue.version != inside(db).catalogue.version:
         await inside(db).place.adapt(catalogue)
@@ -78,7 +79,7 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
     for table in sorted(observed):
         entries = [entry for entry in catalogue.observers.values() if entry.table == table]
         columns = {column_of(catalogue.tables[table].columns[entry.column].number) for entry in entries}
-        for group in (LOCK, PENDING):  # before the notify cells that they become
+        for group in (LOCK, PENDING):  # read before the notify cells, because locks and signals become notify cells
             async for row, (column, ts, value) in _cells(db, table, group):
                 if column not in columns:
                     continue
@@ -114,7 +115,7 @@ def retried(found: Look) -> str:
 
 
 async def connected(store: str, db: perco.Database) -> tuple[int, int] | None:
-    """How many other clients a store's owner has, and how many processes run observers; None: no owner answers."""
+    """How many other clients a store's owner has, and how many processes run observers; None if no owner answers."""
     if not inside(db).place.owner_alive:
         return None
     with trio.move_on_after(_ASKED_S), suppress(StoreError):
@@ -143,5 +144,5 @@ def observed_by(catalogue: Catalogue, table: str, column: str) -> list[str]:
 
 
 def some(places: Sequence[str]) -> str:
-    """The first of some places, and how many more there are."""
+    """The first of these places, and how many more there are."""
     return f"{places[0]} and {len(places) - 1} more" if len(places) > 1 else places[0]

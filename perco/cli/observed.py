@@ -22,9 +22,9 @@ failed: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None, c
 def _failed() -> None:
     """Changes whose observer failed too often.
 
-    If an observer keeps failing for a change (perco.WorkerOptions(attempts=16)), the change moves to the failed list,
-    with the last error. A newer change of the same cell runs the observer again, and takes the old one off the list if
-    that run succeeds.
+    If an observer fails too often for a change (perco.WorkerOptions(attempts=16)), the change moves to the failed list,
+    with the last error. A newer change of the same cell runs the observer again; if that run succeeds, the old change
+    is taken off the list.
 
     \b
     Examples:
@@ -76,7 +76,7 @@ def _replay(
     everything: All = False,
     json: Json = False,
 ) -> None:
-    """Put failed changes back to wait for their observer, as before their first attempt.
+    """Make failed changes wait for their observer again, as before their first attempt.
 
     Exits with 1 if there are none.
 
@@ -124,7 +124,7 @@ def pause(store: Store, observer: Observer, json: Json = False) -> None:
 def resume(store: Store, observer: Observer, json: Json = False) -> None:
     """Let a paused observer run again.
 
-    It runs for the changes that have waited, in a program that declares it.
+    It then runs for the changes that have waited, in a program that declares it.
 
     \b
     Example:
@@ -141,8 +141,8 @@ def observers(
 ) -> None:
     """Show which columns observers read and write.
 
-    The catalogue has the column that each observer reads, and those that its runs have been seen to write so far.
-    Works while another process has the store open, too.
+    The store records which column each observer observes, and which columns its runs have been seen to write so far.
+    The command also works while another process has the store open.
 
     \b
     Examples:
@@ -161,10 +161,10 @@ def trace(
 ) -> None:
     """Show what a row's values came from, and what followed.
 
-    Prints a tree. Its root is the transaction from outside that began the chain. Below each transaction are the cells
-    that it wrote, unless they have been written since, and the observer runs that followed. If a transaction has many
-    cells or runs, only some are shown, those of the row first; --json has all. Reads all write records of the store
-    once. Exits with 1 if the row was never written.
+    Prints a tree. Its root is the transaction that began the chain: one of a program, not an observer run. Below each
+    transaction are the cells that it wrote, except those that have been written again since, and the observer runs
+    that followed. If a transaction has many cells or runs, only some are shown, those of the row first; --json has
+    all. The command reads all write records of the store once. Exits with 1 if the row was never written.
 
     \b
     Example:

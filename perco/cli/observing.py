@@ -49,7 +49,7 @@ async def pause(store: str, id: str, *, paused: bool, json: bool) -> int:
     """Pause an observer, or resume it."""
     async with perco.open(store, readonly=True) as db:
         schema = schema_of(inside(db).catalogue)
-        inside(db).catalogue.with_paused(id, paused)  # raises for an unknown id before the store is opened to write
+        inside(db).catalogue.with_paused(id, paused)  # raises for an unknown id, before the store is opened to write
         before = id in await db.paused()
     async with perco.open(store, schema) as db:
         await (db.pause(id) if paused else db.resume(id))

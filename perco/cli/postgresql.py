@@ -24,8 +24,8 @@ postgresql: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=Non
 def _postgresql() -> None:
     """Stores whose rows are on PostgreSQL.
 
-    The first process that opens such a store makes its tables, if its role may. With these commands an administrator
-    makes them, so that the program's role needs no right to make tables.
+    The first process that opens such a store makes its tables, if its role may. If an administrator makes them with
+    these commands instead, the program's role needs no right to make tables.
 
     \b
     Examples:
@@ -41,7 +41,7 @@ def _init(
         list[str] | None, typer.Option("--grant", metavar="ROLE", help="A role that programs run as; repeatable.")
     ] = None,
 ) -> None:
-    """Make the tables of a store, if they are not there, and grant roles what they need on them.
+    """Make the tables of a store if they do not exist, and grant roles the rights that they need on them.
 
     \b
     Example:

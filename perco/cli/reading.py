@@ -1,4 +1,4 @@
-"""`perco get` and `perco scan`: read a store, alongside its owner if it has one."""
+"""`perco get` and `perco scan`: read a store, beside its owner if it has one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from perco.storage import WRITE
 
 _CELL_WIDTH = 60
 _KEY_WIDTH = 2000  # keys are shorter: they are shown whole, in one line
-_BLOCK_ROWS = 100  # rows of a scan that are printed at a time; the first ones decide the widths of its columns
+_BLOCK_ROWS = 100  # how many rows of a scan are printed at a time; the first ones decide the widths of the columns
 _VERSIONS_PER_READ = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class When:
-    """The moment to read at: the newest visible one, a timestamp, or a wall time."""
+    """The moment to read at: a timestamp, a wall time, or neither: the newest visible moment."""
 
     ts: int | None = None
     at: str | None = None
@@ -133,7 +133,7 @@ async def _versions(
                     [(bound.table, row, [record, data])]
                 )  # in one view
                 if not still:
-                    continue  # the vacuum has removed it, with its value, since it was listed
+                    continue  # since the record was listed, the vacuum has removed it and its value
                 if not found:
                     what = f"the record at {ts} points at missing data"
                     raise perco.errors.Corruption("", what, (bound.table, key, column.name))

@@ -3,7 +3,7 @@
     0  fine            1  findings, or not found            2  wrong usage, or the store cannot be used
     130  interrupted
 
-On a terminal tables have bold heads; elsewhere they are plain aligned text.
+On a terminal, tables have bold heads; elsewhere, they are plain aligned text.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def perform_alone(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: 
 
 
 def perform_or(interrupted: str, action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
-    """Like `perform`. `interrupted`: what to say after Ctrl-C."""
+    """Like `perform`, with `interrupted` as the message after Ctrl-C."""
     _perform(interrupted, action, *args, **kwargs)
 
 
@@ -112,7 +112,7 @@ def _perform(
 
 
 def _leaf(error: Exception) -> Exception:
-    """The error in a group, if it is the only one."""
+    """The error; if it is a group with only one error in it, that error."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
@@ -152,17 +152,17 @@ def complain(message: str) -> None:
 
 
 def is_elsewhere(store: str) -> bool:
-    """Whether it is not a folder on this host, but the address of a server, or of a database."""
+    """Whether `store` is the address of a server or of a database, and not a folder on this host."""
     return addresses.is_address(store) or is_database(store)
 
 
 def is_new(store: str) -> bool:
-    """Whether opening the store makes a new one: it is a path, and no folder is there."""
+    """Whether opening `store` would make a new store: it is a path, and nothing is there."""
     return not is_elsewhere(store) and store != "memory:" and not Path(store).expanduser().exists()
 
 
 def tell_new(store: str) -> None:
-    """Say that a store is new: its path may have been mistyped."""
+    """Say that a store is new, because its path may have been mistyped."""
     complain(f"there was nothing at {store}: it is a new store, and empty")
 
 
@@ -184,7 +184,7 @@ def show_table(
     spare: Sequence[str] = (),
 ) -> None:
     """Print rows under heads. The columns in `numbers` are aligned to the right. On a terminal, these and the `whole`
-    columns are never folded; if it is too narrow, the `spare` columns are left out, in their order."""
+    columns are never folded. If the terminal is too narrow, `spare` columns are left out, one by one."""
     lines = [[str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         Columns(head, numbers=numbers, whole=whole, spare=spare).show(lines)
@@ -196,10 +196,10 @@ def show_table(
 
 
 class Columns:
-    """A table on a terminal that may grow: heads once, then rows as they arrive, in columns whose widths fit the first
-    rows.
+    """A table on a terminal that may grow: it prints the heads once, then rows as they arrive. The first rows decide
+    how wide the columns are.
 
-    Text that is too wide is folded; heads and `whole` cells are not.
+    Text that is too wide is folded, but not in heads and in `whole` columns.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Columns:
     ) -> None:
         self._head, self._numbers, self._whole, self._spare = list(head), numbers, {*numbers, *whole}, list(spare)
         self._console = Console(markup=False, highlight=False, emoji=False)
-        self._shown: list[tuple[int, int]] = []  # which columns, and how wide
+        self._shown: list[tuple[int, int]] = []  # (index of a column in the head, its width)
 
     def show(self, lines: Sequence[Sequence[str]]) -> None:
         """Print more rows; the first call chooses the columns and their widths."""

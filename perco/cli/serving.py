@@ -30,8 +30,8 @@ from perco.serve.placing import ProcessOptions
 from perco.serve.processes import TabletServers
 from perco.storage import owner
 
-_KEEPER: Final = "PERCO_KEEPER"  # environment variable of an owner: its supervisor, which restarts it
-_READY: Final = "PERCO_READY"  # ... and the descriptor over which to tell it that the store is served
+_KEEPER: Final = "PERCO_KEEPER"  # environment variable of an owner: the process id of its supervisor
+_READY: Final = "PERCO_READY"  # ... and a descriptor to write to when the store is served
 _AGAIN_S: Final = 0.1
 _START_S: Final = 30.0
 _TOKEN_BYTES: Final = 24
@@ -65,7 +65,7 @@ async def serve(
     standby: bool = False,
     advertise: str = "",
 ) -> int:
-    """Serve a store until SIGTERM or SIGINT; then answer the requests in progress."""
+    """Serve a store until SIGTERM or SIGINT; then answer the requests in progress, and end."""
     if addresses.is_address(store) or store == "memory:":
         raise UsageError(f"perco serve takes the folder of a store, not {store!r}; --listen says where it listens")
     wanted = [addresses.parse(text) for text in listen]
@@ -123,7 +123,7 @@ async def serve(
 
 
 def _must_make_sense(store: str, *, direct: bool, standby: bool, advertise: str) -> None:
-    """Raises: UsageError."""
+    """Check the options. Raises: UsageError."""
     if standby and not is_database(store):
         raise UsageError("--standby is for a store on PostgreSQL or Bigtable")
     if (direct or advertise) and not is_database(store):
@@ -131,8 +131,8 @@ def _must_make_sense(store: str, *, direct: bool, standby: bool, advertise: str)
 
 
 async def _must_be_bindable(wanted: list[Address], folder: Path, tls: tuple[str, str] | None) -> None:
-    """An address that cannot be bound must not leave an empty store behind, nor take one from a server that works.
-    Raises: as `can_listen`."""
+    """Check, before the store is opened, that the addresses can be bound. Otherwise an address that cannot be bound
+    could leave an empty store behind, or take the store from a server that works. Raises: as `can_listen`."""
     for address in wanted:
         if address.path is None or not address.path.absolute().is_relative_to(folder):
             await can_listen(address, tls)
@@ -146,8 +146,8 @@ async def _started(servers: TabletServers) -> None:
 
 
 async def _opened(stack: AsyncExitStack, opening: perco.open, asked: trio.Event, *, standby: bool) -> Database | None:
-    """Open the store; with `standby`, wait as long as another process owns it, or it cannot be reached. None: this
-    process was asked to end."""
+    """Open the store; with `standby`, wait while another process owns it, or while it cannot be reached. Returns None
+    if this process was asked to end."""
     told = ""
     while True:
         try:
@@ -168,7 +168,7 @@ async def _opened(stack: AsyncExitStack, opening: perco.open, asked: trio.Event,
 
 
 def _reached_at(listening: list[str]) -> str:
-    """The address for clients: the first at which other hosts reach this process, if there is one."""
+    """The address for clients: the first that other hosts can reach or, if there is none, the first."""
     parsed = [addresses.parse(text) for text in listening]
     for address in [*(each for each in parsed if not each.on_this_host), *parsed]:
         if address.path is None and address.host in _ANY:
@@ -179,7 +179,7 @@ def _reached_at(listening: list[str]) -> str:
 
 @contextmanager
 def _asked_to_end() -> Iterator[trio.Event]:
-    """An event that SIGTERM or SIGINT sets. A second signal kills this process, unless its supervisor handles that."""
+    """An event that SIGTERM or SIGINT sets. A second signal kills this process, unless it has a supervisor."""
     asked = trio.Event()
     token = trio.lowlevel.current_trio_token()
 
@@ -196,8 +196,9 @@ def _asked_to_end() -> Iterator[trio.Event]:
 
 
 def _own_token(wanted: list[Address], processes: int, advertise: str, *, direct: bool) -> bytes:
-    """The token of a server whose store has no folder. Without PERCO_TOKEN it is a new one, which only clients of this
-    user on this host find. Raises: UsageError, if other hosts can reach it; or about another option."""
+    """The token of a server whose store has no folder: PERCO_TOKEN or, if that is not set, a new token, which only
+    clients of this user on this host find. Raises: UsageError if PERCO_TOKEN is not set and other hosts can reach the
+    server, or if another option does not fit."""
     if processes > 1:
         raise UsageError("--processes starts servers for the tablets in a folder; a database has its own processes")
     if not wanted:

@@ -13,7 +13,7 @@ _KEY_WIDTH = 40
 
 
 async def split(store: str, table: str, key: str | None, *, json: bool) -> int:
-    """Split in the process that has the store open, or here if none has."""
+    """Split in the process that has the store open, or in this process if no other has."""
     async with perco.open(store, readonly=True) as db:
         schema = schema_of(inside(db).catalogue)
         parsed = None if key is None else parse_key(table_named(db, table).key, key)

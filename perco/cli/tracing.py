@@ -1,4 +1,4 @@
-"""`perco trace`: what a row's values came from, and what else followed, as a tree."""
+"""`perco trace`: shows, as a tree, what a row's values came from, and what else followed from that."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perco.notify.tracing import Name, Traced, trace
 _WRITES_SHOWN = 12
 _RUNS_SHOWN = 12
 _KEY_WIDTH = 160
-_WIDTH = 4096  # of the drawing: a terminal folds longer lines, and nothing is cut off
+_WIDTH = 4096  # of the drawing, so that no line is cut off; a terminal folds long lines
 
 
 async def trace_row(store: str, table: str, key: str, *, json: bool) -> int:
@@ -59,8 +59,8 @@ def _progress() -> Iterator[Callable[[int], None]]:
 
 
 def drawn(traced: Traced, row: tuple[str, Any]) -> Tree:
-    """Draw a transaction, and below it what followed. Long lists are cut; entries of the requested row (table, key) are
-    kept, and come first."""
+    """Draw a transaction and, below it, its writes and the runs that followed. Long lists are cut; entries of the
+    requested row (table, key) come first, and are all kept."""
     tree = Tree(_head(traced))
     writes = sorted(traced.writes, key=lambda name: name[:2] != row)
     shown_writes = max(_WRITES_SHOWN, sum(name[:2] == row for name in writes))
@@ -79,7 +79,7 @@ def drawn(traced: Traced, row: tuple[str, Any]) -> Tree:
 
 
 def _concerns(run: Traced, row: tuple[str, Any]) -> bool:
-    """Whether the run, or one that followed from it, ran for the row or wrote it."""
+    """Whether the run, or a run that followed from it, ran for the row or wrote to it."""
     on_it = run.asked or (run.on is not None and run.on[:2] == row)
     return on_it or any(_concerns(after, row) for after in run.runs)
 

@@ -9,7 +9,7 @@ On the command line, the codec determines how a key or value is written:
     bool       true or false
     json       JSON
     msgpack    JSON
-    tuple      a JSON array of its parts; a part of bytes is a string, as above
+    tuple      a JSON array of its parts; a part of bytes is a string, written as above
 
 In JSON output bytes are {"hex": "00ff"}, so that they cannot be mistaken for text; floats that JSON cannot express are
 {"float": "nan"}, and maps whose keys are not text are {"pairs": [[key, value], ...]}.
@@ -147,7 +147,7 @@ def plain(value: Any) -> Any:
 
 
 def shown(value: Any, width: int = 0) -> str:
-    """A value in readable form; `width`: in one line, cut there, and followed by the value's length."""
+    """A value in readable form. With `width`, in one line; if it is longer, it is cut, and its length is added."""
     if isinstance(value, bytes):
         text = _shown_bytes(value)
     elif isinstance(value, str):
@@ -164,7 +164,7 @@ def shown(value: Any, width: int = 0) -> str:
 
 
 def _shown_bytes(value: bytes) -> str:
-    """Bytes as they may be typed: as text if they are text, else as hex."""
+    """Bytes as one may type them on the command line: as text if they are text, else as hex."""
     try:
         text = value.decode()
     except UnicodeDecodeError:

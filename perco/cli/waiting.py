@@ -1,8 +1,8 @@
 """`perco wait`: wait until all observers of a store have run.
 
 N7  *Idle*: at one moment there was no notify cell and no lock of an observed cell anywhere. One look at several tablets
-    can miss changes that move between them. So two successive looks must find nothing and, unless the wait is only for
-    changes caused up to a timestamp, no commit in between.
+    can miss changes that move between them. So two successive looks must find nothing. If the wait is not only for
+    changes caused up to a timestamp, there must also be no commit between the two looks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOCKED: Final = "locked by transactions that are under way"
 
 
 async def wait(store: str, timeout: float | None, until_ts: int | None, *, json: bool) -> int:
-    """Wait until no change waits, no process can run the observers of those that wait, or the time is up."""
+    """Wait until no change waits, or no process can run the observers that changes wait for, or the time is up."""
     seconds = float("inf") if timeout is None else timeout
     async with perco.open(store, readonly=True) as db:
         if until_ts is not None and until_ts > (bound := await durable_bound(inside(db).driver.store)):
@@ -59,14 +59,14 @@ async def wait(store: str, timeout: float | None, until_ts: int | None, *, json:
 
 
 async def _until_idle(db: perco.Database, until_ts: int | None) -> tuple[str, Look]:
-    """Look until the store is idle; returns ("", the last look), or why it never will be, and the last look."""
+    """Look until the store is idle; returns ("", the last look). If it never will be, returns (why, the last look)."""
     before: Look | None = None
     told = ""
     while True:
-        owned = inside(db).place.owner_alive  # read before the look, which then sees everything that a dead owner left
+        owned = inside(db).place.owner_alive  # before the look, which then sees all that a dead owner left
         now = await look(db, until_ts)
         if now.empty and until_ts is None and is_client(db):
-            if await db.is_idle():  # the owner knows whether the store is idle (N7); a client sees no marks
+            if await db.is_idle():  # only the owner can tell (N7), because a client sees no marks
                 return "", now
         elif now.empty and before is not None and before.empty and _agree(before, now, until_ts):
             return "", now

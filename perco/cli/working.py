@@ -35,7 +35,7 @@ async def work(
         done = (FINE, FOUND) if until_idle else (FINE,)
         return await keep([_alone(sys.argv)] * processes, "the worker", again_s=_AGAIN_S, done=done)
     made = is_new(store)
-    # A worker would own a database without letting anyone else in.
+    # If a worker owned a database, it would let no other process in.
     own = not is_database(store)
     opened = perco.Options(
         postgresql=perco.options.PostgresqlOptions(own=own), bigtable=perco.options.BigtableOptions(own=own)

@@ -101,7 +101,7 @@ async def _signal(txn: perco.Transaction, signal: perco.Signal[Any], key: Any) -
 async def _delete(
     txn: perco.Transaction, table: perco.Table[Any], columns: Sequence[perco.Column[Any, Any]], key: Any
 ) -> tuple[int, list[str]]:
-    """Delete the cells that have a value. Returns the commit timestamp (0: nothing was written) and their columns."""
+    """Delete the cells that have a value. Returns the commit timestamp (0: no such cell) and their columns."""
     row = await txn.row(table, key, columns)
     present = [column for column in columns if column in row]
     for column in present:

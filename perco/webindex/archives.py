@@ -23,7 +23,7 @@ class _Damaged(Exception):
 class _ArchiveFile:
     """The bytes of an archive, unpacked; raises `_Damaged` if a gzip file ends too early.
 
-    warcio mistakes the end of a truncated gzip file for the end of the archive, and compares no checksum.
+    warcio mistakes the end of a truncated gzip file for the end of the archive, and verifies no checksums.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -33,7 +33,7 @@ class _ArchiveFile:
         self._member: Any = None
         self._unread = b""
         self._offset = 0
-        #: The bytes before this offset are as they were written, as far as the file can tell.
+        #: The bytes before this offset are as they were written, as far as the file has checksums to verify this.
         self.checked = 0
 
     def read(self, size: int) -> bytes:
@@ -64,7 +64,7 @@ class _ArchiveFile:
             except zlib.error as error:
                 raise _Damaged(f"the gzip file is damaged: {error}") from error
             if self._member.eof:
-                # Its checksum was right.
+                # The checksum of this member was right.
                 self.checked = self._offset + len(data)
                 self._unread, self._member = self._member.unused_data, None
             else:
@@ -76,9 +76,9 @@ class _ArchiveFile:
 
 
 def archived_pages(path: Path, limits: CrawlLimits = DEFAULT_LIMITS) -> Iterator[Found]:
-    """The responses and resources in a WARC file, in its order; if it is damaged, the whole records before the
-    damage."""
-    # Held back until the next record is read: only then is it known whether its own checksum was right.
+    """The responses and resources in a WARC file, in the order of the file. If the file is damaged, these are the
+    complete records before the damage."""
+    # Pages are held back until the next record is read: only then is it known whether their own checksum was right.
     held: list[Found] = []
     ends = 0
     why = None
@@ -117,7 +117,7 @@ def _archived(record: Any, limits: CrawlLimits) -> Iterator[Found]:
 
 
 def _page_of_record(record: Any, limits: CrawlLimits) -> Page | Skipped | None:
-    """The page of a record, or why there is none; None for a record that is about something else."""
+    """The page in a record, or the reason why it has none; None for a record of another type."""
     if record.rec_type not in ("response", "resource", "revisit"):
         return None
     named = record.rec_headers.get_header("WARC-Target-URI") or ""
@@ -157,14 +157,14 @@ def _response(url: str, stream: Any, limits: CrawlLimits) -> Page:
 
 
 def _as_sent(value: str | None) -> str | None:
-    """An address as it was sent: headers are read as Latin-1, but one that is not ASCII is hardly ever Latin-1."""
+    """An address as it was sent. Python reads headers as Latin-1, but non-ASCII addresses are hardly ever Latin-1."""
     if value is None or value.isascii():
         return value
     return value.encode("latin-1").decode("utf-8", "replace")
 
 
 def _read_body(pieces: Iterable[bytes], limits: CrawlLimits) -> bytes:
-    """The body, or as much of it as shows that it is too long."""
+    """The body; of a body that is too long, one byte more than the limit, which shows that it is too long."""
     body = bytearray()
     for piece in pieces:
         body += piece
@@ -179,7 +179,7 @@ def _pieces(stream: Any) -> Iterator[bytes]:
 
 
 def _unchunked(stream: Any) -> Iterator[bytes]:
-    """The body of a response sent in chunks. warcio would hold a whole chunk in memory, of whatever size."""
+    """The body of a response sent in chunks. warcio would hold a whole chunk in memory, however large it is."""
     line = stream.readline(CHUNK_BYTES)
     if _chunk_size(line) is None:
         # Some archivers join the chunks and leave the header as it was.
@@ -203,7 +203,7 @@ _TELLING_BYTES = 16
 
 
 def _inflated(pieces: Iterator[bytes], encoding: str) -> Iterator[bytes]:
-    """The pieces, unpacked; none of them is large, however well they were compressed."""
+    """The pieces, unpacked. No unpacked piece is large, however well it was compressed."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise ValueError(f"content encoding {encoding!r} is not supported")
     first = b""

@@ -25,15 +25,15 @@ from perco.webindex.pages import (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The index's entry for pages with one content: their words, and the texts of the links to any of them."""
+    """The index's entry for all pages with the same content: their words, and the texts of the links to any of them."""
 
     url: str
-    """The URL of the canonical page: the page with the highest rank; of several, the one with the smallest URL."""
+    """The URL of the canonical page: the page with the highest rank; of several such pages, the first by URL."""
     title: str
     text: str
     anchors: tuple[tuple[str, str], ...] = ()
-    """(source URL, anchor text) of every link to one of the pages: those to the canonical page first, then those to
-    its duplicates in their order; for each in the order of the sources."""
+    """(source URL, anchor text) of the links to these pages: first those to the canonical page, then those to its
+    duplicates, in the order of `duplicates`. The links to one page are in the order of their sources."""
     duplicates: tuple[str, ...] = ()
     """The other pages with the same content, in the order in which they would become canonical."""
     rank: float = 1.0
@@ -41,23 +41,23 @@ class Document:
 
 
 ANCHORS_MAX = 50
-"""How many links to a document are kept: the first in their order."""
+"""How many links to a document are kept: the first ones in the order of `Document.anchors`."""
 
 DUPLICATES_MAX = 20
-"""How many duplicates of a document are kept, with the links to them: the first in their order."""
+"""How many duplicates of a document are kept, with the links to them: the first in the order of `duplicates`."""
 
 DEFAULT_RANK = 1.0
-"""The rank of a page that has not been ranked: that of the average page (`rank.pagerank`)."""
+"""The rank of a page that has not been ranked: the rank of the average page (`rank.pagerank`)."""
 
 
 def usable_rank(rank: float | None) -> float:
-    """The rank that counts: the default if it is missing or not finite."""
+    """The rank that is used: the default if `rank` is missing or not finite."""
     return rank if rank is not None and math.isfinite(rank) else DEFAULT_RANK
 
 
 def seat(rank: float, url: str) -> tuple[int, str]:
-    """A page's place among those with its content: the highest rank first, then the smallest URL. The page with the
-    smallest tuple is canonical. Such a tuple can be part of a row key."""
+    """A page's place among the pages with the same content: the highest rank comes first, and among equal ranks the
+    smallest URL. The page with the smallest tuple is canonical. The tuple can be part of a row key."""
     (bits,) = struct.unpack(">q", struct.pack(">d", rank + 0.0))  # + 0.0: no negative zero
     return (-bits if bits >= 0 else bits & 0x7FFF_FFFF_FFFF_FFFF), key_part(url)
 
@@ -75,11 +75,11 @@ def build(
     anchors_max: int = ANCHORS_MAX,
     duplicates_max: int = DUPLICATES_MAX,
 ) -> dict[str, Document]:
-    """The documents of these pages, in the order of their URLs. Of several pages with one URL the last counts;
-    a page whose URL has no canonical form is ignored.
+    """The documents of these pages, in the order of their URLs. If several pages have the same URL, only the last one
+    counts. A page whose URL has no canonical form is ignored.
 
     Args:
-        ranks: of pages, by their canonical URLs; the default for all others.
+        ranks: the ranks of pages, by canonical URL; all other pages have the default rank.
     """
     current: dict[str, Page] = {}
     for page in pages:
@@ -114,13 +114,13 @@ def build(
 
 
 def digest(documents: Mapping[str, Document] | Iterable[Document]) -> str:
-    """SHA-256, in hex, of the documents in the order of their URLs: equal for equal indexes only."""
+    """SHA-256, in hex, of the documents in the order of their URLs: two digests are equal only for equal indexes."""
     plain = documents.values() if isinstance(documents, Mapping) else documents
     return digest_in_order(sorted(plain, key=lambda document: document.url))
 
 
 def digest_in_order(documents: Iterable[Document]) -> str:
-    """Like `digest`, but of documents that come in the order of their URLs, one at a time."""
+    """Like `digest`, but for documents that arrive one at a time, in the order of their URLs."""
     running = hashlib.sha256()
     for each in documents:
         running.update(

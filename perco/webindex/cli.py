@@ -67,10 +67,10 @@ def demo(
     limit: Annotated[int | None, typer.Option("--limit", min=200, metavar="N", help="Stop after N pages.")] = None,
     spark: Annotated[bool, typer.Option("--spark", help="Load through Spark, and compare with one process.")] = False,
 ) -> None:
-    """Build a search index, kill it, repair it, search it.
+    """Build a search index, kill it half-way, continue, search it.
 
-    Indexes your Python's documentation, in a minute or two. Everything it writes lies in DIR. The next demo replaces
-    its stores there, and leaves everything else in DIR alone.
+    Indexes your Python's documentation, in a minute or two. It writes only to DIR. The next demo replaces the stores
+    that demos make in DIR, and leaves everything else there alone.
 
     \b
     Examples:
@@ -105,11 +105,13 @@ def load(
 ) -> None:
     """Crawl pages into a store until all are searchable.
 
-    Without a source it loads the documentation of the running Python's standard library, and removes pages that are no
-    longer in it. With --spark a task crawls each source, and tasks load the pages and run the observers.
+    Without a source, it loads the documentation of the running Python's standard library, and removes stored pages of
+    documentation that this crawl does not find. With --spark, a Spark task of its own crawls each source, and tasks
+    load the pages and run the observers.
 
-    With --rows the rows go to a database, or to a served store. The folder has the search index, and remembers where
-    the rows are: the other commands take the folder alone. `perco web run` in further processes shares the work.
+    With --rows, the rows go to a database or to a served store. The folder then holds the search index, and records
+    where the rows are; the other commands take only the folder. To share the work, start `perco web run` in further
+    processes.
 
     \b
     Examples:
@@ -135,9 +137,9 @@ def load(
 
 @web.command()
 def recrawl(store: Store, json: Json = False) -> None:
-    """Crawl the last load's sources again.
+    """Crawl the sources of the last load again.
 
-    Only changed pages are indexed again.
+    Only pages that have changed are indexed again.
 
     \b
     Example:
@@ -150,8 +152,8 @@ def recrawl(store: Store, json: Json = False) -> None:
 def rank(store: Store, json: Json = False) -> None:
     """Rank all pages by their links (PageRank).
 
-    Among pages with the same content, the one with the highest rank becomes the canonical one. The command reads all
-    links, so run it now and then. Ranks that would change by less than a hundredth stay.
+    Of the pages with the same content, the one with the highest rank becomes the canonical page. The command reads
+    all links, so run it only now and then. It keeps a stored rank if the new rank differs by a hundredth or less.
 
     \b
     Example:
@@ -164,7 +166,7 @@ def rank(store: Store, json: Json = False) -> None:
 def run(store: Store, json: Json = False) -> None:
     """Run the observers of a store until interrupted.
 
-    Changes that still wait are indexed.
+    They index the changes that wait, and further changes as they are committed.
 
     \b
     Example:
@@ -185,9 +187,9 @@ def search(
 ) -> None:
     """Search the index, even during a load.
 
-    Among pages with the same content it shows the canonical one, the others as duplicates, and the texts of links to
-    any of them. The best hits come first, by their words and by rank. With --at it builds the index of that moment
-    from the store's history.
+    Of pages with the same content, it shows the canonical page. It lists the others as duplicates, and shows the texts
+    of links to any of them. The best hits come first; both words and rank count. With --at, it builds the index of
+    that moment from the store's history, and searches it.
 
     \b
     Examples:
@@ -208,7 +210,7 @@ def stats(store: Store, json: Json = False) -> None:
     perform(_stats, Path(store), json=json)
 
 
-# ---------------------------------------------------------------- what they do
+# ---------------------------------------------------------------- what the commands do
 
 
 async def _spark_demo(folder: Path, limit: int | None) -> int:
@@ -270,7 +272,7 @@ async def _load_on_spark(store: Path, sources: list[str], master: str, *, json: 
 
 
 def _spark() -> Any:
-    """The module that needs Spark, imported only when it is used. Raises: UsageError."""
+    """Import and return the module that needs Spark. Raises: UsageError."""
     try:
         from perco.webindex import on_spark
     except ModuleNotFoundError as error:
@@ -280,7 +282,7 @@ def _spark() -> Any:
 
 
 async def _until_searchable(service: Service, sources: list[str], stages: Any) -> None:
-    """Load, then wait for the observers. Raises: CrawlError, not in a group."""
+    """Load, then wait for the observers. Raises: CrawlError, never inside an exception group."""
     failed: list[CrawlError] = []
 
     async def work() -> None:
@@ -298,7 +300,7 @@ async def _until_searchable(service: Service, sources: list[str], stages: Any) -
 
 
 async def _shown(service: Service, stages: Any, work: Callable[[], Awaitable[None]]) -> None:
-    """Show the stages until the work is done, and once more then."""
+    """Show the stages until the work is done, and once more at the end."""
 
     async def until_done() -> None:
         await work()
@@ -313,7 +315,7 @@ async def _shown(service: Service, stages: Any, work: Callable[[], Awaitable[Non
 
 
 def _filling(json: bool) -> Callable[[int], None]:
-    """Tells, for people, how far a search index is filled from the rows."""
+    """A function that prints how far a search index has been filled from the rows; with `json`, it prints nothing."""
     if json:
         return lambda documents: None
     return lambda documents: console.print(f"the search index is filled: {documents} documents", style="dim")
@@ -407,7 +409,7 @@ async def _search(store: Path, query: str, limit: int, at: str | None, *, json: 
             complain(problem)
             return FOUND
         if when is None:
-            if not search_path(store).exists():  # a copy has rows only
+            if not search_path(store).exists():  # a folder made by perco copy has only rows
                 complain(f"{store} has rows, and no search index yet: {called()} web run {store} makes it")
                 return FOUND
             with SearchIndex(search_path(store)) as index:
@@ -428,7 +430,7 @@ async def _search(store: Path, query: str, limit: int, at: str | None, *, json: 
 
 
 async def search_at(store: Path, query: str, limit: int, when: datetime) -> list[Hit]:
-    """Search the documents of a past moment: a consistent snapshot of the store, indexed in memory."""
+    """Search the documents as they were at a past moment: index a snapshot of the store in memory, and search that."""
     index = WebIndex()
     async with looking(store, index.schema) as db, db.snapshot(at=when) as snap:
         documents = await index.documents(snap)

@@ -2,14 +2,15 @@
 
     python -m perco.webindex.crawl [--mine PACKAGE] [--html DIR] [--warc FILE ...] [--limit N] [--out FILE]
 
-It is a process because its default source, the documentation of the running Python, must import every
-module of the standard library: what a module prints, changes, starts or breaks stays here, and the index
-that reads the stream sees only bytes. Saved pages and web archives come through the same stream.
+It is a process because its default source is the documentation of the running Python: to make it, the crawler imports
+every module of the standard library. Whatever a module prints, changes, starts or breaks stays in this process, and the
+index that reads the stream sees only bytes. Saved pages and web archives come through the same stream.
 
 The stream is a sequence of msgpack maps: a page as `pages.pack` writes it, `{"skipped": name, "why":
 reason}`, `{"noted": name, "why": reason}` for a page that was delivered in part, and at the very end `{"done":
-pages}`. A stream without that end is a crawl that died, and its reader says so. The same source gives the
-same bytes in every run: no addresses of objects, no paths of this machine, nothing of its environment.
+pages}`. If a stream lacks that end, the crawl has died, and the reader of the stream reports this. The same source
+gives the same bytes in every run: the stream has no addresses of objects, no paths of this machine, and no values of
+its environment.
 """
 
 import argparse
@@ -47,7 +48,7 @@ def html_files(folder: Path) -> list[Path]:
 
 
 def saved_pages(folder: Path, limits: CrawlLimits = DEFAULT_LIMITS) -> Iterator[Found]:
-    """A page for every HTML file below the folder, under the address its path would have on a server."""
+    """A page for every HTML file below the folder, under the address that its path would have on a server."""
     for path in html_files(folder):
         relative = quote(path.relative_to(folder).as_posix().encode("utf-8", "surrogateescape"))
         url = canonical_url(HTML_URL + relative)
@@ -73,14 +74,15 @@ def _read_file(path: Path, bytes_max: int) -> bytes:
 # --------------------------------------------------------------------------------------------- the process
 
 _QUIET = "PERCO_CRAWL_QUIET"
-# Documentation shows defaults, and a default may be the value of a variable: secrets must not get that far.
+# Documentation shows default values, and a default value may come from an environment variable. So no variable that may
+# hold a secret is kept.
 _KEPT_VARIABLES = frozenset(
     {"PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV"}
     | {"PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"}
 )
 _SET_VARIABLES = {
     _QUIET: "1",
-    # The order of sets is part of what documentation shows.
+    # Documentation shows sets; this seed fixes the order of their elements.
     "PYTHONHASHSEED": "0",
     "PYTHONWARNINGS": "ignore",
     "LC_ALL": "C.UTF-8",
@@ -91,13 +93,13 @@ _SET_VARIABLES = {
 
 
 def _restart_quietly() -> NoReturn:
-    """Run the same command again, in an environment that is the same for every user, without a display."""
+    """Run the same command again, in an environment with only the variables that it needs, and without a display."""
     kept = {name: value for name, value in os.environ.items() if name in _KEPT_VARIABLES}
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept | _SET_VARIABLES)
 
 
 def _forget_environment() -> None:
-    """Drop the variables that were kept for Python's start. HOME stays, so that it is recognised in texts."""
+    """Drop the variables that were kept for Python's start. HOME stays, so that its path can be recognised in texts."""
     home = os.path.expanduser("~")
     os.environ.clear()
     os.environ.update(_SET_VARIABLES | {"HOME": home, "PATH": os.defpath})
@@ -168,7 +170,7 @@ def _seconds(text: str) -> float:
 
 
 def _problem(args: argparse.Namespace) -> str | None:
-    """The error in the sources, to be printed before anything is written; None: there is none."""
+    """The error in the sources, to be printed before anything is written; None if there is no error."""
     for package in args.mine:
         top = package.partition(".")[0]
         if not top.isidentifier() or (top not in NOT_IMPORTED and importlib.util.find_spec(top) is None):
@@ -200,13 +202,13 @@ def _sources(args: argparse.Namespace, nowhere: TextIO) -> Iterator[Found]:
 
 
 def problem_with(arguments: Sequence[str]) -> str | None:
-    """The error in the sources of a crawl, before it begins; None: there is none."""
+    """The error in the sources of a crawl that has not begun yet; None if there is no error."""
     return _problem(_parser().parse_args(arguments))
 
 
 def _search_path_without_here() -> None:
-    """Search the current folder for modules last. `python -m` searches it first, and a random.py in it would hide
-    the library's; but a package of the user may be there."""
+    """Make Python search the current folder for modules last. `python -m` searches this folder first, so a random.py in
+    it would hide the library's. The folder stays on the path, because a package of the user may be in it."""
     here = os.getcwd()
     others = [entry for entry in sys.path if entry not in ("", here)]
     sys.path[:] = others if len(others) == len(sys.path) else [*others, here]
@@ -223,7 +225,7 @@ def _take_output(name: str) -> BinaryIO:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the crawl of this command line; for a process that does nothing else."""
+    """Run the crawl that the command line asks for; call this in a process that does nothing else."""
     _search_path_without_here()
     parser = _parser()
     args = parser.parse_args(arguments)
@@ -239,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out = _take_output(args.out)
     except OSError as error:
         parser.error(f"--out: {error}")
-    # A module that raises KeyboardInterrupt is skipped; Ctrl-C stops the crawl.
+    # If a module raises KeyboardInterrupt, the module is skipped; but Ctrl-C must stop the crawl.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         _crawl(args, out)
@@ -252,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _crawl(args: argparse.Namespace, out: BinaryIO) -> None:
-    """Crawl in an empty folder of its own, because some modules leave files where they are imported."""
+    """Crawl in a temporary folder, because some modules leave files in the current folder when they are imported."""
     _forget_environment()
     here = os.getcwd()
     with out, tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
@@ -268,5 +270,5 @@ if __name__ == "__main__":
         _restart_quietly()
     status: int = main()
     sys.stderr.flush()
-    # Without waiting for threads and exit handlers of imported modules.
+    # Do not wait for threads and exit handlers of imported modules.
     os._exit(status)

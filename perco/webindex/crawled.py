@@ -8,7 +8,7 @@ import msgpack
 
 from perco.webindex.pages import Page, pack, page_of
 
-# Names that no registry will ever assign: these pages are nowhere on the web.
+# The domain .invalid is reserved, so no page on the web can have these URLs.
 DOCS_URL = "https://docs.python.invalid/"
 
 
@@ -20,18 +20,18 @@ class CrawlLimits:
     """The crawler's limits for one page and one module."""
 
     body_bytes_max: int = 4 * 1024 * 1024
-    """The rest of a longer body is left out, and that is noted."""
+    """A longer body is cut here, and a note says so."""
     module_seconds: float = 10.0
-    """For the import of one module, and again for the making of each of its pages."""
+    """The time allowed for importing a module, and again for making each of its pages."""
 
 
 DEFAULT_LIMITS = CrawlLimits()
 
 PATIENCE = 3.0
-"""After this many times `CrawlLimits.module_seconds` a module that cannot be interrupted ends the crawl."""
+"""A module that cannot be interrupted ends the crawl after this many times `CrawlLimits.module_seconds`."""
 
 CHUNK_BYTES = 64 * 1024
-"""How many bytes are read at a time from files that may hold anything."""
+"""How many bytes are read at a time from a file whose contents are not trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,10 @@ def _decode(fields: object) -> Record:
 
 
 class CrawlDecoder:
-    """Turns the bytes of a crawl into records as they come in, whatever the size of the pieces.
+    """Turns the bytes of a crawl into records, as they arrive in pieces of any size.
 
-    For a reader that waits for the pipe in its own way: call `feed` with what was read, and `finish` at the
-    end of the stream. It never holds more than one record and one piece.
+    For a reader that does its own I/O: call `feed` with each piece that was read, and `finish` at the end of the
+    stream. The decoder never holds more than one record and one piece.
     """
 
     def __init__(self, limits: ReadLimits = DEFAULT_READ_LIMITS) -> None:
@@ -116,7 +116,7 @@ class CrawlDecoder:
         self._unpacker = msgpack.Unpacker(max_buffer_size=limits.record_bytes_max + limits.chunk_bytes)
 
     def feed(self, data: bytes | bytearray) -> Iterator[Record]:
-        """The records that these bytes complete."""
+        """Decode more bytes; yields the records that they complete."""
         view = memoryview(data)
         for start in range(0, len(data), self._limits.chunk_bytes):
             try:
@@ -148,13 +148,13 @@ class CrawlDecoder:
         return record
 
     def finish(self) -> None:
-        """Check, at the end of the stream, that the crawl is whole. Raises: CrawlError."""
+        """Check, at the end of the stream, that the crawl is complete. Raises: CrawlError."""
         if self._done is None:
             raise CrawlError(f"the crawler stopped half-way, after {self._pages} pages: it never said done")
 
 
 def read_crawl(stream: BinaryIO, limits: ReadLimits = DEFAULT_READ_LIMITS) -> Iterator[Record]:
-    """The records of a crawl, read from a file or pipe. Raises: CrawlError if it is not whole."""
+    """The records of a crawl, read from a file or pipe. Raises: CrawlError if the crawl is not complete."""
     decoder = CrawlDecoder(limits)
     while data := stream.read(limits.chunk_bytes):
         yield from decoder.feed(data)
@@ -162,7 +162,7 @@ def read_crawl(stream: BinaryIO, limits: ReadLimits = DEFAULT_READ_LIMITS) -> It
 
 
 def write_crawl(records: Iterable[Found], out: BinaryIO, limit: int | None = None) -> int:
-    """Write the records and the end; returns the number of pages. Stops after `limit` pages."""
+    """Write the records, then the end of the crawl; returns the number of pages. Stops after `limit` pages."""
     pages = 0
     for record in records:
         if isinstance(record, Page):

@@ -1,8 +1,8 @@
-"""`perco demo`: shows in a minute what perco is for, on your own documentation, with nothing staged.
+"""`perco demo`: shows in a minute what perco is for, on your own documentation; nothing is staged.
 
-The parent watches; `perco web load` does the work in a child, which is killed half-way, for real, and started again.
-Then the demo shows whether the store is in order, which pages are canonical once they are ranked by their links, what
-follows from one edit, and whether the index is what a batch build from the same pages gives.
+`perco web load` does the work in a child process. The parent watches the child, really kills it half-way, and starts it
+again. Then the demo shows whether the store is in order, which pages are canonical once they are ranked by their links,
+what follows from one edit, and whether the index equals a batch build from the same pages.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from perco.webindex.screen import Stages, console, linked_by, one_line, others
 from perco.webindex.search import Hit, SearchIndex
 from perco.webindex.service import Service, reap, serve
 
-_MARK = "perco-demo"  # in a folder that a demo made: stores are replaced only in such a folder
-_STORES = ("store", "spark", "embedded")  # everything else in it is the user's
+_MARK = "perco-demo"  # a file in every folder that a demo made; stores are replaced only in such a folder
+_STORES = ("store", "spark", "embedded")  # what demos make in the folder; everything else in it is the user's
 _QUERY = "asyncio future callback"
-_AGO_S = (60, 30, 10, 5, 2)  # moments to look back at: the first one for which the store is old enough
+_AGO_S = (60, 30, 10, 5, 2)  # how far to look back: the first of these for which the store is old enough
 _EDITED = DOCS_URL + "asyncio.Future"
 
 
@@ -75,8 +75,8 @@ def say(text: str) -> None:
 
 
 def fresh(folder: Path) -> Path:
-    """The path of the store to be made. From a folder that an earlier demo made, its stores are removed, and nothing
-    else; a folder with other files is refused."""
+    """Prepare the folder; returns the path of the store to be made. If an earlier demo made the folder, the stores of
+    that demo are removed, and nothing else. Otherwise, a folder with files in it is refused."""
     mark = folder / _MARK
     if folder.exists() and not folder.is_dir():
         raise perco.UsageError(f"{folder} is a file; name a folder with --dir")
@@ -110,7 +110,7 @@ class Child:
         self._complaints = b""
 
     async def run(self, task_status: trio.TaskStatus[trio.Process]) -> None:
-        """Run it until it ends, for whatever reason."""
+        """Run the command until it ends, for whatever reason."""
         process = await trio.lowlevel.open_process(self.command, stdin=-3, stdout=-1, stderr=-1, start_new_session=True)
         task_status.started(process)
         try:
@@ -145,7 +145,7 @@ class Child:
 
 
 async def _first_life(store: Path, limit: int | None, began: float) -> None:
-    """Search while it loads, then kill it."""
+    """Search while the child loads, then kill the child."""
     child = Child(store, limit)
     goal = 2500 if limit is None else limit // 2
     with Stages() as stages:
@@ -188,7 +188,7 @@ def _show(hits: list[Hit]) -> None:
 
 
 async def _second_life(store: Path, limit: int | None) -> float:
-    """Load until all is searchable; returns the seconds that it took."""
+    """Load until all pages are searchable; returns how many seconds that took."""
     child = Child(store, limit)
     with Stages() as stages:
         async with trio.open_nursery() as nursery:
@@ -215,7 +215,7 @@ async def _checked(store: Path) -> bool:
         [sys.executable, "-m", "perco", "check", str(store), "--json"], capture_stdout=True, check=False
     )
     if not ran.stdout:
-        return False  # it has told why
+        return False  # perco check has printed the reason
     found: dict[str, Any] = json.loads(ran.stdout)
     told = f"{counted(found['errors'], 'error')}, {counted(found['warnings'], 'warning')}"
     word = "clean" if found["clean"] else f"[red]{told}[/red]"
@@ -227,7 +227,7 @@ async def _checked(store: Path) -> bool:
 
 
 async def _rank(service: Service) -> None:
-    """Rank the pages, and show what that changes: which pages are canonical."""
+    """Rank the pages, and show which pages are canonical as a result."""
     say("\n4  Pages with the same content are one document. Which is its face? The one with the highest PageRank.")
     from perco.webindex.rank import rank_all  # numpy is slow to import
 
@@ -271,7 +271,7 @@ def _show_listing(listing: Listing) -> None:
 
 
 async def _edit(service: Service) -> tuple[str, float]:
-    """Change one page; show which observers ran, why, and when it could be found. Returns (URL, seconds)."""
+    """Change one page; show which observers ran and why, and when a search finds the change. Returns (URL, seconds)."""
     db, index, word = service.db, service.index, "zq" + secrets.token_hex(4)
     url, content = await _canonical_with_duplicates(service)
     say(f'\n5  One page is edited: "{word}" is added to {_short(url)}' + (", which is canonical." if content else "."))
@@ -289,7 +289,7 @@ async def _edit(service: Service) -> tuple[str, float]:
     await db.wait_idle()
     hits = service.search.search(word)
     edit_s = time.perf_counter() - began
-    # The newest tree comes first; another transaction may have written the page's rank before.
+    # The newest tree comes first. Another transaction may have written the page's rank, and so have a tree of its own.
     caused = next(tree for tree in await db.trace(index.pages, url) if _wrote(tree, url))
     async with db.snapshot() as snap:
         await _show_tree(index, snap, caused, runs)
@@ -305,7 +305,7 @@ async def _edit(service: Service) -> tuple[str, float]:
 
 
 async def _canonical_with_duplicates(service: Service) -> tuple[str, bytes | None]:
-    """A canonical page with duplicates, and the hash of its cluster; if there is none, any page, and None."""
+    """A canonical page with duplicates, and the hash of its cluster; if no page has duplicates, any page, and None."""
     index = service.index
     async with service.db.snapshot() as snap:
         document = await index.document(snap, _EDITED)
@@ -323,8 +323,8 @@ def _wrote(tree: perco.Traced, url: str) -> bool:
 async def _show_tree(
     index: WebIndex, snap: perco.Snapshot, edit: perco.Traced, runs: list[tuple[str, Any, float]]
 ) -> None:
-    """The tree of `perco trace`: every run below its cause, as recorded in the acknowledgements. The times of the runs
-    are from this process, in which the observers ran."""
+    """Print the tree of `perco trace`: every run below its cause, as the acknowledgements record it. The times of the
+    runs were measured in this process, which ran the observers."""
     took = {(id, key): seconds for id, key, seconds in runs}
 
     async def add(below: Tree, run: perco.Traced) -> None:
@@ -375,7 +375,7 @@ async def _compare(store: Path, load_s: float, edit_s: float) -> bool:
 
 
 async def _past(store: Path) -> None:
-    """Search the store's history: the same query, as of a while ago."""
+    """Search the store's history: the same query as before, but as of a past moment."""
     index = WebIndex()
     async with perco.open(store, index.schema, readonly=True) as db:
         now = datetime.now(UTC)

@@ -1,7 +1,8 @@
 """Hands documents to the search index, many at a time.
 
-Dozens of observers run at once, and each waits until its document is durable in SQLite. Documents that arrive while a
-transaction of SQLite is being synced go into the next one: group commit, in a thread, so that the loop keeps running.
+Dozens of observers run at once, and each waits until its document is durable in SQLite. Documents that arrive while an
+SQLite transaction is being synced go into the next transaction (group commit). The transactions run in a thread, so
+that the loop keeps running.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import trio
 import perco
 from perco.webindex.search import ExportRow, SearchIndex
 
-_ROWS_MAX = 500  # in one transaction of SQLite
-_FORGET_EVERY = 64  # transactions
+_ROWS_MAX = 500  # in one SQLite transaction
+_FORGET_EVERY = 64  # SQLite transactions
 
 
 class _Batch:
@@ -28,7 +29,7 @@ class _Batch:
 
 
 class Exporter:
-    """Writes to one search index, once it is connected to it."""
+    """Writes to the search index that it was last connected to."""
 
     forgotten: int
     rows: int
@@ -46,15 +47,15 @@ class Exporter:
         """Set the index that documents go to from now on.
 
         Args:
-            oldest: the smallest version that any process may still export; documents deleted before it are forgotten
-                now and then.
+            oldest: returns the smallest version that any process may still export. Now and then, the exporter makes
+                the index forget the documents that were deleted before that version.
         """
         self._index, self._oldest = index, oldest
 
     async def put(self, row: ExportRow) -> None:
         """Export a row; returns when it is durable in the index.
 
-        Raises: SearchIndexError if SQLite could not take it; then it may be put again.
+        Raises: SearchIndexError if SQLite could not store the row; the caller may then put it again.
         """
         if self._index is None:
             raise RuntimeError("connect the exporter to a search index before its observers run")
@@ -62,7 +63,7 @@ class Exporter:
             self._open = _Batch()
         batch = self._open
         batch.rows.append(row)
-        async with self._turn:  # in the order of arrival: the first to get it writes the whole batch
+        async with self._turn:  # granted in the order of arrival; the first holder writes the whole batch
             if not batch.done:
                 await self._write(self._index, batch)
         if batch.error is not None:
@@ -71,11 +72,11 @@ class Exporter:
     async def _write(self, index: SearchIndex, batch: _Batch) -> None:
         if batch is self._open:
             self._open = _Batch()
-        with trio.CancelScope(shield=True):  # the others of the batch wait for it
+        with trio.CancelScope(shield=True):  # the other rows of the batch wait for this
             try:
                 await trio.to_thread.run_sync(index.export, batch.rows)
                 if self._oldest is not None and self.transactions % _FORGET_EVERY == 0:
-                    with suppress(perco.Unavailable, perco.errors.SessionEnded):  # of a served store: forget later
+                    with suppress(perco.Unavailable, perco.errors.SessionEnded):  # the owner is away: forget later
                         self.forgotten += await trio.to_thread.run_sync(index.forget, await self._oldest())
             except Exception as error:
                 batch.error = error

@@ -7,29 +7,32 @@
                             '--> links, docs.linked --gather--> docs.anchors
     docs.said --reprocess--> docs.stale --parse again
 
-parse    a page changed: extract its title, text and links, and hash its content. A link is a row of `links`, whose key
-         is (target, source): the inversion. Links that are new, changed or gone are written. The text of a page
-         includes that of the pages in its frames, so it is parsed again when the text of one of them changes.
+parse    a page changed: extract its title, text and links, and hash its content. A link is a row of `links` with the
+         key (target, source): the links are inverted. Write links that are new or changed, and delete those that are
+         gone. The text of a page includes the texts of the pages in its frames, so the page is parsed again when one of
+         these texts changes.
 rank     the rank of a page changed: move the page among its duplicates.
-gather   the links to a page changed: collect their texts again. A page with many links to it is a hot target.
-elect    a cluster changed, the pages with one content hash: choose the canonical page, and list its duplicates and the
-         texts of the links to any of them. The rows of `members` are in the order of the election: the first row is the
-         canonical page. A page with many copies is a hot cluster.
-export   a listing changed: hand the document to the search index, as of the run's snapshot, whose timestamp is the
-         row's version there. An older one never replaces a newer one and a repeated one changes nothing: effectively
-         once, whenever the process dies.
-reprocess  the text of a page in other pages' frames changed: these pages are stale.
+gather   the links to a page changed: collect their texts again. A page that many pages link to is a hot spot.
+elect    a cluster (the pages with one content hash) changed: choose the canonical page, and list its duplicates and the
+         texts of the links to any of them. The rows of `members` are sorted for the election: the first row of a
+         cluster is its canonical page. The cluster of a page with many copies is a hot spot.
+export   a listing changed: hand the document to the search index, as of the run's snapshot. The snapshot's timestamp is
+         the version of the document's row there. An older version never replaces a newer one, and a repeated one
+         changes nothing. So the export takes effect once, whenever the process dies.
+reprocess  the text of a page that other pages show in frames changed: signal that these other pages are stale.
 
 Why the order of arrival does not matter, under snapshot isolation:
 
--   `docs.place` is one small cell, (content hash, rank), and the page's row in `members` changes with it. Transactions
-    that change a page's place, or the links to it, write this cell: two at once conflict there, and nowhere else.
--   Only elect writes a cluster's row, from one snapshot, and everything about it that is searched is stored under its
-    hash. When another page becomes canonical, nothing has to be carried from page to page, so nothing can be lost on
-    the way.
--   Runs for a signal may overlap. So each writes a cell of its row even if nothing is new: of two, the second sees the
-    first, and the last to commit has seen the most.
--   The run for a page reads the text of the pages in its frames under a read lock, so of two runs one sees the other.
+-   `docs.place` is one small cell, (content hash, rank), and the page's row in `members` changes with it. A transaction
+    that changes a page's place, or gathers the links to the page, writes this cell. So two such transactions at once
+    conflict on this cell, and on no other.
+-   Only an election writes a cluster's row, from one snapshot, and all data of the cluster that is searched is stored
+    under its hash. When another page becomes canonical, no data moves from page to page, so none can be lost on the
+    way.
+-   Runs for a signal may overlap. So each run writes a cell of its row even if nothing is new. The second of two
+    overlapping runs then conflicts with the first, and runs again; so the last run to commit has seen the newest data.
+-   The run for a page reads the texts of the pages in its frames under a read lock. If one of these texts changes at
+    the same time, either the run sees the new text, or the transaction that changes it sees that the page shows it.
 
 `batch.build` makes the same documents from the same pages without any of this; the tests compare the two.
 """
@@ -67,22 +70,22 @@ from perco.webindex.pages import (
 )
 from perco.webindex.search import ExportRow
 
-STALE_AT_ONCE = 2500  # pages that one run of `reprocess` signals; a hundred such runs may follow each other (N9)
+STALE_AT_ONCE = 2500  # how many pages a run of `reprocess` signals; a chain may have a hundred such runs (N9)
 _LISTED_AT_ONCE = 100  # documents
-_READ_AT_ONCE = 8  # of a cluster's members; mostly the first few have all the links that are kept
+_READ_AT_ONCE = 8  # members of a cluster; the first few usually have all the links that are kept
 
 Anchors = tuple[tuple[str, str], ...]  # (source URL, text)
 
 
 class Place(NamedTuple):
-    """A page's place: in the cluster of its content hash, by its rank."""
+    """A page's place: the cluster of its content hash, and the rank that sorts it there."""
 
     content: bytes
     rank: float
 
 
 class Listing(NamedTuple):
-    """Everything about a cluster except its words, which are those of any of its pages."""
+    """All data of a cluster except its words, which every page of the cluster has."""
 
     canonical: str
     rank: float
@@ -94,7 +97,7 @@ class WebIndex:
     """The tables and observers of a web index.
 
     Args:
-        exporter: where documents go; None for programs that load or read and run no observers.
+        exporter: where documents go; None for programs that only load or read, and run no observers.
         limits: how much of a page is indexed.
         anchors_max: the number of links to a document whose texts are kept.
         duplicates_max: how many duplicates of a document are kept, and searched by the links to them.
@@ -148,21 +151,21 @@ class WebIndex:
         self.contents = self.pages.column("contents", perco.BYTES, group="raw")
         self.rank = self.pages.column("rank", perco.FLOAT64)
         self.docs = perco.Table("docs", key=perco.TEXT)
-        self.parsed = self.docs.column("parsed", perco.MSGPACK, group="text")  # (title, text with that of frames)
-        self.own = self.docs.column("own", perco.TEXT, group="text")  # text without that of frames, if there are any
+        self.parsed = self.docs.column("parsed", perco.MSGPACK, group="text")  # (title, text including that of frames)
+        self.own = self.docs.column("own", perco.TEXT, group="text")  # text without that of frames, if it has any
         self.outlinks = self.docs.column("outlinks", perco.MSGPACK)  # ((target, anchor text), ...)
         self.embedded = self.docs.column("embedded", perco.MSGPACK)  # (URL, ...) of the pages in its frames
-        self.place = self.docs.column("place", perco.MSGPACK)  # Place; only of documents
-        self.anchors = self.docs.column("anchors", perco.MSGPACK)  # Anchors: of the links to it
+        self.place = self.docs.column("place", perco.MSGPACK)  # Place; only of indexed pages
+        self.anchors = self.docs.column("anchors", perco.MSGPACK)  # Anchors of the links to the page
         self.told = self.docs.column("told", perco.TEXT)  # how far `reprocess` has come
         self.linked = self.docs.signal("linked")
         self.said = self.docs.signal("said")
         self.stale = self.docs.signal("stale")
         self.links = perco.Table("links", key=perco.Tuple(perco.TEXT, perco.TEXT))  # (target, source)
         self.anchor = self.links.column("anchor", perco.TEXT)
-        self.uses = perco.Table("uses", key=perco.Tuple(perco.TEXT, perco.TEXT))  # (shown, by)
+        self.uses = perco.Table("uses", key=perco.Tuple(perco.TEXT, perco.TEXT))  # (framed page, page that shows it)
         self.user = self.uses.column("url", perco.TEXT)
-        self.members = perco.Table("members", key=perco.Tuple(perco.BYTES, perco.INT64, perco.TEXT))  # hash, seat
+        self.members = perco.Table("members", key=perco.Tuple(perco.BYTES, perco.INT64, perco.TEXT))  # (hash, *seat)
         self.member = self.members.column("url", perco.TEXT)
         self.dups = perco.Table("dups", key=perco.BYTES)  # by content hash
         self.canonical = self.dups.column("canonical", perco.TEXT)
@@ -186,7 +189,7 @@ class WebIndex:
     # ------------------------------------------------------------ loading
 
     async def load(self, txn: perco.Transaction, page: Page) -> bool:
-        """Store a page, unless it is there already; returns whether it was new or different."""
+        """Store a page, unless the same page is there already; returns whether it was new or different."""
         url = canonical_url(page.url)
         if url is None:
             return False
@@ -207,7 +210,7 @@ class WebIndex:
     # ------------------------------------------------------------ pages
 
     async def on_page(self, txn: perco.Transaction, change: perco.Change[str, Any]) -> None:
-        """Parse a page that has changed, or whose frames show one that has changed: its title, text and links."""
+        """Parse the title, text and links of a page that has changed, or that shows a changed page in a frame."""
         url = change.key
         packed = await txn.get(self.contents, url)
         before = await txn.row(self.docs, url, [self.parsed, self.own, self.outlinks, self.embedded, self.place])
@@ -234,14 +237,14 @@ class WebIndex:
             txn.signal(self.said, url)
 
     def _relink(self, txn: perco.Transaction, url: str, before: dict[str, str], links: dict[str, str]) -> None:
-        """Write what has changed in a page's links, and delete those that are gone."""
+        """Write the links of a page that are new or have changed, and delete those that are gone."""
         source = key_part(url)
         for target in before.keys() - links.keys():
             txn.delete(self.anchor, (key_part(target), source))
             txn.signal(self.linked, target)
         for target, text in links.items():
             if before.get(target) != text:
-                # A source that is too long for a key is stored after the text, which has no NUL in it.
+                # If the source is too long for a key, it is stored after the text; the text has no NUL in it.
                 txn.set(self.anchor, (key_part(target), source), text if source == url else f"{text}\0{url}")
                 txn.signal(self.linked, target)
         self._put(txn, self.outlinks, url, tuple(before.items()) or None, tuple(links.items()) or None)
@@ -261,10 +264,10 @@ class WebIndex:
         return bool(await txn.scan(self.uses, prefix=(key_part(url),), columns=[self.user], limit=1).all())
 
     async def on_rank(self, txn: perco.Transaction, change: perco.Change[str, float]) -> None:
-        """Move a page that has another rank."""
+        """Move a page whose rank has changed."""
         place = _place(await txn.get(self.place, change.key))
         after = None if place is None else place._replace(rank=usable_rank(change.value))
-        # A run for the page that has read the old rank, and is in flight now, conflicts and runs again.
+        # If a run of `on_page` in flight has read the old rank, it conflicts with this run; one of the two runs again.
         self._move(txn, change.key, place, after)
 
     async def on_links(self, txn: perco.Transaction, change: perco.Change[str, None]) -> None:
@@ -281,7 +284,7 @@ class WebIndex:
                 txn.signal(self.changed, place.content)
 
     async def on_said(self, txn: perco.Transaction, change: perco.Change[str, None]) -> None:
-        """Signal the pages that show a changed page, to be parsed again; a limited number in a run."""
+        """Signal that the pages that show a changed page are stale; a run signals a limited number of them."""
         url, shown = change.key, key_part(change.key)
         told = await txn.get(self.told, url)
         start, stop = (shown, f"{told}\0" if told is not None else ""), (f"{shown}\0", "")
@@ -299,8 +302,8 @@ class WebIndex:
     # ------------------------------------------------------------ clusters
 
     def _move(self, txn: perco.Transaction, url: str, before: Place | None, after: Place | None) -> None:
-        """Write a page's place, even if it is the same, and its row among the members of its cluster; signal both
-        clusters of a move."""
+        """Write a page's place, even if it is the same. If it has changed, move the page's row in `members`, and signal
+        the clusters that the page leaves and enters."""
         if after is None:
             txn.delete(self.place, url)
         else:
@@ -315,7 +318,7 @@ class WebIndex:
             txn.signal(self.changed, content)
 
     async def on_cluster(self, txn: perco.Transaction, change: perco.Change[bytes, None]) -> None:
-        """Elect again: some page of a cluster is new, gone, or has another rank or other links to it."""
+        """Elect again, because a page of a cluster is new, is gone, or has another rank or other links to it."""
         await self._elect(txn, change.key)
 
     async def _elect(self, txn: perco.Transaction, content: bytes) -> None:
@@ -333,14 +336,14 @@ class WebIndex:
         self._put(txn, self.listing, content, before, listing)
 
     async def elect_and_export(self, txn: perco.Transaction, content: bytes) -> None:
-        """Elect again, and let the document be exported even if nothing changes."""
+        """Elect again, and have the document exported even if nothing changes."""
         await self._elect(txn, content)
         listing = await txn.get(self.listing, content)
         if listing is not None:
             txn.set(self.listing, content, listing)
 
     async def _gathered(self, txn: perco.Transaction, urls: Sequence[str]) -> Anchors:
-        """The texts of the links to these pages, as far as they are kept."""
+        """The texts of the links to these pages: at most `anchors_max` of them, the first ones."""
         gathered: list[tuple[str, str]] = []
         for at in range(0, len(urls), _READ_AT_ONCE):
             found = await txn.get_many(self.anchors, urls[at : at + _READ_AT_ONCE])
@@ -356,8 +359,9 @@ class WebIndex:
             listing = Listing(*change.value)
             document = await self._document(txn, content, listing)
             if document is None:
-                # The canonical page has left the cluster. It may be back before the cluster's next election, which
-                # would then change nothing: so the election is held here, and what it changes is exported.
+                # The canonical page has left the cluster. If it comes back before the cluster's next election, that
+                # election changes nothing, and so nothing is exported. Therefore hold the election here; the listing
+                # that it changes is exported.
                 await self._elect(txn, content)
                 return
         await self.exporter.put(ExportRow(content.hex(), txn.start_ts, document))
@@ -370,7 +374,7 @@ class WebIndex:
         return _document_of(content, listing, row[self.parsed], _place(row[self.place]))
 
     async def document(self, snap: perco.Snapshot, url: str) -> Document | None:
-        """The document that a page is in, as the canonical one or a duplicate; None if it is in none."""
+        """The document that a page belongs to, as the canonical page or a duplicate; None if it belongs to none."""
         place = _place(await snap.get(self.place, url))
         if place is None:
             return None
@@ -382,8 +386,8 @@ class WebIndex:
         return {document.url: document async for _, document in self.listed(snap) if document is not None}
 
     async def listed(self, snap: perco.Snapshot) -> AsyncIterator[tuple[bytes, Document | None]]:
-        """The contents of all documents of a snapshot, and the documents; None: the canonical page has left, and
-        another one is to be elected."""
+        """(content hash, document) of all documents of a snapshot. The document is None if its canonical page has left
+        the cluster, and no other page has been elected yet."""
         some: list[tuple[bytes, Listing]] = []
         async for row in snap.scan(self.dups, columns=[self.listing]):
             listing: Any = row[self.listing]
@@ -419,7 +423,7 @@ class WebIndex:
     # ------------------------------------------------------------ cells
 
     def _put(self, txn: perco.Transaction, column: Any, key: Any, before: Any, after: Any) -> None:
-        """Write a cell that has changed; None: there is no value."""
+        """Write a cell if its value has changed. None means that there is no value."""
         if after is None:
             if before is not None:
                 txn.delete(column, key)

@@ -2,7 +2,8 @@
 
     sources --(a task each)--> pages --(load)--> store <--(observers, as tasks)--> search index
 
-The search index is a file beside the store, so this process exports to it, while tasks run all other observers.
+The search index is a file next to the store, so this process runs the observer that exports to it. Tasks run all other
+observers.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def crawled(skipped: Accumulator[int], given: tuple[int, Sequence[str]]) -> Iter
 
 
 def later(one: tuple[Any, Page], other: tuple[Any, Page]) -> tuple[Any, Page]:
-    """The later of two pages of one URL, which is the one that counts in a load by one process."""
+    """The later of two pages with the same URL: as in a load by one process, only the later page counts."""
     return one if one[0] > other[0] else other
 
 
@@ -105,7 +106,7 @@ def split(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def session(master: str) -> SparkSession:
-    """A Spark session whose Python is this one, unless the environment says otherwise. Raises: UsageError."""
+    """A Spark session whose tasks run this Python, unless the environment names another. Raises: UsageError."""
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         raise UsageError("Spark needs Java 17 or newer, and there is no java here: apt install openjdk-17-jre-headless")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -125,8 +126,8 @@ async def on_spark(spark: SparkSession, work: Callable[[], T]) -> T:
 
 
 async def load(service: Service, spark: SparkSession, store: perco.spark.Store, sources: Sequence[str]) -> None:
-    """Crawl, load and observe, until all is searchable; counts in `service.loaded`. Removes pages of the documentation
-    that are no longer there, like a load in one process."""
+    """Crawl, load, and run the observers, all but `export`, until they have run for all changes; counts in
+    `service.loaded`. Like a load in one process, this removes pages of documentation that it did not find."""
     context = spark.sparkContext
     skipped, unchanged = context.accumulator(0), context.accumulator(0)
     tasks = list(enumerate(split(sources)))
@@ -135,7 +136,8 @@ async def load(service: Service, spark: SparkSession, store: perco.spark.Store, 
     counts = service.loaded
 
     def load_all() -> perco.spark.Loaded:
-        # A failed load may have left its job. Pages may have changed since; unchanged ones are not written again.
+        # A failed load may have left its job open. Close the job and load all pages again, because pages may have
+        # changed since. Those that have not changed are not written again.
         perco.spark.acknowledge(store, _JOB, spark)
         pages, loader = latest.values().map(_page), partial(load_page, unchanged)
         given: dict[str, Any] = {"schema": _INDEX.schema, "key": url_of, "beside": _INDEX.pages, "job": _JOB}
@@ -153,7 +155,7 @@ async def load(service: Service, spark: SparkSession, store: perco.spark.Store, 
 
 
 async def both(folder: Path, limit: int | None, say: Callable[[str], None]) -> bool:
-    """`perco demo --spark`: load this Python's documentation by Spark, and embedded; returns whether both are equal."""
+    """`perco demo --spark`: load Python's documentation by Spark and in one process; returns whether both are equal."""
     sources = ["--limit", str(limit)] if limit is not None else []
     say(f"1  Spark begins: a crawl, loaders and observers as its tasks; the store is {folder}/spark")
     began = time.monotonic()

@@ -1,13 +1,14 @@
 """Pages as a crawl delivers them, and the parts that an index needs: title, text and links.
 
-Everything here is a pure function of its arguments, because the incremental index and the batch build that
-checks it must read a page in the same way.
+Everything here is a pure function of its arguments, because the incremental index and the batch build that checks this
+index must read a page in the same way.
 
-Markup is read as a stream of tags and text, in one pass, and never built into a tree: lxml's parser (libxml2 2.14 and
-later cut markup as the HTML standard says) calls `_Reader` for each. A tree builder that follows the standard takes
-quadratic time on deep nesting and quadratic memory on formatting elements left open (250 KB of `<p><font color=..>`
-make more than a gigabyte of nodes), so one hostile page would stop a worker. Title, text, links and base need no tree;
-the tests compare this reader with a browser's parser.
+Markup is read in one pass, as a stream of tags and text; no tree is built. lxml's parser calls `_Reader` for each tag
+and each piece of text. (libxml2 2.14 and later split markup into tags and text as the HTML standard says.) A tree
+builder that follows the standard takes quadratic time on deep nesting, and quadratic memory on formatting elements that
+are left open: 250 KB of `<p><font color=..>` make more than a gigabyte of nodes. So one hostile page would stop a
+worker. Finding the title, the text, the links and the base URL needs no tree. The tests compare this reader with a
+browser's parser.
 """
 
 import codecs
@@ -25,16 +26,16 @@ from w3lib.encoding import html_body_declared_encoding, http_content_type_encodi
 from w3lib.url import canonicalize_url
 
 URL_BYTES_MAX = 400
-"""The longest canonical URL, in UTF-8: it is part of a row key, and keys are short."""
+"""The maximum length of a canonical URL, in bytes of UTF-8. A URL is part of a row key, and keys are short."""
 
 URL_INPUT_CHARS_MAX = 8192
-"""A longer link is not even looked at; most of these are data: URLs that forgot their scheme."""
+"""A longer link is skipped without being parsed; most such links are data: URLs that lack their scheme."""
 
 HREFS_MAX = 20_000
-"""Link elements of a page that are looked at, whether or not they lead to a new target."""
+"""The maximum number of link elements of a page that are looked at, including those that repeat a target."""
 
 EMBEDDED_MAX = 20
-"""Distinct pages that are shown inside of another."""
+"""The maximum number of distinct pages that are shown inside another page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,9 @@ class ParseLimits:
     text_chars_max: int = 100_000
     title_chars_max: int = 300
     anchor_chars_max: int = 200
-    """The length of all anchor texts that lead from the page to one target, joined."""
+    """The maximum length of the joined anchor texts of all links from the page to one target."""
     links_max: int = 2_000
-    """Distinct targets."""
+    """The maximum number of distinct targets."""
     url_bytes_max: int = URL_BYTES_MAX
 
 
@@ -77,7 +78,7 @@ class Parsed:
     links: tuple[tuple[str, str], ...] = ()
     """(canonical target, anchor text), one per target, in the order of the page."""
     embedded: tuple[str, ...] = ()
-    """Canonical URLs of the pages that are shown inside of this one, in frames and objects."""
+    """Canonical URLs of the pages that are shown inside this one, in frames and objects."""
     notes: tuple[str, ...] = ()
 
 
@@ -101,7 +102,7 @@ def pack(page: Page) -> bytes:
 
 
 def unpack(packed: bytes) -> Page:
-    """The page that `pack` was given; ValueError for anything else."""
+    """The page that `pack` has packed; ValueError for any other bytes."""
     try:
         fields = msgpack.unpackb(packed)
     except (ValueError, msgpack.UnpackException) as error:
@@ -120,7 +121,7 @@ _FIELD_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def page_of(fields: object) -> Page:
-    """The page in an unpacked map; ValueError when it is not one."""
+    """The page in an unpacked map; ValueError if the map is not a page."""
     if not isinstance(fields, dict) or fields.keys() != _FIELD_TYPES.keys():
         raise ValueError("not a packed page: the fields are not those of a page")
     for name, types in _FIELD_TYPES.items():
@@ -134,18 +135,19 @@ def page_of(fields: object) -> Page:
 _PORTS = {"http": ":80", "https": ":443"}
 _SCHEMES = frozenset({"http", "https", "file"})
 _HOST = re.compile(r"(?:[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
-# Already canonical: no query, no escapes, no dot segments. Saves the full treatment for most links.
+# A URL that is already canonical: no query, no escapes, no dot segments (`_is_plain`). Most links are such URLs, and
+# are not passed to `_canonical`.
 _PLAIN = re.compile(r"https?://[a-z0-9][a-z0-9-]{0,62}(?:\.[a-z0-9][a-z0-9-]{0,62})+/[A-Za-z0-9_~-][A-Za-z0-9._~/-]*")
 _CONTROLS = "".join(map(chr, range(33)))
 _NO_LINE_BREAKS = str.maketrans("", "", "\t\r\n")
 
 
 def canonical_url(url: str, base: str | None = None, bytes_max: int = URL_BYTES_MAX) -> str | None:
-    """The canonical form of an http, https or file URL; None for anything that cannot be a row.
+    """The canonical form of an http, https or file URL; None for anything that cannot be the key of a row.
 
-    The fragment, the default port and any user name are dropped, the host is lower-case ASCII, dot segments
-    are resolved, escapes are normalised and query arguments sorted. None stands for other schemes, for anything that is
-    not a URL, and for a URL of more than `bytes_max` bytes. It never raises.
+    The fragment, the default port and any user name are dropped, the host becomes lower-case ASCII, dot segments are
+    resolved, escapes are normalised, and query arguments are sorted. The result is None for other schemes, for text
+    that is not a URL, and for a URL of more than `bytes_max` bytes. It never raises.
     """
     if len(url) > URL_INPUT_CHARS_MAX:
         return None
@@ -155,7 +157,7 @@ def canonical_url(url: str, base: str | None = None, bytes_max: int = URL_BYTES_
             url = urljoin(base, url)
         canonical = url if _is_plain(url) else _canonical(url)
     except ValueError:
-        # urllib and w3lib raise it for bad ports, bad IPv6 and text that has no UTF-8 form.
+        # urllib and w3lib raise ValueError for bad ports, bad IPv6 addresses and text that has no UTF-8 form.
         return None
     if canonical is None or len(canonical) > bytes_max:
         return None
@@ -163,12 +165,12 @@ def canonical_url(url: str, base: str | None = None, bytes_max: int = URL_BYTES_
 
 
 KEY_PART_BYTES_MAX = 180
-"""Two URLs, or one and a hash, are to fit into one row key."""
+"""So short that two URLs, or a URL and a hash, fit into one row key."""
 
 
 def key_part(url: str) -> str:
-    """A canonical URL as part of a row key: itself, or, if it is long, its beginning and a digest. Wherever the
-    smallest URL counts, URLs are compared by this."""
+    """A canonical URL as part of a row key: the URL itself or, if it is long, its beginning and a digest. To find the
+    smallest of several URLs, compare their key parts."""
     if len(url) <= KEY_PART_BYTES_MAX:
         return url
     digest = hashlib.sha256(url.encode()).hexdigest()[:32]
@@ -212,7 +214,7 @@ _BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
 
 
 def kind(page: Page) -> Kind:
-    """Whether the body is markup, plain text or neither, by what the headers say, or by how it begins."""
+    """Whether the body is markup, plain text or neither: by its headers or, if they do not say, by its first bytes."""
     named = (page.content_type or "").partition(";")[0].strip().lower()
     if named in _HTML_TYPES:
         return "html"
@@ -243,7 +245,7 @@ def indexable(page: Page) -> bool:
 
 # --------------------------------------------------------------------------------------------- charset
 
-# Python knows more codecs than these, among them ones that unpack archives or take quadratic time.
+# Python has more codecs than these; some of the others unpack archives or take quadratic time.
 _ENCODINGS = frozenset(
     {"utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"}
     | {f"iso8859-{part}" for part in range(1, 17)}
@@ -252,7 +254,7 @@ _ENCODINGS = frozenset(
     | {"gb18030", "gbk", "gb2312", "hz", "big5", "big5hkscs", "euc_jp", "shift_jis", "cp932", "iso2022_jp"}
     | {"euc_kr", "cp949", "tis-620"}
 )
-# A body with a byte order mark is decoded by that; Python's codecs of these names fail without one.
+# A body with a byte order mark is decoded as the mark says. Python's codecs of these names fail without a mark.
 _WITHOUT_MARK = {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}
 # Encodings that servers claim without checking. Text that is valid UTF-8 is hardly ever in one of these.
 _CARELESS = frozenset({"cp1252", "iso8859-1", "iso8859-15", "ascii"})
@@ -268,7 +270,7 @@ def _known_encoding(label: str | None) -> str | None:
 
 
 def _candidates(page: Page, body: bytes, markup: bool) -> Iterator[str]:
-    """Encodings to try, the likeliest first."""
+    """Encodings to try, the most likely first."""
     said = _known_encoding(page.charset) or _known_encoding(http_content_type_encoding(page.content_type))
     if said is not None and (not said.startswith(("utf-16", "utf-32")) or b"\0" in body):
         if said in _CARELESS:
@@ -276,7 +278,7 @@ def _candidates(page: Page, body: bytes, markup: bool) -> Iterator[str]:
         yield said
     if markup:
         declared = _known_encoding(html_body_declared_encoding(body))
-        # A declaration that could be read byte by byte cannot be in UTF-16.
+        # Markup whose declaration can be read byte by byte cannot be in UTF-16.
         if declared is not None and not declared.startswith(("utf-16", "utf-32")):
             if declared in _CARELESS:
                 yield "utf-8"
@@ -285,7 +287,7 @@ def _candidates(page: Page, body: bytes, markup: bool) -> Iterator[str]:
 
 
 def _decode(page: Page, body: bytes, whole: bool, markup: bool) -> tuple[str, tuple[str, ...]]:
-    """The text of the body, and a note if that took a guess."""
+    """The text of the body, and notes if its charset is not known, or if not all of it could be decoded."""
     encoding, mark = read_bom(body)
     if encoding is not None and mark is not None:
         return body[len(mark) :].decode(encoding, "replace"), ()
@@ -320,12 +322,12 @@ _SEEN = frozenset({"a", "area", "base", "img", *_EMBEDS, *_HIDDEN})
 
 
 def _tidy(text: str, chars_max: int) -> str:
-    """The text with single spaces and no NUL, because what stores text often cuts it at a NUL."""
+    """The text with single spaces, and without NULs, because programs that store text often cut it at a NUL."""
     return " ".join(text.replace("\0", " ").split())[:chars_max].rstrip()
 
 
 class _Reader:
-    """Collects the content of a page from the tags and the text that lxml finds in it: the target of its parser."""
+    """The target of lxml's parser: collects the content of a page from the tags and the text that the parser finds."""
 
     title: str | None
     base: str | None
@@ -341,7 +343,7 @@ class _Reader:
         self._open_since = 0
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        """An inline tag leaves the text as it is (<b>o</b>ne is one word), any other parts it (one<td>two)."""
+        """Handle a tag. An inline tag does not separate words (<b>o</b>ne is one word); other tags do (one<td>two)."""
         if tag not in _SILENT:
             self.pieces.append(" ")
         if tag in _SEEN:
@@ -396,8 +398,8 @@ class _Reader:
 
 
 def _read(markup: str) -> _Reader:
-    """Read markup as the HTML standard cuts it into tags and text; no tree is built. A link ends where a table, or a
-    cell of one, begins: lxml closes it there, as old browsers did."""
+    """Read markup, split into tags and text as the HTML standard says; no tree is built. A link ends where a table or a
+    table cell begins: lxml closes the link there, as old browsers did."""
     reader = _Reader()
     parser = etree.HTMLParser(target=reader, huge_tree=True)
     parser.feed(markup.replace("\0", " "))
@@ -409,7 +411,7 @@ def _read(markup: str) -> _Reader:
 
 
 def parse(page: Page, limits: ParseLimits = DEFAULT_LIMITS) -> Parsed:
-    """Title, text and links of a page. A redirect is one link without an anchor text; an error gives nothing."""
+    """Title, text and links of a page. A redirect has one link, without an anchor text; an error page has nothing."""
     if is_redirect(page):
         return _parse_redirect(page, limits)
     if not indexable(page):
@@ -452,7 +454,7 @@ def _parse_html(page: Page, decoded: str, limits: ParseLimits) -> Parsed:
 
 
 def rendered(text: str, embedded: Iterable[str], limits: ParseLimits = DEFAULT_LIMITS) -> str:
-    """The text of a page as a reader sees it: its own, then that of the pages in its frames, without their frames."""
+    """The text of a page as a reader sees it: its own text, then the own texts of the pages in its frames."""
     return _tidy(" ".join((text, *embedded)), limits.text_chars_max)
 
 

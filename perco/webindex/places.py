@@ -1,8 +1,9 @@
-"""Where a web index is: a folder with the search index, and the rows, in the same folder or at an address.
+"""Where a web index is: the search index is in a folder; the rows are in the same folder, or at an address.
 
-If the rows are at an address, folder and rows name each other: the folder has a file with the address and a number, the
-rows have the same number. So perco never uses a search index for other rows: neither after a backup of the folder was
-restored, nor after the rows were dropped and loaded again, nor after another folder took its place.
+If the rows are at an address, the folder and the rows name each other: the folder has a file with the address and a
+number, and the rows have the same number. So perco never uses a search index with rows that it was not made from: not
+after a backup of the folder was restored, not after the rows were dropped and loaded again, and not after another
+folder took this folder's place.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from perco.webindex.index import WebIndex
 
 SEARCH_FILE: Final = "search.sqlite"
 ROWS_FILE: Final = "rows"
-IN_FOLDER: Final = 1  # the number of all folders that have their rows
-_HOME: Final = "search folder"  # the row that names the folder, if the rows are elsewhere
-_AGAIN: Final = 20  # looks at the folder's file, while another process may be writing it
+IN_FOLDER: Final = 1  # `Rows.home` of every web index whose rows are in its folder
+_HOME: Final = "search folder"  # the row that names the folder, if the rows are not in it
+_AGAIN: Final = 20  # how often to look at the folder's file while another process may be writing it
 _AGAIN_S: Final = 0.1
 _SCHEMES: Final = ("postgresql://", "bigtable://", "tcp://", "tls://", "unix:")
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Attributes: `address`: what `perco.open` takes; `home`: the number by which rows and folder know each other."""
+    """Attributes: `address`: what `perco.open` takes; `home`: the number that the rows and the folder both have."""
 
     address: str
     home: int
@@ -68,8 +69,8 @@ def rows_of(store: Path) -> Rows:
 
 
 def rows_for(store: Path, address: str) -> Rows:
-    """Like `rows_of`, but after a check that the rows are at `address`, or will be for a new folder; "" accepts any
-    place.
+    """Like `rows_of`, but requires that the rows are at `address`; a new folder gets this address, and a new number.
+    "" accepts any place.
 
     Raises: UsageError if the rows are elsewhere, or cannot be at this address.
     """
@@ -98,7 +99,7 @@ def _number() -> int:
 async def opened(
     rows: Rows, schema: perco.Schema, options: perco.Options | None = None
 ) -> AsyncIterator[perco.Database]:
-    """Open the rows. Raises: as `perco.open`; UsageError, if another process has a database for itself."""
+    """Open the rows. Raises: as `perco.open`; UsageError if another process has the database open for itself."""
     async with AsyncExitStack() as stack:
         try:
             db = await stack.enter_async_context(perco.open(rows.address, schema, options=options))
@@ -114,7 +115,7 @@ async def opened(
 
 @asynccontextmanager
 async def looking(store: Path, schema: perco.Schema) -> AsyncIterator[perco.Database]:
-    """Open the rows to read them; with no worker."""
+    """Open the rows for reading, without a worker."""
     rows = rows_of(store)
     if rows.home == IN_FOLDER:
         async with perco.open(store, schema, readonly=True) as db:
@@ -125,15 +126,15 @@ async def looking(store: Path, schema: perco.Schema) -> AsyncIterator[perco.Data
 
 
 async def keep(db: perco.Database, index: WebIndex, store: Path, rows: Rows, *, take_over: bool) -> Rows:
-    """Let folder and rows name each other; returns the rows with the number that both have.
+    """Make the folder and the rows name each other; returns the rows with the number that both have.
 
-    Raises: UsageError if the rows name another folder, unless this one is to take over; or if the folder cannot be
+    Raises: UsageError if the rows name another folder and this one is not to take over, or if the folder cannot be
     written.
     """
     async with db.snapshot() as snap:
         named: Any = await snap.get(index.sources, _HOME)
     if named is None or take_over:
-        await trio.to_thread.run_sync(_writable, store)  # before it is named
+        await trio.to_thread.run_sync(_writable, store)  # before the rows name the folder
         ours = [_number(), f"{socket.gethostname()}:{await trio.Path(store).absolute()}"]
         async for attempt in db.attempts():
             async with attempt as txn:
@@ -151,7 +152,7 @@ async def keep(db: perco.Database, index: WebIndex, store: Path, rows: Rows, *, 
             return found
         if found.address != rows.address:
             break
-        await trio.sleep(_AGAIN_S)  # another process may have named the folder, and not written its file yet
+        await trio.sleep(_AGAIN_S)  # another process may have made the rows name the folder, but not written its file
     raise perco.UsageError(
         f"the documents of {rows.shown} go to the search index in {named[1]}. Use that folder, on that host; or stop "
         f"its processes, and let {store} take its place with --take-over"
@@ -159,7 +160,7 @@ async def keep(db: perco.Database, index: WebIndex, store: Path, rows: Rows, *, 
 
 
 def _writable(store: Path) -> None:
-    """Make the folder. Raises: UsageError."""
+    """Make the folder, and check that it can be written to. Raises: UsageError."""
     try:
         store.mkdir(parents=True, exist_ok=True)
         path = store / f"{ROWS_FILE}.new"
@@ -170,7 +171,7 @@ def _writable(store: Path) -> None:
 
 
 def _write(store: Path, rows: Rows) -> None:
-    """Write the folder's file, readable by its owner only: an address may have a password."""
+    """Write the folder's file so that only its owner can read it, because an address may have a password."""
     path = store / f"{ROWS_FILE}.{os.getpid()}"
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         json.dump({"address": rows.address, "home": rows.home}, file)

@@ -1,7 +1,8 @@
-"""Pages of documentation, from the modules of this Python.
+"""Pages of documentation, made from the modules of this Python.
 
-The modules are imported. From their source alone a fifth of the pages could not be made, most of `os`, `socket`, `ast`
-and `ctypes` among them: what a module exports is often computed, and what C defines has no source.
+The modules are imported. From their source alone, a fifth of the pages could not be made, including most of those of
+`os`, `socket`, `ast` and `ctypes`: a module often computes what it exports, and what is written in C has no Python
+source.
 """
 
 import faulthandler
@@ -31,7 +32,7 @@ from perco.webindex.pages import Page, canonical_url
 _T = TypeVar("_T")
 
 
-# Importing these opens a browser or prints a poem, or they have nothing but tests and demos.
+# Importing some of these opens a browser or prints a poem; the others have nothing but tests and demos.
 NOT_IMPORTED = frozenset({"__main__", "antigravity", "idlelib", "test", "this", "turtledemo"})
 
 
@@ -54,7 +55,7 @@ _ADDRESS = re.compile(r"\s+at\s+0x[0-9A-Fa-f]+")
 
 
 class _TooSlow(BaseException):
-    """Raised by the timer. No `except Exception` of a module may stop it."""
+    """Raised by the timer. A BaseException, so that no `except Exception` of a module catches it."""
 
 
 def _too_slow(signum: int, frame: object) -> NoReturn:
@@ -63,8 +64,8 @@ def _too_slow(signum: int, frame: object) -> NoReturn:
 
 @contextmanager
 def _docstrings_only() -> Iterator[None]:
-    """Keep pydoc from reading the comments above objects without a docstring: that parses every source file over
-    and over, and takes two thirds of the time of a crawl."""
+    """Keep pydoc from reading the comments above objects without a docstring. For these comments, pydoc parses every
+    source file again and again, which takes two thirds of the time of a crawl."""
     getcomments = inspect.getcomments
     inspect.getcomments = lambda object: None
     try:
@@ -82,9 +83,9 @@ def _text_of(value: object) -> str:
 
 
 class _Html(pydoc.HTMLDoc):
-    """pydoc's HTML with links to the pages of this crawl, and only with values that are the same everywhere.
+    """pydoc's HTML, with links to the pages of this crawl, and only with values that are the same everywhere.
 
-    pydoc prints the current value of a name, even if it is the environment with its secrets.
+    pydoc itself prints the current value of every name, even the environment with its secrets.
     """
 
     def __init__(self, scrub: Callable[[str], str]) -> None:
@@ -111,7 +112,7 @@ class _Html(pydoc.HTMLDoc):
         return html.escape(text, quote=False)
 
     def preformat(self, text: str) -> str:
-        # pydoc makes every space a &nbsp;, which is most of its bytes.
+        # pydoc turns every space into &nbsp;, which makes up most of its output.
         return self.escape(text.expandtabs()).replace("\n", "<br>\n")
 
     def docother(self, object: Any, name: str | None = None, mod: str | None = None, *ignored: Any) -> str:
@@ -121,12 +122,12 @@ class _Html(pydoc.HTMLDoc):
     def _shown(self, value: object) -> str:
         if type(value) not in _SHOWN_VALUES:
             return f"<{type(value).__name__} object>"
-        # Scrubbed before it is shortened: half a path would not be recognised.
+        # Scrub before shortening, because half a path would not be recognised.
         return pydoc.cram(self._scrub(repr(value)), SHOWN_CHARS)
 
 
 def _own_paths() -> list[tuple[str, str]]:
-    """Folders of this machine that turn up in documentation, and what replaces them."""
+    """(folder of this machine that may occur in documentation, text that replaces it), the longest first."""
     named = dict.fromkeys(sys.path, "site-packages") | {
         sysconfig.get_path("stdlib"): "lib/python",
         sysconfig.get_path("platstdlib"): "lib/python",
@@ -140,13 +141,13 @@ def _own_paths() -> list[tuple[str, str]]:
         os.getcwd(): "tmp",
     }
     both = {where: instead for path, instead in named.items() for where in (path, os.path.realpath(path))}
-    # "/usr" is the prefix of many Pythons, but in a text about /usr/bin/env it is not a secret of the machine.
+    # "/usr" is the prefix of many Pythons, but a text about /usr/bin/env reveals nothing about the machine: keep it.
     telling = [(path, instead) for path, instead in both.items() if path.count("/") > 1 or instead == "~"]
     return sorted((pair for pair in telling if len(pair[0]) > 2), key=lambda pair: -len(pair[0]))
 
 
 class _Scrubber:
-    """Removes from a text what differs from run to run and from machine to machine."""
+    """Removes from a text everything that differs from run to run, or from machine to machine."""
 
     def __init__(self, paths: Sequence[tuple[str, str]]) -> None:
         self._instead = dict(paths)
@@ -178,7 +179,7 @@ class _Documentation:
         self._cwd = os.getcwd()
 
     def tree(self, name: str) -> Iterator[Found]:
-        """The module, its members, and what is below it."""
+        """The pages of a module, of its members, and of the modules below it."""
         loaded = self._guarded(name, lambda: self._load(name))
         if isinstance(loaded, Skipped):
             yield loaded
@@ -196,7 +197,7 @@ class _Documentation:
     def _guarded(self, name: str, work: Callable[[], _T]) -> _T | Skipped:
         """The result of the work, or why it failed or took too long.
 
-        Nothing that the documented code does is a reason to stop: it may print, hang or raise SystemExit.
+        Nothing that the documented code does stops the crawl: the code may print, hang or raise SystemExit.
         """
         try:
             self._start_timer()
@@ -207,12 +208,12 @@ class _Documentation:
             except _TooSlow:
                 raise
             except BaseException as error:
-                # While the timer runs: code of the module makes the text of an exception, too.
+                # The timer still runs here, because code of the module may make the text of the exception.
                 return Skipped(name, self._scrub(_reason(error)))
             finally:
                 self._stop_timer()
         except _TooSlow:
-            # The timer may have fired between the end of the work and the stop.
+            # The timer may have fired after the end of the work, before it was stopped.
             self._stop_timer()
             return Skipped(name, f"took longer than {self._limits.module_seconds:g} s")
         finally:
@@ -220,12 +221,12 @@ class _Documentation:
 
     def _start_timer(self) -> None:
         seconds = self._limits.module_seconds
-        # Every time again: a module may have set its own handler.
+        # Set the handler every time, because a module may have set its own.
         signal.signal(signal.SIGALRM, _too_slow)
-        # It then fires again and again, for a module that catches it.
+        # The timer fires repeatedly, because a module may catch the exception.
         signal.setitimer(signal.ITIMER_REAL, seconds, min(seconds, 1.0))
-        # A module that goes on catching it, or never returns from C, ends the process: the reader sees a crawl
-        # that died, and the traceback on the standard error says where.
+        # If a module keeps catching the exception, or never returns from C code, the process ends. The reader then
+        # sees a crawl that died, and the traceback on the standard error says where.
         faulthandler.dump_traceback_later(seconds * PATIENCE, exit=True, file=_STDERR)
 
     def _stop_timer(self) -> None:
@@ -281,8 +282,8 @@ class _Documentation:
         return f"<dt>{_link(f'{name}.{member}', member)}</dt><dd>{self._html.escape(synopsis)}</dd>"
 
     def _member(self, value: Any) -> str:
-        """The page of a class or function. It depends on the object alone, not on the name it was found by:
-        what several modules export is the same page at several places."""
+        """The page of a class or function. It depends only on the object, not on the name by which it was found: if
+        several modules export the object, they have the same page of it."""
         home = _text_of(getattr(value, "__module__", None))
         name = f"{home}.{value.__qualname__}" if home else value.__qualname__
         functions, classes = self._targets_of(home)
@@ -298,7 +299,7 @@ class _Documentation:
         return self._names[home]
 
     def _targets(self, name: str, members: Iterable[tuple[str, Any]]) -> tuple[dict[str, str], dict[str, str]]:
-        """The link targets of functions and of classes whose names a text of this module mentions."""
+        """(functions, classes): the link targets of the names that a text of this module may mention."""
         functions: dict[str, str] = {}
         classes: dict[str, str] = {}
         for member, value in members:
@@ -310,7 +311,7 @@ def _reason(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     except Exception:
-        # An exception that cannot even be printed.
+        # The exception cannot even be printed.
         return type(error).__name__
 
 
@@ -325,8 +326,8 @@ def _below(module: types.ModuleType) -> tuple[str, ...]:
 
 
 def _members(module: types.ModuleType) -> tuple[tuple[tuple[str, Any], ...], tuple[Skipped, ...]]:
-    """The public classes and functions of a module, by pydoc's rules: what `__all__` names, or else what the
-    module itself defines."""
+    """The public classes and functions of a module, and those that could not be read. As in pydoc, they are those that
+    `__all__` names or, without `__all__`, those that the module itself defines."""
     exported = vars(module).get("__all__")
     names = {str(name) for name in (vars(module) if exported is None else exported)}
     members, problems = [], []
@@ -357,8 +358,8 @@ def _data(module: types.ModuleType) -> list[tuple[str, Any]]:
 
 
 def documentation(names: Iterable[str], nowhere: TextIO, limits: CrawlLimits = DEFAULT_LIMITS) -> Iterator[Found]:
-    """Pages for the modules of these names and for all below them. It imports them: for a process that does
-    nothing else. Their output goes to `nowhere`."""
+    """Pages for the modules with these names, and for all modules below them. This imports the modules, so call it in a
+    process that does nothing else. What the modules print goes to `nowhere`."""
     pages = _Documentation(limits, nowhere)
     with _docstrings_only():
         for name in names:
@@ -369,5 +370,5 @@ def documentation(names: Iterable[str], nowhere: TextIO, limits: CrawlLimits = D
 
 
 def standard_library() -> list[str]:
-    """The modules at the top of the running Python's library."""
+    """The names of the top-level modules of the running Python's library."""
     return sorted(sys.stdlib_module_names)

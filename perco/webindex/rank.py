@@ -1,8 +1,8 @@
-"""PageRank, in a batch: the ranks of all pages, computed from all links at once and written where observers see them.
+"""PageRank as a batch: computes the ranks of all pages from all links at once, and writes them to an observed column.
 
 A rank depends on the whole graph, so small updates cannot keep it up to date (the paper's section 1: a computation that
-cannot be broken down into small updates is better done as a batch). But they can keep up to date the data that depends
-on a rank: only the pages whose rank has changed are processed again.
+cannot be broken down into small updates is better done as a batch). But small updates can keep up to date the data that
+depends on a rank: only the pages whose rank has changed are processed again.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from perco.webindex.index import WebIndex
 from perco.webindex.pages import key_part
 
 DAMPING = 0.85
-"""The share of readers who follow a link; the others open any page."""
+"""The share of readers who follow a link; the others open a random page."""
 
 ERROR = 1e-9
 """The computation ends when a round moves the ranks, whose sum is 1, by no more than this in total."""
 
 ROUNDS_MAX = 200
-"""It also ends after this many rounds."""
+"""The computation also ends after this many rounds."""
 
 MOVED_MIN = 0.01
-"""A stored rank is not written again if it would change by a smaller share of it than this."""
+"""A stored rank is kept unless the new rank differs from it by more than this share of it."""
 
 ROWS_PER_TXN = 200
-"""Ranks written in one transaction."""
+"""The number of ranks written in one transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ def pagerank(pages: int, sources: Sequence[int], targets: Sequence[int]) -> npt.
     """The ranks of pages 0, 1, ...; their mean is 1 (Page et al. 1998, by power iteration).
 
     Args:
-        pages: how many.
-        sources, targets: of each link between two of them.
+        pages: the number of pages.
+        sources, targets: for each link between two of the pages, the page that it is on, and the page that it leads to.
 
-    A page without links counts as linking to all.
+    A page without links counts as if it had a link to every page.
     """
     if not pages:
         return np.zeros(0)
@@ -70,9 +70,9 @@ def pagerank(pages: int, sources: Sequence[int], targets: Sequence[int]) -> npt.
 
 
 async def rank_all(db: perco.Database, index: WebIndex, moved_min: float = MOVED_MIN) -> Ranked:
-    """Rank the pages of a store by the links between them, as of one snapshot. Pages that come or go meanwhile keep the
-    rank that they have; observers do the rest. A stored rank stays as it is if the new one differs by less than
-    `moved_min` of it."""
+    """Rank the pages of a store by the links between them, as of one snapshot, and write the ranks; observers do the
+    rest. A page that is added meanwhile keeps its rank; a page that is removed meanwhile gets none. A stored rank is
+    kept unless the new rank differs from it by more than the share `moved_min`."""
     before: dict[str, float | None] = {}
     numbers: dict[str, int] = {}
     sources, targets = array("q"), array("q")
@@ -87,7 +87,7 @@ async def rank_all(db: perco.Database, index: WebIndex, moved_min: float = MOVED
                 sources.append(numbers[source])
                 targets.append(numbers[target])
     ranks = pagerank(len(before), sources, targets)
-    # Only as many digits as are exact: ranked again, the same pages have the same ranks.
+    # Keep only the digits that are exact, so that the same pages, ranked again, have the same ranks.
     found = {url: float(f"{rank:.6g}") for url, rank in zip(before, ranks, strict=True)}
     moved = [url for url, rank in found.items() if _moved(before[url], rank, moved_min)]
     changed = 0

@@ -1,4 +1,4 @@
-"""The stages of a running web index: on a terminal a table that is redrawn, in a pipe a line now and then."""
+"""Shows the stages of a running web index: on a terminal as a table that is redrawn, in a pipe as occasional lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINE_EVERY_S = 2.0
 
 
 class _Console(Console):
-    """A console that raises an ordinary error, known to nurseries and the command line, when its reader goes away."""
+    """A console that raises BrokenPipeError, which nurseries and the command line handle, when its reader goes away."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
@@ -30,7 +30,7 @@ console: Console = _Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
 def stages_table(progress: dict[str, Any], title: str = "") -> Table:
-    """In, out, waiting, conflicts, collapsed for the crawl and every observer."""
+    """A table with the counts of every stage: of the crawl, the load, each observer, and the search index."""
     load, stages = progress["load"], progress["stages"]
     table = Table(box=None, pad_edge=False, header_style="bold", title=title or None, title_justify="left")
     table.add_column("stage")
@@ -70,13 +70,13 @@ _NAMED_MAX = 3
 
 
 def others(urls: Sequence[str]) -> str:
-    """Some URLs, and how many more there are."""
+    """The first few URLs, and how many more there are."""
     more = len(urls) - _NAMED_MAX
     return ", ".join(urls[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def linked_by(anchors: Sequence[tuple[str, str]]) -> str:
-    """The pages that link, and their link texts; one page for each text."""
+    """The pages that link to a document, and the texts of their links; one page for each text."""
     first: dict[str, str] = {}
     for source, text in anchors:
         first.setdefault(text, source)
@@ -87,7 +87,7 @@ def linked_by(anchors: Sequence[tuple[str, str]]) -> str:
 
 
 def about(hit: Hit) -> list[str]:
-    """More about a document: its rank, its duplicates, and the links to any of them with their texts."""
+    """Lines about a document: its rank, its duplicates, and the links to any of its pages, with their texts."""
     lines = [f"rank {hit.rank:.3g}"]
     if hit.duplicates:
         lines[0] += f", also at {others(hit.duplicates)}"
@@ -97,12 +97,12 @@ def about(hit: Hit) -> list[str]:
 
 
 class Stages:
-    """`with Stages() as stages: stages.show(progress)`."""
+    """Shows the stages: `with Stages() as stages: stages.show(progress)`."""
 
     def __init__(self) -> None:
         self._live = Live(console=console, refresh_per_second=4, transient=False) if console.is_terminal else None
         self._told = 0.0
-        self._idle = ""  # what was told last, without the time, if nothing waited
+        self._idle = ""  # the line that was printed last, without the time; empty if changes waited then
         self._untold: dict[str, Any] | None = None
 
     def __enter__(self) -> Stages:
@@ -114,7 +114,7 @@ class Stages:
         if self._live is not None:
             self._live.update(stages_table(progress))
         elif (said := one_line(progress | {"seconds": 0.0})) == self._idle:
-            self._untold = None  # `perco web run` with nothing to do: a line every two seconds would say nothing new
+            self._untold = None  # nothing has changed: in `perco web run`, this may last for hours
         elif time.monotonic() - self._told >= _LINE_EVERY_S:
             self._told, self._untold = time.monotonic(), None
             self._idle = "" if any(stage["waiting"] for stage in progress["stages"].values()) else said

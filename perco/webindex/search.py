@@ -1,11 +1,10 @@
 """A search index in one SQLite file: the documents that people search.
 
-The file is fed from outside, by an exporter that may die and start again at any point. So a row says which
-version of a document it is, and only a newer version replaces it: exporting the same rows twice, or old rows
-after new ones, changes nothing. A deletion is a version too, and stays behind as an empty row, until no older export
-can arrive any more.
+An exporter writes to the file; it may die and start again at any point. So each row records the version of its
+document, and only a newer version replaces it: exporting the same rows twice, or old rows after new ones, changes
+nothing. A deletion is a version too. It stays as an empty row until no older export can arrive any more.
 
-Documents are kept as they were given, next to a full-text index (FTS5) that holds no copy of them.
+Documents are stored as they were given, next to a full-text index (FTS5) that holds no copy of them.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ import msgpack
 from perco.webindex.batch import Document, digest_in_order
 
 FORMAT = 2
-"""The version of the layout of the file, in its `user_version`."""
+"""The version of the file's layout; the file has it in its `user_version`."""
 
 VERSION_MAX = 2**63 - 1
 
@@ -32,13 +31,13 @@ class SearchOptions:
     """Options for writing the file, and for ranking the hits of a search."""
 
     synchronous: Literal["FULL", "NORMAL", "OFF"] = "FULL"
-    """FULL: an export that returned survives a power failure. NORMAL: it may be undone by one, whole."""
+    """FULL: an export that has returned survives a power failure. NORMAL: a power failure may undo it, as a whole."""
     busy_seconds: float = 10.0
     """How long to wait for another process that writes to the file."""
     rank_weight: float = 0.2
-    """How much more the words of a page count each time that one plus its rank doubles; 0: rank does not count."""
+    """How much more the words of a page count each time that (1 + its rank) doubles; 0: rank does not count."""
     anchor_words_chars_max: int = 20_000
-    """How much of the distinct texts of all links to a document is searched. All of them are kept."""
+    """How many characters of the distinct texts of the links to a document are searched. All texts are stored."""
 
 
 DEFAULT_OPTIONS = SearchOptions()
@@ -54,9 +53,9 @@ HITS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ExportRow:
-    """The state of a document from this version on; None: the document is gone.
+    """The state of a document from this version on. If `document` is None, the document is gone.
 
-    The key stays when the document gets another URL, as it does when a duplicate becomes canonical.
+    The key does not change when the document gets another URL because a duplicate becomes canonical.
     """
 
     key: str
@@ -66,7 +65,7 @@ class ExportRow:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A document that has all the words of a query; a higher score is better. See `Document` for what it has."""
+    """A document that has all the words of a query; a higher score is better. `Document` explains the other fields."""
 
     url: str
     title: str
@@ -85,7 +84,7 @@ class EmptyQueryError(ValueError):
     """There is no word in the query."""
 
 
-# A document that is gone keeps its row, with its key and a version only; the view and the full text do not have it.
+# A document that is gone keeps its row, with only its key and a version. The view and the full text leave it out.
 _LAYOUT = """
 CREATE TABLE pages (
     id INTEGER PRIMARY KEY,
@@ -128,7 +127,7 @@ _Words = tuple[str, str, str]
 
 @contextlib.contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Raise errors of SQLite as errors of the index, with what they mean for the caller."""
+    """Raise errors of SQLite as SearchIndexError, with `what` to say what they mean for the caller."""
     try:
         yield
     except sqlite3.Error as error:
@@ -136,7 +135,7 @@ def _told(what: str) -> Iterator[None]:
 
 
 class SearchIndex:
-    """The index in the file at `path`, made if there is none. For use from one thread at a time."""
+    """The index in the file at `path`, which is made if it does not exist. Use it from one thread at a time."""
 
     def __init__(self, path: str | PathLike[str], options: SearchOptions = DEFAULT_OPTIONS) -> None:
         self._options = options
@@ -156,7 +155,7 @@ class SearchIndex:
         documents: Mapping[str, Document] | Iterable[Document],
         options: SearchOptions = DEFAULT_OPTIONS,
     ) -> Self:
-        """An index of these documents that lives as long as the object: to search a state of the past."""
+        """An index of these documents that exists as long as the object; used to search a past state."""
         index = cls(":memory:", options)
         plain = documents.values() if isinstance(documents, Mapping) else documents
         index.export([ExportRow(document.url, 0, document) for document in plain])
@@ -164,7 +163,7 @@ class SearchIndex:
 
     def _prepare(self) -> None:
         new = self._is_new()
-        # Only after the check: it would change a file that is not ours.
+        # Only after the check, because this statement would change a file that is not a search index.
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {self._options.synchronous}")
         if new:
@@ -216,17 +215,17 @@ class SearchIndex:
     # ----------------------------------------------------------------------------------------- writing
 
     def _home(self) -> int:
-        """The number of the rows whose documents are here; below 0 as long as some are missing; 0: of an older file."""
+        """The number of the rows whose documents are here; negative while some are missing; 0 before `begin`."""
         return int(self._db.execute("PRAGMA application_id").fetchone()[0])
 
     def is_full(self, home: int) -> bool:
-        """Whether all documents of the rows with this number (`places.Rows`) were exported, and later ones are."""
+        """Whether all documents of the rows with this number (`places.Rows.home`) have been exported to this file."""
         with _told("the search index cannot be read"):
             return self._home() == home
 
     def begin(self, home: int, keep: bool) -> None:
-        """Prepare for all documents of the rows with this number, unless another process has. Documents of other rows
-        are removed, but if `keep`."""
+        """Prepare the file for all documents of the rows with this number, unless another process has done so. The
+        documents in the file, which are of other rows, are removed, unless `keep` is set."""
         with _told("the search index cannot be written"), self._transaction("IMMEDIATE"):
             if abs(self._home()) != home:
                 if not keep:
@@ -235,13 +234,13 @@ class SearchIndex:
                 self._db.execute(f"PRAGMA application_id = {-home}")
 
     def mark_full(self, home: int) -> None:
-        """Note that all documents of these rows are here."""
+        """Record that all documents of these rows are here."""
         with _told("the search index cannot be written"), self._transaction("IMMEDIATE"):
             if self._home() == -home:
                 self._db.execute(f"PRAGMA application_id = {home}")
 
     def export(self, rows: Sequence[ExportRow]) -> int:
-        """Store the rows that are newer than what is there, all in one transaction; returns how many."""
+        """Store, in one transaction, the rows that are newer than those in the file; returns how many these are."""
         for row in rows:
             _check(row)
         with _told("the export failed"), self._transaction("IMMEDIATE"):
@@ -268,12 +267,12 @@ class SearchIndex:
 
     def forget(self, before: int) -> int:
         """Remove the rows of documents that were deleted before this version; returns how many. Call it only when no
-        older export can arrive any more: such an export would bring a document back."""
+        export below this version can arrive any more: such an export would bring a deleted document back."""
         with _told("the export failed"), self._transaction("IMMEDIATE"):
             return self._db.execute("DELETE FROM pages WHERE title IS NULL AND version < ?", (before,)).rowcount
 
     def _index(self, old: "_Old | None", number: int | None, new: _Words | None) -> None:
-        """Update the full text from the old words to the new. It keeps no copy, so it needs both."""
+        """Replace the old words in the full text with the new ones. The full text keeps no copy, so it needs both."""
         if old is not None and old.words == new:
             return
         if old is not None:
@@ -285,18 +284,18 @@ class SearchIndex:
             self._db.execute("INSERT INTO words (rowid, title, anchors, body) VALUES (?, ?, ?, ?)", (number, *new))
 
     def _anchor_words(self, document: Document) -> str:
-        """The texts of the links, each once: a word does not count more if every page links with it."""
+        """The distinct texts of the links: a word does not count more because many pages have it in their links."""
         distinct = dict.fromkeys(text for _, text in document.anchors if text)
         return "\n".join(distinct)[: self._options.anchor_words_chars_max]
 
     # ----------------------------------------------------------------------------------------- reading
 
     def search(self, query: str, limit: int = 10, marks: tuple[str, str] = ("[", "]")) -> list[Hit]:
-        """The best documents that have all the words of the query, the best first: by their words, and by rank.
+        """The documents that have all the words of the query, the best first: both words and rank count.
 
-        A query is words, nothing else: operators and quotes have no meaning. Words joined by punctuation, such
-        as asyncio.Future, must be found in that order. EmptyQueryError if there is no word in it. In a snippet
-        the words that were found stand between `marks`.
+        A query consists of words only: operators and quotes have no meaning. Words joined by punctuation, such as
+        asyncio.Future, must occur next to each other, in that order. EmptyQueryError if there is no word in the query.
+        In a snippet, the words that were found are enclosed in `marks`.
         """
         phrases = self._phrases(query)
         weights = (TITLE_WEIGHT, ANCHORS_WEIGHT, TEXT_WEIGHT, self._options.rank_weight)
@@ -326,7 +325,7 @@ class SearchIndex:
         return str(row[0])
 
     def get(self, url: str) -> Document | None:
-        """The document whose canonical page this is."""
+        """The document whose canonical page has this URL."""
         row = self._db.execute(f"SELECT {_WHOLE} FROM documents WHERE url = ?", (url,)).fetchone()
         return None if row is None else _document(row)
 
@@ -340,7 +339,7 @@ class SearchIndex:
         return int(self._db.execute("SELECT count(*) FROM documents").fetchone()[0])
 
     def documents(self) -> Iterator[Document]:
-        """All documents in the order of their URLs, read in pieces: an export in between is seen."""
+        """All documents in the order of their URLs. They are read in pieces: an export between two of them is seen."""
         after = ("", "")
         while True:
             rows = self._db.execute(

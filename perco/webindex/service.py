@@ -1,7 +1,7 @@
 """The web index as a running program: a crawler process, loaders, observers, and their progress.
 
-The crawl streams: pages are loaded while the crawler is still making others, observers run while pages are still
-loaded, and the search index answers meanwhile.
+The stages overlap: pages are loaded while the crawler is still making others, observers run while pages are still
+being loaded, and the search index answers queries meanwhile.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Progress:
 
 
 async def reap(process: trio.Process) -> None:
-    """Kill a child process that still runs, and close its pipes; completes even if cancelled."""
+    """If a child process still runs, kill it and close its pipes; completes even if cancelled."""
     if process.poll() is not None:
         return
     process.kill()
@@ -84,7 +84,7 @@ class Service:
         self._began = trio.current_time()
 
     async def load(self, sources: Sequence[str]) -> Loaded:
-        """Crawl and load. After a complete crawl of the documentation, pages that are no longer in it are removed.
+        """Crawl and load. After a complete crawl without `sources`, remove pages of documentation that it did not find.
 
         Args:
             sources: arguments of `python -m perco.webindex.crawl`.
@@ -119,7 +119,7 @@ class Service:
         command = [sys.executable, "-m", "perco.webindex.crawl", *sources]
         complaints = bytearray()
         async with trio.open_nursery() as nursery:
-            # In a session of its own: Ctrl-C is for this process, which kills the crawler.
+            # The crawler is in a session of its own: Ctrl-C reaches only this process, which then kills the crawler.
             process = await trio.lowlevel.open_process(command, stdin=-3, stdout=-1, stderr=-1, start_new_session=True)
             try:
                 assert process.stdout is not None
@@ -162,7 +162,7 @@ class Service:
                     self.loaded.unchanged += 1
 
     async def remove_vanished(self, seen: set[str]) -> None:
-        """Remove pages of the documentation that a complete crawl of it has not seen."""
+        """Remove pages of the documentation that a complete crawl of the documentation has not seen."""
         async with self.db.snapshot() as snap:
             rows = snap.scan(self.index.pages, prefix=DOCS_URL, columns=[self.index.contents])
             gone = [row.key async for row in rows if row.key not in seen]
@@ -171,7 +171,7 @@ class Service:
             self.loaded.removed += 1
 
     async def progress(self) -> Progress:
-        """The state of everything now."""
+        """The state of all stages now."""
         waiting = await self.db.waiting()
         counters = self.db.statistics().counters
         stages = {}
@@ -193,7 +193,7 @@ class Service:
 
 
 async def _collect(stream: trio.abc.ReceiveStream, into: bytearray) -> None:
-    """Read a process's standard error to its end, keeping the last part."""
+    """Read a process's standard error to its end, and keep only the last part."""
     while data := await stream.receive_some(_PIPE_BYTES):
         into += data
         del into[:-_COMPLAINTS_MAX]
@@ -213,13 +213,13 @@ async def serve(
     """Open a web index and run its observers while the block lasts.
 
     Args:
-        store: the folder with the search index; its rows are there too, or where the folder says.
-        rows: for a new web index: the address for its rows; perco records it in the folder.
-        take_over: the documents of these rows go to this folder's search index from now on.
+        store: the folder with the search index; it also holds the rows, or records where they are.
+        rows: the address for the rows of a new web index; perco records it in the folder.
+        take_over: whether this folder's search index takes the place of another folder's, which the rows name.
         on_fill: called with the number of documents so far, while a new search index is filled from the rows.
 
-    Raises: what `perco.open` raises; UsageError if the rows are elsewhere, or their documents go to the search index in
-    another folder.
+    Raises: what `perco.open` raises; UsageError if the rows are not at the address `rows`, or if their documents go to
+    the search index in another folder.
     """
     exporter = Exporter(on_export)
     index = WebIndex(exporter)
@@ -228,7 +228,7 @@ async def serve(
         if place.home != IN_FOLDER:
             place = await keep(db, index, store, place, take_over=take_over)
         with SearchIndex(search_path(store)) as writing, SearchIndex(search_path(store)) as reading:
-            # Other processes may export as well: the watermark is below every transaction in flight anywhere (G1).
+            # Other processes may export too, so use the watermark: no transaction in flight anywhere is below it (G1).
             exporter.connect(writing, db.watermark)
             if not writing.is_full(place.home):
                 await fill(db, index, writing, place.home, on_fill)
@@ -243,9 +243,9 @@ async def fill(
     home: int,
     on_fill: Callable[[int], None] = lambda documents: None,
 ) -> None:
-    """Export all documents into a new search index, because the rows may be older than the index. A document of which
-    the index has a newer version stays as it is. The snapshot holds back the watermark, so the index does not forget
-    deletions that are newer than the snapshot (`SearchIndex.forget`)."""
+    """Export all documents into a new search index, because the rows may be older than the index. If the index already
+    has a newer version of a document, it keeps that version. The snapshot holds back the watermark, so the index does
+    not forget deletions that are newer than the snapshot (`SearchIndex.forget`)."""
     await trio.to_thread.run_sync(search.begin, home, home == IN_FOLDER)
     filled, undecided = 0, []
     async with db.snapshot() as snap:
@@ -261,6 +261,6 @@ async def fill(
                 on_fill(filled)
                 rows = []
         await trio.to_thread.run_sync(search.export, rows)
-    for content in undecided:  # the next election may find that nothing has changed: so it exports in any case
+    for content in undecided:  # the next election may find no change, and so export nothing
         await db.run(index.elect_and_export, content)
     await trio.to_thread.run_sync(search.mark_full, home)

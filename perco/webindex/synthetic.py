@@ -1,16 +1,17 @@
 """A synthetic web, made from a seed: any number of pages, distributed as on the real web.
 
-Each page is a function of the seed, its number and how many there are, so that a million take no memory and any of them
-can be made again. How it resembles the web, and what it is modelled on:
+Each page is a function of the seed, of its number and of the number of pages. So a million pages take no memory, and
+any of them can be made again. The synthetic web resembles the real one in these ways:
 
--   Links to a page follow a power law: page k is linked to in proportion to (k + 1) ** -0.6, which makes the share of
-    pages with n links fall as n ** -2.7 or so (Broder et al. 2000 found -2.1 for links to pages and -2.7 for links from
-    them). Half of the links lead to a page whose number is near the page's own.
--   Hosts have power-law sizes too. Links from a page are log-normal: most have a few, some have a hundred.
--   Three pages in ten are copies of another (Fetterly et al. 2003: 29 %), with its links, as mirrors are. The sizes of
-    clusters follow a power law.
--   Words follow Zipf's law. A link's text is mostly from the title of the page that it leads to.
--   One page in fifty shows another in a frame, always one of the same few; one in fifty is a redirect or an error.
+-   The links to pages follow a power law: the number of links to page k is in proportion to (k + 1) ** -0.6, so the
+    share of pages with n links falls about as n ** -2.7. (Broder et al. 2000 found -2.1 for links to pages, and -2.7
+    for links from pages.) Half of the links lead to a page whose number is near the number of the linking page.
+-   The sizes of hosts follow a power law too. The number of links from a page is log-normal: most pages have a few
+    links, some have a hundred.
+-   Three pages in ten are copies of another page (Fetterly et al. 2003: 29 %), and have its links, as mirrors do. The
+    sizes of clusters follow a power law.
+-   Words follow Zipf's law. The text of a link is mostly the title of the page that the link leads to.
+-   One page in fifty shows another page in a frame, always one of the same few; one in fifty is a redirect or an error.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from perco.webindex.pages import Page
 
 SYNTHETIC_URL = "https://h{host}.synthetic.invalid/p{page}"
 
-_SKEW = 0.6  # of the links to pages; 0: all pages alike, towards 1: one page has them all
-_LINKS_MEDIAN, _LINKS_SIGMA, _LINKS_MAX = 6.0, 0.9, 100  # of the links from a page, log-normal
-_AT_HOME = 0.5  # the share of links to a page with a number near the page's own
+_SKEW = 0.6  # how unequally pages are linked to; 0: all alike; towards 1: one page has all links
+_LINKS_MEDIAN, _LINKS_SIGMA, _LINKS_MAX = 6.0, 0.9, 100  # the number of links from a page, log-normal
+_AT_HOME = 0.5  # the share of links that lead to a page with a near number
 _COPIES, _COPIES_SKEW = 0.3, 0.7  # the share of pages that are copies, and how unequal the sizes of clusters are
 _WORDS = 60  # the median number of words on a page
 _VOCABULARY = 20_000  # how many words there are
-_FRAMED, _BROKEN = 0.02, 0.02  # shares of pages that show another, and of redirects and errors
-_FRAMES = 20  # pages that others show
-_HOST_PAGES = 40  # of a host, on average
+_FRAMED, _BROKEN = 0.02, 0.02  # the share of pages that show another page, and that of redirects and errors
+_FRAMES = 20  # how many pages are shown by others
+_HOST_PAGES = 40  # the number of pages of a host, on average
 
 
 class SyntheticWeb:
-    """`pages` pages of the web with this seed."""
+    """A synthetic web of `pages` pages, made from `seed`."""
 
     pages: int
     seed: int
@@ -45,23 +46,23 @@ class SyntheticWeb:
         self.hosts = max(1, pages // _HOST_PAGES)
 
     def __iter__(self) -> Iterator[Page]:
-        """All pages, in an order that has nothing to do with how popular they are."""
+        """All pages, in an order that does not depend on how popular they are."""
         order = list(range(self.pages))
         Random(f"{self.seed}/order").shuffle(order)
         return map(self.page, order)
 
     def url(self, number: int) -> str:
-        """The URL of a page. Its host depends on the seed and its number only; host 0 is the largest."""
+        """The URL of a page. Its host depends on the seed, its number and the number of pages; host 0 is largest."""
         rng = Random(f"{self.seed}/host/{number}")
         return SYNTHETIC_URL.format(host=_skewed(rng, self.hosts, 0.5), page=number)
 
     def original(self, number: int) -> int:
-        """The page that a page is a copy of; for most pages, the page itself."""
+        """The number of the page that a page is a copy of; for most pages, its own number."""
         rng = Random(f"{self.seed}/copy/{number}")
         if rng.random() >= _COPIES:
             return number
         copied = _skewed(rng, self.pages, _COPIES_SKEW)
-        # Which pages are copied often must not depend on which are linked to often.
+        # How often a page is copied must not depend on how often it is linked to.
         return (copied * 7919 + self.seed) % self.pages
 
     def page(self, number: int) -> Page:
@@ -107,5 +108,5 @@ class SyntheticWeb:
 
 
 def _skewed(rng: Random, count: int, skew: float) -> int:
-    """A number below `count`, k in proportion to (k + 1) ** -skew, 0 <= skew < 1."""
+    """A random number below `count`: k with a probability in proportion to (k + 1) ** -skew, 0 <= skew < 1."""
     return min(int(count * rng.random() ** (1.0 / (1.0 - skew))), count - 1)
