@@ -98,8 +98,8 @@ class WriteConflict(TransientError):
         where = ", ".join(f"{table}[{key!r}].{column}" for table, key, column in self.cells[:3])
         done = "read under a lock" if read else "written"
         super().__init__(
-            f"{where}: {done} by another transaction at {other_ts}, after this one began at {start_ts}; "
-            "this one wrote nothing"
+            f"{where}: {done} by another transaction (timestamp {other_ts}) that this one, which began at {start_ts}, "
+            "cannot see; this one wrote nothing"
         )
 
 
@@ -127,9 +127,8 @@ class ReadConflict(TransientError):
         where = [f"{table}[{key!r}].{column}" for table, key, column in self.cells[:3]]
         where += [f"the rows of {table} from {low!r} to {high!r}" for table, low, high in self.ranges[:3]]
         super().__init__(
-            f"{', '.join(where)}: written by another transaction between {start_ts}, when this one read, and "
-            f"{commit_ts}, when this one would have committed; or locked by an undecided transaction. "
-            "This one wrote nothing"
+            f"{', '.join(where)}: written by another transaction between this one's start ({start_ts}) and its "
+            f"commit timestamp ({commit_ts}), or locked by an undecided transaction. This one wrote nothing"
         )
 
 
@@ -229,7 +228,7 @@ class SnapshotTooOld(PercoError):
 
 
 class OwnerChanged(SnapshotTooOld):
-    """A process that reads the owner's files itself used a snapshot taken under a former owner (T9).
+    """In a process that reads the owner's files, a snapshot of a former owner's time was used (T9).
 
     Attributes: `asked` and `oldest`: the snapshot's timestamp.
     """
@@ -492,8 +491,8 @@ class ChainTooLong(UsageError):
             said = f"its last observers: {' > '.join(self.observers)}"
         super().__init__(
             f"{where}: a chain that began at {cause} would have {depth} observers, over the limit of {limit}; {said}. "
-            "Write only what has changed, so that the chain ends; or allow more (WorkerOptions(chain_max=...)), "
-            "then replay it."
+            "Write only what has changed, so that the chain ends; or raise WorkerOptions.chain_max. "
+            "Then replay the change."
         )
 
 

@@ -97,7 +97,7 @@ class Database(Calling):
         Args:
             token: from `CommitUnknown.token` or `txn.token`, of any process on this store.
 
-        Raises: UsageError if this is not a token, or another store's token; CommitUnknown, for good, if the records of
+        Raises: UsageError if this is no token, or one of another store; CommitUnknown, for good, if the records of
         the transaction may have been garbage-collected; ReadOnly, because the query itself settles the transaction.
         """
         return self._ask("outcome", (token,), {})
@@ -108,7 +108,7 @@ class Database(Calling):
         `at` is exact to about a second: the snapshot is as of the last note of the clock at or before it, so a commit
         of the last second may be missing; `snap.wall` is the time of that note.
 
-        Raises: SnapshotTooOld, UsageError for a moment in the future.
+        Raises: SnapshotTooOld; UsageError for a moment in the future.
         """
         block, write = self._of.snapshot(ts=ts, at=at), "async with db.snapshot() as snap:"
         return SnapshotBlock(self._port, block, lambda of: Snapshot(self._port, of), write)
@@ -163,7 +163,7 @@ class Database(Calling):
 
     def watermark(self) -> Coroutine[Any, Any, int]:
         """The watermark: no open transaction or pin, of any process, reads below this timestamp (G1). It never goes
-        back. An export may discard what it has recorded about earlier versions.
+        back. An exporter may discard what it has recorded about versions below it.
         """
         return self._ask("watermark", (), {})
 
@@ -179,7 +179,7 @@ class Database(Calling):
         return self._ask("trace", (table, key), {"progress": progress})
 
     def vacuum(self, *, progress: Callable[[VacuumResult], None] | None = None) -> Coroutine[Any, Any, VacuumResult]:
-        """Remove the old versions that no reader needs any more, at once. (A background task removes them, too.)
+        """At once, remove the old versions that no reader needs any more. (A background task removes them, too.)
 
         Args:
             progress: called after every page, with the result so far.
@@ -210,10 +210,10 @@ class Database(Calling):
             table: a table, or its name; None: all.
 
         Returns the result for each tablet. Reads and writes go on; writes to a tablet wait for a moment at the end of
-        its compaction. The disk needs room for one tablet's new file next to the old one. If cancelled, finished
-        tablets stay compacted, and the one under way is unchanged.
+        its compaction. The disk needs room for one tablet's new file next to the old one. A cancellation
+        leaves finished tablets compacted, and the one under way unchanged.
         Raises: UsageError for a store in memory, or if tablet servers have the tablets open; StoreFull, Unavailable:
-        that tablet and those after it are unchanged; ReadOnly.
+        the current tablet and later ones are unchanged; ReadOnly.
         """
         return self._ask("compact", (table,), {})
 
@@ -326,7 +326,7 @@ class Database(Calling):
         return self._ask("pending", (), {})
 
     def waiting(self) -> Coroutine[Any, Any, dict[str, int]]:
-        """How many changes wait for each observer, by id: one scan of the notify cells."""
+        """How many changes wait, by observer id. This scans the notify cells once."""
         return self._ask("waiting", (), {})
 
     def wait_idle(self, *, timeout: float | None = None) -> Coroutine[Any, Any, int]:

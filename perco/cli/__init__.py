@@ -38,10 +38,10 @@ _EXTRA = "pip install '.[web]' in perco's checkout"
 
 _HELP = """Inspect, change, check and serve perco stores; build a search index over web pages.
 
-A store is a folder, or the address of a served one: tcp://HOST:PORT, tls://HOST:PORT, unix:PATH. If another process
-has the folder open, commands that only read use the folder's files, up to a second behind; commands that write go
-through that process. check reads the files of a folder; for an address, it checks only the cells. check --accept, and
-check --repair on a folder, need a folder that no other process has open.
+A store is a folder, or the address of a served one: tcp://HOST:PORT, tls://HOST:PORT, unix:PATH. If another
+process has the folder open, commands that only read use the folder's files, up to a second behind; commands
+that write go through that process. check reads the files of a folder; for an address, it checks only the cells.
+check --accept and, for a folder, check --repair need a store that no other process has open.
 
 \b
 Write keys and values as the column's codec expects them:
@@ -89,7 +89,7 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="The row's key.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 At = Annotated[
     str | None,
-    typer.Option("--at", metavar="TIME", help="As of then: 90s, 5m, 2h, 1d (ago), or 2026-03-01T12:00[+01:00]."),
+    typer.Option("--at", metavar="TIME", help="As of TIME: 90s, 5m, 2h, 1d (ago), or 2026-03-01T12:00[+01:00]."),
 ]
 Ts = Annotated[int | None, typer.Option("--ts", metavar="N", help="As of a timestamp.")]
 
@@ -120,7 +120,7 @@ def status(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show a store's owner, its tables, and what waits.
+    """Show a store's owner, tables and waiting changes.
 
     Shows the owner; the tables with their columns and tablets; how far back each table can be read; which transaction
     or pin keeps old versions (as the vacuum last saw it: at most 30 s ago while a process has the store open); the
@@ -212,8 +212,8 @@ def set_(
 ) -> None:
     """Write one cell, in a transaction of its own.
 
-    Notifies the observers of the column, which the store's catalogue lists.
-    They run once a program that declares them has the store open.
+    Notifies the observers that the store's catalogue lists for the column.
+    They run as soon as a worker has the store open.
 
     \b
     Examples:
@@ -298,7 +298,7 @@ def serve(
     keep the store open after such programs have ended, and to serve clients on other hosts. This command runs no
     observers; start workers, which connect as clients. If the folder does not exist, the command creates a store.
 
-    On TCP, a client must present the store's token, a file in the folder that only its owner can read. Programs of the
+    On TCP, a client must present the store's token, a file in the folder with mode 0600. Programs of the
     same user on the same machine find it automatically; others use perco.open(..., token=...), or PERCO_TOKEN in the
     environment. An address that other hosts can reach needs TLS.
 
@@ -425,8 +425,8 @@ def check(
     two values was meant. Without --repair, the check changes nothing, and says what a repair would do. For an address,
     --repair works through the server, which keeps running and settles the locks of dead clients itself.
 
-    After the machine has restarted, perco refuses to open a store that was written with durability="process". Check
-    it; if the check finds no errors, --accept makes the store usable again.
+    After the machine has restarted, perco refuses to open a store that was written with durability="process" and
+    not closed. Check it; if the check finds no errors, --accept makes the store usable again.
 
     \b
     Exit codes:

@@ -1,7 +1,7 @@
 """`perco check`: verify the stored data, repair it, and accept it after a loss (S2).
 
 A folder is checked in a process of its own (`containing.py`), because a damaged file may kill the process that reads
-it, and the other files are to be checked all the same. A served store, given by its address, is checked by a client,
+it, and the other files must still be checked. A served store, given by its address, is checked by a client,
 which reads the cells, but not the files.
 """
 
@@ -82,7 +82,7 @@ async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, 
                         progress=tell,
                         told=[(each.table, each.start) for each in _damaged(db)],
                     )
-    except (Corruption, StoreError) as error:  # that a store has moved is no damage, but its files may be damaged
+    except (Corruption, StoreError) as error:  # moving a store does no damage, but its files may be damaged
         if not watch.damaged:
             raise
         result = _unread(error)
@@ -180,8 +180,8 @@ def _render_all(done: RepairResult, *, repairing: bool) -> None:
 
 
 async def _verify(store: str, watch: Watch) -> None:
-    """Read each tablet's file once, page by page, before its cells are interpreted. Set the files that cannot be read
-    aside, so that the others can be checked."""
+    """Read each tablet's file once, page by page, before its cells are interpreted. Set aside the files that cannot
+    be read, so that the others can be checked."""
     try:
         folder = Folder.beside(Path(store).expanduser())  # noqa: ASYNC240
     except PercoError:
@@ -253,7 +253,7 @@ def _unread(error: PercoError) -> CheckResult:
 
 
 def _alive(db: perco.Database) -> Callable[[int], bool]:
-    """L1: without an owner, all clients are gone. A new owner, too, would find the locks dead, and settle them."""
+    """L1: without an owner, all clients are gone. A new owner would settle the locks as those of dead clients."""
     return lambda start_ts: inside(db).place.owner_alive
 
 

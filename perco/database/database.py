@@ -133,7 +133,7 @@ class Database:
         Args:
             token: from `CommitUnknown.token` or `txn.token`, of any process on this store.
 
-        Raises: UsageError if this is not a token, or another store's token; CommitUnknown, for good, if the records of
+        Raises: UsageError if this is no token, or one of another store; CommitUnknown, for good, if the records of
         the transaction may have been garbage-collected; ReadOnly, because the query itself settles the transaction.
         """
         return await outcome(self._engine, token)
@@ -146,7 +146,7 @@ class Database:
         `at` is exact to about a second: the snapshot is as of the last note of the clock at or before it, so a commit
         of the last second may be missing; `snap.wall` is the time of that note.
 
-        Raises: SnapshotTooOld, UsageError for a moment in the future.
+        Raises: SnapshotTooOld; UsageError for a moment in the future.
         """
         return SnapshotBlock(self._snapshots, ts, at)
 
@@ -200,7 +200,7 @@ class Database:
 
     async def watermark(self) -> int:
         """The watermark: no open transaction or pin, of any process, reads below this timestamp (G1). It never goes
-        back. An export may discard what it has recorded about earlier versions."""
+        back. An exporter may discard what it has recorded about versions below it."""
         self._engine.usable(writing=False)
         return await self._engine.oracle.watermark()
 
@@ -215,7 +215,7 @@ class Database:
         return await trace(self._engine, must_be_table(table).name, table.row(key), progress or (lambda rows: None))
 
     async def vacuum(self, *, progress: Callable[[VacuumResult], None] | None = None) -> VacuumResult:
-        """Remove the old versions that no reader needs any more, at once. (A background task removes them, too.)
+        """At once, remove the old versions that no reader needs any more. (A background task removes them, too.)
 
         Args:
             progress: called after every page, with the result so far.
@@ -250,10 +250,10 @@ class Database:
             table: a table, or its name; None: all.
 
         Returns the result for each tablet. Reads and writes go on; writes to a tablet wait for a moment at the end of
-        its compaction. The disk needs room for one tablet's new file next to the old one. If cancelled, finished
-        tablets stay compacted, and the one under way is unchanged.
+        its compaction. The disk needs room for one tablet's new file next to the old one. A cancellation
+        leaves finished tablets compacted, and the one under way unchanged.
         Raises: UsageError for a store in memory, or if tablet servers have the tablets open; StoreFull, Unavailable:
-        that tablet and those after it are unchanged; ReadOnly.
+        the current tablet and later ones are unchanged; ReadOnly.
         """
         self._engine.usable(writing=True)
         return await self._owner.compact(what_to_compact(table))
@@ -378,7 +378,7 @@ class Database:
         return (await self._owner.now()).pending
 
     async def waiting(self) -> dict[str, int]:
-        """How many changes wait for each observer, by id: one scan of the notify cells."""
+        """How many changes wait, by observer id. This scans the notify cells once."""
         return await self._waiting.counts()
 
     async def wait_idle(self, *, timeout: float | None = None) -> int:

@@ -87,7 +87,7 @@ def _around(
 
 
 async def make_beside(local: LocalStore, schema: Schema | None, options: Options) -> Database:
-    """A read-only database beside the owner, which uses the owner's catalogue and its notes of the clock.
+    """A read-only database beside the owner; it uses the owner's catalogue and notes of the clock.
 
     Raises: SchemaMismatch.
     """

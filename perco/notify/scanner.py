@@ -32,7 +32,7 @@ from perco.storage import NOTIFY, TS_MAX, ScanCell, ScanPage, ScanQuery, ScanReq
 
 log: logging.Logger = logging.getLogger("perco.store")
 
-_AWAY_S = 1.0  # between two looks at a store that does not answer
+_AWAY_S = 1.0  # between two looks at a store that does not answer, or that is damaged
 _INSTEAD_MAX = 16  # further rows that a scanner asks for, in case other processes have the first ones
 _FURTHER_DOWN = 0.25  # the chance that a scanner goes on to lower priorities while a higher one has more to do
 _WAYS_GIVEN_MAX = 3  # how often in succession a lower priority gives way to a higher one
@@ -132,6 +132,7 @@ class Scanner:
                         await self._tour(nursery)
                     except Corruption as error:  # an unreadable key: the rows after it cannot be found
                         self.worker.engine.driver.note_damage(error)
+                        await trio.sleep(_AWAY_S)  # the next tour probably ends here, too
                     except (Unavailable, SessionEnded) as error:  # R6: the connection to the server was lost
                         log.warning("%s; looking again", error)
                         await trio.sleep(_AWAY_S)
@@ -334,11 +335,17 @@ class Scanner:
                 else:
                     left += 1
                     self._unlock(table, dirty.row)
+            now = trio.current_time()
             for dirty, state in zip(instead, states[len(tried) :], strict=True):
-                # If another scanner of this process has locked the row meanwhile, that scanner runs or releases it.
-                if state == CLAIMED and self._takes(table, dirty.row, dirty.acks):
-                    self._begin(nursery, table, dirty)
+                if state != CLAIMED:
+                    continue
+                # Another scanner of this process may have run the row meanwhile, and the run may have failed (N6).
+                acks = [ack for ack in dirty.acks if worker.claimable(table, dirty.row, ack, now)]
+                if acks and self._takes(table, dirty.row, acks):
+                    self._begin(nursery, table, dirty._replace(acks=acks))
                     left -= 1
+                elif worker.rows.holder(table, dirty.row) is None:  # otherwise, that scanner runs or releases it
+                    elsewhere.let_go((table, dirty.row))
             assert left >= 0, "no more rows are given than there are slots"
             for _ in range(left):
                 self._slots.release()

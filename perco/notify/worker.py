@@ -16,6 +16,7 @@ N10 Notify cells of observers that this program does not have, or has in a lower
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -194,7 +195,8 @@ class Worker:
         self.on_run: Callable[[str, Any, float], None] | None = None
         self._roots: dict[int, int] = {}  # root causes of the runs in flight, by their start_ts
         self._watches: set[Watch] = set()
-        self._failing: set[tuple[int, str, bytes]] = set()  # rows that have failed before, and their scanners
+        self._failing: Counter[tuple[int, str, bytes]] = Counter()  # rows that have failed before, and their scanners
+        self._failing_count = 0
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
         self._chain_max = options.chain_max or 1 << 62
         self.outputs = Outputs(engine.driver.store, engine.background, observers) if options.outputs else None
@@ -292,7 +294,7 @@ class Worker:
         key = (table, row, ack)
         if self.backoff.waits(key, now):
             return False
-        return not self.backoff.attempts(key) or len(self._failing) < self._failing_max
+        return not self.backoff.attempts(key) or self._failing_count < self._failing_max
 
     async def due(self, table: str, row: bytes, ack: int, cells: list[ScanCell], now: float) -> float:
         """When an observer is due on a row, according to these notify cells of the row; a moment in the past means
@@ -348,13 +350,20 @@ class Worker:
         """If one of these observers has failed on the row before, count the row as failing until `end_row` (N6). A
         scanner calls this before it asks the server for the row, because it asks for many rows at once."""
         if self.has_failed(table, row, acks):
-            self._failing.add((scanner, table, row))
+            self._failing[scanner, table, row] += 1
+            self._failing_count += 1
 
     def end_row(self, scanner: int, table: str, row: bytes) -> bool:
-        """Returns whether the row counted as failing."""
-        counted = (scanner, table, row) in self._failing
-        self._failing.discard((scanner, table, row))
-        return counted
+        """Returns whether this makes room for another row that has failed: scanners may have skipped one."""
+        key = scanner, table, row
+        if key not in self._failing:
+            return False
+        full = self._failing_count >= self._failing_max
+        self._failing_count -= 1
+        self._failing[key] -= 1  # without row locks, a scanner may run a row more than once at a time
+        if not self._failing[key]:
+            del self._failing[key]
+        return full
 
     async def run(self, table: str, row: bytes, ack: int) -> None:
         """Run an observer on a row, several times if necessary, until a run has handled the changes (this one or

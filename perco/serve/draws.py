@@ -31,7 +31,7 @@ class Draws:
     def draw(self, session: Session, peer: Peer, id: int, wanted: Any) -> None:
         starts, others = wanted
         if type(starts) is not int or type(others) is not int or min(starts, others) < 0:
-            raise TypeError("not two numbers of timestamps")
+            raise TypeError("two counts of timestamps are expected, each 0 or more")
         if not 0 < starts + others <= DRAWS_MAX:
             raise ValueError("the number of timestamps is out of range")
         draw, drawn = self._parts.oracle.draw_nowait, [0]
@@ -43,7 +43,7 @@ class Draws:
         except StoreLocked as error:
             self._fail(peer, id, error)
             return
-        if not drawn[-1]:  # no more timestamps at once: from some point on, all are 0
+        if not drawn[-1]:  # some must wait: these are 0, and they come last
             self._draw_rest(session, peer, id, starts, others, [ts for ts in drawn if ts])
             return
         self._drawn(session, peer, id, starts, drawn)

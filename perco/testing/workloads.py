@@ -14,7 +14,7 @@
     signals  each append raises a signal in a row of its own, where it is never raised again. The signal's observer
              counts its runs in this row, and raises another signal, in one of two rows. The observer of that signal
              counts the values in all lists that belong to its row. Some transactions only raise signals (N5)
-    failing  observers fail now and then, and the changes are soon given up. Failed changes are replayed or, for one
+    failing  observers fail at times, and the changes soon join the failed list. Failed changes are replayed or, for one
              observer, dropped. Results may be missing only for a dropped change that has no newer change
     held     slow readers, which read row by row
     waits    clients wait until their writes have been observed, and check that they have
@@ -48,10 +48,10 @@ KINDS: Final = (
     *("bank", "unique", "moves", "long", "late", "vacuum", "journal", "held", "waits", "napping"),
     *("serializable", "locks"),
 )
-OFTEN: Final = {"serializable": 0.2, "locks": 0.2, "vacuum": 0.8}  # the share of seeds with a kind; other kinds: half
+OFTEN: Final = {"serializable": 0.2, "locks": 0.2, "vacuum": 0.8}  # the share of seeds that have it; other kinds: 0.5
 SIGNALS_OFTEN: Final = 0.22  # the share of seeds with signals
 FAILING_OFTEN: Final = 0.3  # the share of seeds with observers that fail
-MIRRORED_OFTEN: Final = 0.15  # the share of seeds that prefetch, with lists in two columns of a row
+MIRRORED_OFTEN: Final = 0.15  # the share of seeds that have lists in two columns, and may prefetch
 _FUNDS: Final = 100  # the balance of an account that was never written
 _USERS: Final = [f"u{i}" for i in range(5)]
 _NAMES: Final = [f"n{i}" for i in range(4)]
@@ -81,7 +81,7 @@ class Clients:
     def __init__(self, kinds: frozenset[str], problem: Callable[[str], None]) -> None:
         self.kinds, self._problem = kinds, problem
         self.problem = problem
-        self.is_run: Callable[[int], bool] = lambda start_ts: False  # whether an observer's run began at it
+        self.is_run: Callable[[int], bool] = lambda start_ts: False  # whether a run began at start_ts
         self._count = LONG if "long" in kinds else 0
         self._past: list[tuple[int, dict[str, int]]] = []
         self._written: list[tuple[int, set[str]]] = []  # (commit_ts, rows of lists)
@@ -123,9 +123,9 @@ class Clients:
     # ------------------------------------------------------------ outcomes of transactions
 
     def begun(self, answered: int, start_ts: int) -> None:
-        """Check a transaction's start timestamp. `answered`: the value of `self.answered` when it was requested."""
+        """Check a transaction's start timestamp. `answered`: `self.answered` at the time of the request."""
         if start_ts <= answered:
-            self._problem(f"O2: {start_ts} was given to a caller that came after the answer to commit {answered}")
+            self._problem(f"O2: {start_ts} was requested after the reply to commit {answered}, and is not larger")
 
     def ended(self, txn: Transaction, status: str) -> None:
         """Note the outcome of a transaction, which may be asked for again."""
@@ -140,15 +140,14 @@ class Clients:
         fate = await db.outcome(token)
         told = self._fates.get(token)
         if told is not None and told != fate:
-            self._problem(f"T4: of {token} it was told {told}, and then {fate}")
+            self._problem(f"T4: the outcome of {token} was {told}, then {fate}")
         elif token in self._fates:
             self._fates[token] = fate
 
     # ------------------------------------------------------------ what has failed
 
     async def tend(self, db: Database, rng: random.Random) -> None:
-        """Replay some of the failed changes. For the observer that exists for this ("picky"), drop some of them
-        instead."""
+        """Replay some of the failed changes, and drop some of those of the observer "picky"."""
         async with aclosing(inside(db).failed.listed(None, None)) as pages:
             found = [listed async for page in pages for listed in page]
         for listed in found:
@@ -161,7 +160,7 @@ class Clients:
                 self._problem(f"G3: the change of {row!r} at {ts} has failed, and the cell is gone")
             if failed and waits and not signal:  # a signal's prewrite has no check: a late repeat raises it again
                 self._problem(f"N6: the change of {row!r} at {ts} has failed, and waits as well")
-            # More than one run for a signal may commit (N5), even one that began before another run gave the signal up.
+            # Several runs for a signal may commit (N5), even one that began before the signal was on the failed list.
             if failed and acks and not signal and unpack_record(acks[0][1]).start_ts >= ts:
                 self._problem(f"N6: the change of {row!r} at {ts} has failed, and is acknowledged as well")
             if rng.random() < 0.5:
@@ -184,7 +183,7 @@ class Clients:
         dropped = max((at for of, at in self._dropped if of == row.decode() and at <= seen), default=0)
         for changed, _ in changes:
             if dropped < changed <= seen:
-                self._problem(f"N3: a drop in {row!r} acknowledged {changed}, which nobody ran for or dropped")
+                self._problem(f"N3: a drop in {row!r} acknowledged {changed}, which had no run and no drop")
 
     async def _verify_picked(self, snap: Snapshot, world: World, rows: list[str]) -> None:
         for row in rows:
@@ -194,7 +193,7 @@ class Clients:
             at = found.commit_ts(world.values)  # 0: it was deleted, and the delete marker has been collected
             dropped = {ts for of, ts in self._dropped if of == row}
             if picked != wanted and not (at in dropped if at else dropped):
-                self._problem(f"N3, N6: {row} has {wanted} values, and picked is {picked}, though nobody dropped that")
+                self._problem(f"N3, N6: {row} has {wanted} values, and picked is {picked}, with no drop")
 
     # ------------------------------------------------------------ lists
 
@@ -290,8 +289,8 @@ class Clients:
     async def _append_beside(self, txn: Transaction, world: World, ops: Ops, rng: random.Random) -> str:
         """T14: append to a list, in a transaction that locks everything that it reads, or nothing.
 
-        Transactions that lock nothing read only lists that are written under locks (apart from the list to which they
-        append). So there are no two rw edges in a row. Returns the row that was written.
+        Without locks, a transaction reads only lists that are written under locks, and the list to which it appends. So
+        no two rw edges are consecutive. Returns the row that was written.
         """
         half = len(world.keys) // 2
         lock = rng.random() < 0.5
@@ -320,7 +319,7 @@ class Clients:
                 length, twice = await snap.get(world.length, row), await snap.get(world.twice, row)
                 # If there is a newer change, the wait does not cover what follows from that change.
                 if handled < ts or (handled == ts and twice != (None if length is None else 2 * length)):
-                    self._problem(f"N7: {ts} was waited for; {row} was observed at {handled}: {length}, twice {twice}")
+                    self._problem(f"N7: after wait_for({ts}), {row} is observed at {handled}: {length}, twice {twice}")
 
         if "signals" in self.kinds:
             await self._wait_seen(db, world, ts)
@@ -333,7 +332,7 @@ class Clients:
             seen = await snap.get_many(world.seen, noted)
         for number in noted:
             if not seen[number]:
-                self._problem(f"N5, N7: {ts} was waited for, and the signal of {number} was not run for")
+                self._problem(f"N5, N7: after wait_for({ts}), no run for the signal of {number}")
 
     async def _raise(self, db: Database, world: World, rng: random.Random, began: Began) -> None:
         """Run a transaction that only raises signals."""
@@ -360,9 +359,9 @@ class Clients:
         seen = {row.key async for row in snap.scan(world.seen.table, columns=[world.seen])}
         for number in sorted(raised | {number for number, fate in self._raised.items() if fate == OK}):
             if number not in seen:
-                self._problem(f"N5: nobody has run for the signal of {number}")
+                self._problem(f"N5: no run for the signal of {number}")
         for number in sorted(seen - raised - self._raised.keys()):
-            self._problem(f"N5: somebody has run for the signal of {number}, which was never raised")
+            self._problem(f"N5: a run for the signal of {number}, which was never raised")
         totals = await snap.get_many(world.total, ["h0", "h1"])
         for hub, total in totals.items():
             if (total or 0) != total_of(hub, lists.values()):
@@ -437,7 +436,7 @@ class Clients:
         async with db.snapshot(ts=ts) as snap:
             now = await self._balances(snap, world, scan=False)
         if now != before:
-            self._problem(f"T9, T15: at {ts} it was {before}, and now it was {now}")
+            self._problem(f"T9, T15: balances at {ts}: first {before}, now {now}")
 
     # ------------------------------------------------------------ unique index
 
@@ -499,10 +498,10 @@ class Clients:
             if len(set(runs)) != len(runs):
                 self._problem(f"N3: an observer committed twice for one change of {row.key} and version: {runs}")
             if runs != sorted(runs):
-                self._problem(f"N10: a lower version ran after a higher one, or for an older change: {row.key}, {runs}")
+                self._problem(f"N10: runs are out of order, by version and then by change: {row.key}, {runs}")
             entry = entries.pop(row.key, None)
             copied: str | None = row[world.copied]
             if copied != (None if entry is None else world.copy_of(entry)):
-                self._problem(f"N10: the copy of {row.key}, {entry}, is {copied}; runs were {runs}")
+                self._problem(f"N10: {row.key} is {entry}, but its copy {copied}; runs: {runs}")
         if entries:
-            self._problem(f"N10: no run was for {sorted(entries)}")
+            self._problem(f"N10: no run for {sorted(entries)}")

@@ -40,7 +40,9 @@ NewStore = Annotated[str, typer.Argument(metavar="STORE", help="The index's fold
 Store = Annotated[str, typer.Argument(metavar="STORE", help="The index's folder; perco web load makes one.")]
 Rows = Annotated[
     str | None,
-    typer.Option("--rows", metavar="ADDRESS", help="Where the rows are: postgresql://..., bigtable://..., or served."),
+    typer.Option(
+        "--rows", metavar="ADDRESS", help="Where the rows are: postgresql://..., bigtable://..., or a served store."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 Mine = Annotated[
@@ -67,7 +69,7 @@ def demo(
     limit: Annotated[int | None, typer.Option("--limit", min=200, metavar="N", help="Stop after N pages.")] = None,
     spark: Annotated[bool, typer.Option("--spark", help="Load through Spark, and compare with one process.")] = False,
 ) -> None:
-    """Build a search index, kill it half-way, continue, search it.
+    """Index pages, kill the process half-way, continue, search.
 
     Indexes your Python's documentation, in a minute or two. It writes only to DIR. The next demo replaces the stores
     that demos make in DIR, and leaves everything else there alone.
@@ -87,7 +89,7 @@ def demo(
 def load(
     store: NewStore,
     mine: Mine = None,
-    stdlib: Annotated[bool, typer.Option("--stdlib", help="The standard library too, with other sources.")] = False,
+    stdlib: Annotated[bool, typer.Option("--stdlib", help="Besides other sources, the standard library.")] = False,
     html: Html = None,
     warc: Warc = None,
     synthetic: Synthetic = None,
@@ -99,15 +101,15 @@ def load(
     ] = "local[*]",
     rows: Rows = None,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="The rows had a search index in another folder: this one replaces it.")
+        bool, typer.Option("--take-over", help="This folder's index replaces the rows' index in another folder.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Crawl pages into a store until all are searchable.
 
     Without a source, it loads the documentation of the running Python's standard library, and removes stored pages of
-    documentation that this crawl does not find. With --spark, a Spark task of its own crawls each source, and tasks
-    load the pages and run the observers.
+    documentation that this crawl does not find. With --spark, one Spark task per source crawls, and tasks load
+    the pages and run the observers.
 
     With --rows, the rows go to a database or to a served store. The folder then holds the search index, and records
     where the rows are; the other commands take only the folder. To share the work, start `perco web run` in further
@@ -181,14 +183,14 @@ def search(
     words: Annotated[list[str], typer.Argument(metavar="WORD", help="A word to find; all of them must occur.")],
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, metavar="N", help="At most this many hits.")] = 10,
     at: Annotated[
-        str | None, typer.Option("--at", metavar="TIME", help="As of then: 90s, 5m, 2h (ago), or 2026-03-01T12:00.")
+        str | None, typer.Option("--at", metavar="TIME", help="As of TIME: 90s, 5m, 2h (ago), or 2026-03-01T12:00.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Search the index, even during a load.
 
     Of pages with the same content, it shows the canonical page. It lists the others as duplicates, and shows the texts
-    of links to any of them. The best hits come first; both words and rank count. With --at, it builds the index of
+    of links to any of them. The best hits come first; words and rank both count. With --at, it builds the index of
     that moment from the store's history, and searches it.
 
     \b
@@ -243,7 +245,7 @@ async def _load(store: Path, sources: list[str] | None, rows: str | None, take_o
 async def _load_on_spark(store: Path, sources: list[str], master: str, *, json: bool) -> int:
     problem = problem_with(sources) or _foreign(store)
     if problem is None and (rows := rows_of(store)).home != IN_FOLDER:
-        problem = f"{store} has its rows at {rows.shown}, and --spark loads into a folder; name another one"
+        problem = f"{store} has its rows at {rows.shown}, and --spark loads into a folder; name another folder"
     if problem is not None:
         complain(problem)
         return FOUND
@@ -344,7 +346,7 @@ def _foreign(store: Path) -> str | None:
     if not tables or {"crawls", "dups"} <= tables:
         return None
     if "crawls" in tables:
-        return f"{store} was made by an older version, without duplicates; name another folder for a new search index"
+        return f"{store} was made by a version that found no duplicates; name another folder for a new search index"
     return f"{store} is the store of another program; name another folder for a search index"
 
 

@@ -291,7 +291,7 @@ class SearchIndex:
     # ----------------------------------------------------------------------------------------- reading
 
     def search(self, query: str, limit: int = 10, marks: tuple[str, str] = ("[", "]")) -> list[Hit]:
-        """The documents that have all the words of the query, the best first: both words and rank count.
+        """The documents that have all the words of the query, the best first: words and rank both count.
 
         A query consists of words only: operators and quotes have no meaning. Words joined by punctuation, such as
         asyncio.Future, must occur next to each other, in that order. EmptyQueryError if there is no word in the query.

@@ -309,16 +309,17 @@ async def test_of_a_page_of_those_that_failed_only_their_share_is_claimed(web: W
         assert most == 2
 
 
-async def test_a_row_that_failed_and_is_let_go_makes_room_for_another(web: Web) -> None:  # N6, N8
-    """A scanner has taken a row that failed, and another process has it: who skipped others meanwhile looks again."""
+@pytest.mark.parametrize("share", [1, 2])
+async def test_a_row_that_failed_and_is_let_go_makes_room_for_another(web: Web, share: int) -> None:  # N6, N8
+    """A scanner has taken a row that failed, and another process has it. A scanner that skipped others meanwhile looks
+    again; if there was room for others, none has skipped any."""
 
     @web.observe(web.body, id="some")
     async def some(txn: Txn, change: Change) -> None:
         raise ZeroDivisionError
 
-    few = perco.WorkerOptions(
-        concurrency=2, scanners=1, failing_share=0.5, backoff=perco.options.BackoffOptions(first_s=50.0, max_s=50.0)
-    )
+    backoff = perco.options.BackoffOptions(first_s=50.0, max_s=50.0)
+    few = perco.WorkerOptions(concurrency=4, scanners=1, failing_share=share / 4, backoff=backoff)
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=few) as handle:
         worker, [scanner] = handle._worker, handle.scanners
         async with db.transaction() as txn:
@@ -331,11 +332,29 @@ async def test_a_row_that_failed_and_is_let_go_makes_room_for_another(web: Web) 
         assert worker.claimable(table, other, ack, due)
         scanner._slots.acquire_nowait()
         assert scanner._takes(table, first, [ack])
-        assert not worker.claimable(table, other, ack, due), "one of two may be of those that failed"
+        assert worker.claimable(table, other, ack, due) == (share > 1)
         before = scanner.counters.tours
         scanner._let_go(table, first)
         assert worker.claimable(table, other, ack, due)
-        await until(lambda: scanner.counters.tours > before, timeout=10.0)
+        await trio.sleep(5.0)
+        assert scanner.counters.tours == before + (share == 1)
+
+
+async def test_without_row_locks_each_run_of_a_row_counts(web: Web) -> None:  # N6
+    failing = Failing(web, 1)
+    few = perco.WorkerOptions(concurrency=4, scanners=1, failing_share=0.5, row_locks=False)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=few) as handle:
+        worker, [scanner] = handle._worker, handle.scanners
+        await put(db, web.body, "a", "hello")
+        await until(lambda: failing.began and len(worker.backoff) == 1)
+        [(table, row, ack)] = worker.backoff.rows
+        due = trio.current_time() + 60.0
+        for may in (True, True, False):
+            assert worker.claimable(table, row, ack, due) == may
+            worker.begin_row(scanner.number, table, row, [ack])
+        for makes_room in (True, True, False, False):
+            assert worker.end_row(scanner.number, table, row) == makes_room
+        assert worker.claimable(table, row, ack, due)
 
 
 async def test_too_many_conflicts_wait_their_turn_and_get_through(web: Web) -> None:  # N6, T7

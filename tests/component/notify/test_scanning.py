@@ -10,6 +10,7 @@ import trio
 import trio.lowlevel
 
 import perco
+from perco.errors import Corruption
 from perco.notify.workers import WorkerHandle
 from perco.storage import NOTIFY, ScanPage, ScanRequest
 from tests.component.notify.kit import (
@@ -56,6 +57,27 @@ async def test_scanners_sleep_when_there_is_nothing(web: Web, scanners: int) -> 
         assert before < after < before + 10 * scanners
         await trio.sleep(LONG_S)
         assert tours(worker) == after
+
+
+async def test_a_damaged_store_is_not_searched_again_at_once(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:  # N8
+    """A scanner lets a row go because a later one is damaged, and so wakes itself."""
+    web.counting(web.body, id="count")
+    looked = 0
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(scanners=1) as worker:
+        [scanner] = worker.scanners
+
+        async def tour(nursery: trio.Nursery) -> None:
+            nonlocal looked
+            looked += 1
+            assert looked < 50
+            worker._worker.again = True
+            raise Corruption("docs", "a row cannot be read")
+
+        monkeypatch.setattr(scanner, "_tour", tour)
+        await put(db, web.body, "a", "hello")
+        await trio.sleep(10.0)
+        assert 2 <= looked <= 11
 
 
 async def test_scanners_sleep_while_a_run_takes_its_time(web: Web) -> None:  # N8

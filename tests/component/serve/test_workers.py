@@ -352,3 +352,22 @@ async def test_of_rows_that_failed_no_more_are_asked_for_than_may_run(
                 worker.backoff.failed(("docs", perco.INT64.encode(n), worker.acks("docs")[0]), -1000.0)
             await trio.testing.wait_all_tasks_blocked()
             assert link.asked == [asked]
+
+
+async def test_a_row_that_is_claimed_in_place_of_others_and_has_failed_meanwhile_waits() -> None:  # N6, N7
+    """Another scanner of the process has run the row while this one waited for the answer, and the run has failed."""
+    docs, link = Docs(), Told()
+    async with perco.open("memory:", docs.schema) as db:
+        await docs.dirty(db, range(4))
+        async with db.worker(options=perco.WorkerOptions(concurrency=2, scanners=1)) as handle:
+            worker = handle._worker
+            worker.elsewhere = elsewhere = Elsewhere(link, None)  # type: ignore[arg-type]
+            handle.scanners[0]._rng = First()
+            await trio.testing.wait_all_tasks_blocked()
+            assert link.asked == [([0, 1, 2, 3], 2)]
+            row = perco.INT64.encode(3)
+            worker.backoff.failed(("docs", row, worker.acks("docs")[0]), trio.current_time())
+            await link.answer(0, HELD, HELD, CLAIMED, CLAIMED)
+            assert docs.begun == [2]
+            assert (Method.UNCLAIM, ("docs", row)) in link.told, "otherwise the store would never be idle"
+            assert ("docs", row) not in elsewhere.claims
