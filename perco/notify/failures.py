@@ -1,8 +1,8 @@
 """The failed list, as users see it: `db.failed`, `db.replay_failed`, `db.drop_failed`.
 
 N3  Drop acknowledges a failed change without a run. The acknowledgement is an ordinary one, made by a transaction that
-    began when there was no newer change. If there is a newer change, or if a higher version of the observer must still
-    run for this one, an acknowledgement would suppress that run. In that case, drop only takes the change off the list.
+    began when there was no newer change. If a run is still due, for a newer change or of a higher version of the
+    observer, an acknowledgement would suppress it. In that case, drop only takes the change off the list.
 N6  A failed change stays on the list until it is replayed or dropped, or until a run for a newer change commits.
 """
 
@@ -202,8 +202,8 @@ class FailedList:
     # ------------------------------------------------------------ changing
 
     async def _for_each(self, observer: str | None, key: Any, do: Callable[[Listed], Awaitable[bool]]) -> int:
-        """Apply `do` to the listed changes, page by page, and to all changes of a page concurrently. Returns for how
-        many it returned True."""
+        """Apply `do` to the listed changes, page by page, and to all changes of a page concurrently. Returns how
+        often `do` returned True."""
         done = 0
         failures: list[Exception] = []
 

@@ -1,8 +1,7 @@
 """The rows of a store on PostgreSQL: reads, scans, and batches of mutations, each in one round trip.
 
-S1  A mutation, of one row or of several, is checked and written within one transaction of the server. The mutations of
-    a call share a transaction if no two of them have a row in common; a later mutation sees the writes of those before
-    it.
+S1  A mutation, of one row or of several, is checked and written within one transaction of the server. Mutations of a
+    call share a transaction unless two of them have a row in common; then the later one sees the writes of the earlier.
 S4  If the server refuses a mutation, for example because its disk is full, only this mutation fails: the others are
     sent again without it.
 C6  A mutation is sent again only if it certainly was not applied, so it takes effect at most once.
@@ -108,7 +107,7 @@ class PostgresqlRows:
         wait_out: set by a client. Returns when no transaction that holds the given lock of a ticket is under way.
             Raises: Lost, PercoError.
         usable: set by the store. Raises PercoError if the store is closed, or was opened before a fork.
-        check: set by the store. Raises what `usable` raises, and an error if this process may no longer own the store.
+        check: set by the store. Raises what `usable` raises, and an error unless this process surely owns the store.
             A read counts only if `check`, called after the read, raises nothing: a new owner may remove versions that
             only this process still reads (G1). A mutation needs no `check`, because PostgreSQL compares its term.
     """
@@ -505,8 +504,8 @@ def _columns(query: ScanQuery) -> tuple[int, ...]:
 
 
 def _last_first(refused: tuple[bytes, bytes]) -> int:
-    """The sort key of refusals. If a mutation is refused for several reasons, the last one counts: the floor (-1), or
-    else the first check that failed."""
+    """The sort key of refusals. Of several refusals of one mutation, the last in this order counts: the floor (-1),
+    or else the first failed check."""
     return -number(refused[1])
 
 

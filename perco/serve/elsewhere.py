@@ -27,7 +27,7 @@ class Elsewhere:
         # Rows that other processes had: the newest change that they saw there, and until when to leave the row alone.
         self._held: dict[tuple[str, bytes], tuple[int, float]] = {}
         # Rows that this process has: the newest change and the oldest cause that wait there. A row that is still being
-        # claimed is not among them: if the connection breaks, the call that claims it is repeated.
+        # claimed is not among them, because the claiming call is repeated after a lost connection.
         self.claims: dict[tuple[str, bytes], tuple[int, int]] = {}
         self._asking = 0  # calls that claim rows and are under way
         self._freed = False  # rows were released during these calls, so the answers may name former holders
@@ -111,8 +111,8 @@ class Elsewhere:
             self._link.tell(Method.UNCLAIM, where)
 
     def released(self) -> None:
-        """Forget which rows others have: another process has released rows, and has not looked there for changes that
-        only this process may run for."""
+        """Forget which rows others have: another process has released rows, without a look for changes whose
+        observers only this process may run."""
         self._held.clear()
         self._freed = self._asking > 0
 

@@ -59,7 +59,7 @@ class Pulse:
     def received(self, data: bytes, now: float) -> None:
         """Handle bytes from the server; b"": the server has ended the connection.
 
-        Raises: WireError; the error with which the server refuses the pulse: Unavailable, if it does not know the
+        Raises: WireError; or the server's refusal of the pulse: Unavailable, if the server does not know the
         session.
         """
         if not data:
@@ -86,8 +86,7 @@ class Pulse:
         return frame([packed((0, PULSE, (os.getpid(), seconds, where)))])
 
     def over(self, held: Held | None) -> bool:
-        """Whether to close the connection: the loop runs again, and the server has been told, or never knew that it was
-        held."""
+        """Whether to close the connection: the loop runs again, and the server does not believe that it is held."""
         return held is None and not self._told
 
     def failed(self, now: float) -> None:

@@ -2,7 +2,7 @@
 
 The same code runs over LMDB and over memory; it does no I/O of its own, and has no notion of transactions.
 
-S1  All checks of a mutation come before its first write, so a refused group has written nothing.
+S1  A mutation's checks all come before its first write, so a refused one has written nothing.
 """
 
 from __future__ import annotations
@@ -200,8 +200,8 @@ def _query(view: View, prefix: bytes, query: ScanQuery) -> list[ScanCell]:
 
 
 def _seek(cursor: Cursor, key: bytes) -> bool:
-    """Move the cursor forward to a key. Raises: Corruption, if a search on damaged pages ends before its key: it would
-    be repeated forever."""
+    """Move the cursor forward to a key. Raises: Corruption, if a search on damaged pages ends before its key: the scan
+    would never end."""
     more = cursor.set_range(key)
     if more and cursor.key() < key:
         raise Corruption(f"key {key.hex()}", "a search for it ends before it")

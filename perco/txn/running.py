@@ -119,8 +119,7 @@ async def _attempts(
 
 
 def _must_be_async(function: object, running: object) -> None:
-    """Raise UsageError if a TypeError came from a `function` that is not callable, or that returned no awaitable
-    (`running`)."""
+    """Raise UsageError if `function` is not callable, or if what it returned (`running`) is not awaitable."""
     if not callable(function):
         if inspect.iscoroutine(function):
             function.close()

@@ -2,7 +2,7 @@
 
 T9  A scan answers as point reads would, or waits; it never returns a partial result.
 T14 A serializable transaction notes how far it has read each scan, and repeats the scan that far at commit.
-C4  One-step commits leave no locks: a scan asks the memory of entered cells first.
+C4  One-step commits leave no locks: a scan looks for entries in `Entered` first.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Scan(AsyncOnly, Generic[K]):
         return self._last
 
     def _is_ahead(self, row: bytes, column: int) -> bool:
-        """Whether a row written meanwhile belongs to the page, is still to come, and is not there yet."""
+        """Whether a row written meanwhile is in the page's range, not yet passed, and not yet listed."""
         low, high = self._span
         if row < low or (high is not None and row >= high) or not any(b.column == column for b in self._bounds):
             return False
@@ -172,7 +172,7 @@ class Scan(AsyncOnly, Generic[K]):
         try:
             rows = await self._finish()
         except Corruption as error:
-            failure = error  # if old versions have been removed, that error comes first
+            failure = error  # an error for removed old versions takes precedence
         await snapshot._still_kept(self._table.name, failure)
         next_row = self._next
         if self._seen:
@@ -228,7 +228,7 @@ class Scan(AsyncOnly, Generic[K]):
         ]
         values: list[RowCells] = []
         if requests:
-            with suppress(Corruption):  # if there is no such group, the error is raised below, with the cell
+            with suppress(Corruption):  # if a group does not exist, the error is raised below, with the cell
                 values = await driver.reads.read_first(requests, _BYTES_PER_PAGE)
         out: dict[tuple[bytes, int], Value | Missing] = {}
         size = done = read = 0
