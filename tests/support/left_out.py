@@ -128,7 +128,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         {_ONE_STEP: ("test_what_nobody_knows_is_settled_before_the_store_is_idle[DELAY]",)},
     ),
     LeftOut(
-        "opens a folder again, or looks for its files: these tests have no folder, because their tablet servers keep "
+        "opens a folder again, or looks for its files: here there is no folder, because the tablet servers keep "
         "the tablets in memory",
         {
             "scenarios/test_outcomes.py": ("test_asked_after_the_folder_was_opened_again",),

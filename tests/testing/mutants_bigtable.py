@@ -73,7 +73,7 @@ def no_former_owner(patch: pytest.MonkeyPatch) -> None:
 
 @by(
     _STORE + "test_what_was_made_after_the_lease_is_not_acknowledged[model]",
-    "O1 what a former owner acknowledges is not checked",
+    "O1 a former owner still acknowledges writes",
 )
 def acknowledges(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rows.BigtableRows, "_acknowledge", lambda self, sent, verdicts: None)
@@ -208,7 +208,7 @@ def removes_others(patch: pytest.MonkeyPatch) -> None:
 
 @by(
     _STORE + "test_what_waits_is_found_by_hints_which_go_when_it_has_gone[model]",
-    "N7 hints of a row that has something are removed",
+    "N7 hints are removed while their row needs them",
 )
 def removes_marked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(

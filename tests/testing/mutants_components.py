@@ -129,7 +129,7 @@ def excused_only(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions.Sessions, "beat", beat)
 
 
-@by("tests/core/serve/test_pulse.py", "R10 a pulse does not say that the loop turns again")
+@by("tests/core/serve/test_pulse.py", "R10 a pulse does not say that the loop runs again")
 def never_over(patch: pytest.MonkeyPatch) -> None:
     right = Pulse.say
     patch.setattr(Pulse, "say", lambda self, held, now: b"" if held is None else right(self, held, now))

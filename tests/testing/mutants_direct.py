@@ -54,7 +54,7 @@ def _whatever(place: Any, holder: Any) -> Any:
     return made
 
 
-@direct("O1 a claim is made whatever has changed")
+@direct("O1 a claim is made unconditionally")
 def claims_blindly(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(store, "change", _whatever)
 
@@ -67,7 +67,7 @@ def renews_blindly(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ tickets and permits
 
 
-@direct("T13 the floor is not told to clients")
+@direct("T13 clients are not told the floor")
 def untold_floor(patch: pytest.MonkeyPatch) -> None:
     async def raise_floor(self: Any, ts: int, *, wait: bool) -> None:
         await trio.lowlevel.checkpoint()

@@ -64,7 +64,7 @@ def one_step_silent(patch: pytest.MonkeyPatch) -> None:
     _but(SIGNAL, "one_step", patch)
 
 
-@mutant("N5 a signal that is made final gets no notify cells")
+@mutant("N5 a signal gets no notify cells in phase two")
 def phase_two_forgets(patch: pytest.MonkeyPatch) -> None:
     _final_without(patch, lambda intent: bool(intent.observers))
 
@@ -89,7 +89,7 @@ def roll_forward_loses(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mutations, "roll_forward", roll_forward)
 
 
-@mutant("N5 a dead client's pending signal is made final instead of rolled back")
+@mutant("N5 a dead client's pending signal is rolled forward instead of back")
 def dead_made_final(patch: pytest.MonkeyPatch) -> None:
     right = mutations.roll_back_secondary
 
@@ -101,7 +101,7 @@ def dead_made_final(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mutations, "roll_back_secondary", roll_back)
 
 
-@mutant("N5 a pending signal is made final without asking its primary")
+@mutant("N5 a pending signal is rolled forward without asking its primary")
 def made_final_unasked(patch: pytest.MonkeyPatch) -> None:
     async def resolve(self: driver.Driver, cell: Cellref, start_ts: int, lock: Lock) -> int | None:
         if lock.kind == SIGNAL and lock.observers:
