@@ -346,7 +346,7 @@ def _foreign(store: Path) -> str | None:
     if not tables or {"crawls", "dups"} <= tables:
         return None
     if "crawls" in tables:
-        return f"{store} was made by a version that found no duplicates; name another folder for a new search index"
+        return f"{store} was made by an older version, which found no duplicates; name another folder"
     return f"{store} is the store of another program; name another folder for a search index"
 
 

@@ -16,7 +16,7 @@ TABLE = (ROOT / "examples/README.md").read_text()
 def test_an_example_says_how_it_is_run_and_is_listed_and_tested(name: str) -> None:
     told = ast.get_docstring(ast.parse((ROOT / f"examples/{name}.py").read_text())) or ""
     assert f"    python examples/{name}.py [FOLDER]" in told
-    assert "Kill it whenever you like and start it again" in told
+    assert "Kill it at any moment and start it again" in told
     assert f"\n| [{name}.py]({name}.py) | " in TABLE
     assert (ROOT / f"tests/examples/test_{name}.py").exists()
 
