@@ -134,9 +134,9 @@ class Bus(Scanner):
             return self._places()
         return await super()._ahead()
 
-    async def _run_row(self, table: str, row: bytes, acks: list[int]) -> None:
+    async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
         self.note(self.number, row)
-        await super()._run_row(table, row, acks)
+        await super()._run_row(table, row, acks, failing)
 
 
 async def drain(scene: Scene, seed: int) -> Drain:

@@ -4,9 +4,9 @@
 
 Kill it at any moment and start it again: in the end, the outside system agrees with the store.
 
-An observer's writes to perco and its acknowledgement are committed together. What the observer does outside cannot be
-part of that commit. If the process dies between the two, the observer runs again. So each delivery carries something by
-which the outside system recognizes a duplicate:
+An observer's writes to perco and its acknowledgement are committed together, but a delivery cannot be part of that
+commit. If the process dies between the two, the observer runs again. So each delivery carries something by which the
+outside system recognizes a duplicate:
 
 - Newest wins (`prices`): a delivery carries the change's commit timestamp as a version; the outside system takes a row
   only if its version is newer. So a delivery by a dead process does no harm if it arrives after a later one.

@@ -47,12 +47,14 @@ DONE: Final = 3
 
 class Dirty(NamedTuple):
     """A row that waits for observers. `acks`: their acknowledgement columns; `newest`: the commit timestamp of the
-    newest waiting change; `root`: the oldest cause of the waiting changes (N9)."""
+    newest waiting change; `root`: the oldest cause of the waiting changes (N9); `failing`: whether the row counts among
+    those that have failed before (N6)."""
 
     row: bytes
     acks: list[int]
     newest: int
     root: int
+    failing: bool = False
 
 
 class Elsewhere(Protocol):

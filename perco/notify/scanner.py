@@ -109,7 +109,7 @@ class Scanner:
         self.position: tuple[str, bytes] | None = None
         self._most = slots
         self._slots = trio.Semaphore(slots)
-        self._ready: deque[tuple[str, bytes, list[int]]] = deque()  # claimed rows for the next runner
+        self._ready: deque[tuple[str, bytes, list[int], bool]] = deque()  # claimed rows for the next runner
         self._runners = slots  # runners that may still be started: tasks that run observers, row after row
         self._idle = trio.lowlevel.ParkingLot()
         self._tables = tables
@@ -257,7 +257,7 @@ class Scanner:
                     return True
             finally:
                 for dirty in walk.taken:  # not claimed: the scanner teleports, or is cancelled
-                    self._let_go(walk.table, dirty.row)
+                    self._let_go(walk.table, dirty)
             start = page.next if walk.stale_from is None else walk.stale_from
         return False
 
@@ -294,12 +294,12 @@ class Scanner:
                     return True
             now = trio.current_time()  # other scanners may have run this row meanwhile, or others that failed before
             acks = [ack for ack in acks if worker.claimable(table, row, ack, now)]
-            if not acks or not self._takes(table, row, acks):
+            if not acks or not self._takes(table, row):
                 self._slots.release()
                 continue
             alone = worker.elsewhere is None
             told = (0, 0) if alone else (_newest(cells), _oldest_root(cells))
-            walk.taken.append(Dirty(row, acks, *told))
+            walk.taken.append(Dirty(row, acks, *told, worker.begin_row(table, row, acks)))
             last = alone or len(walk.taken) >= self._share
             if last and (await self._claim(nursery, walk, at + 1) or self._share <= 0):
                 return True
@@ -334,15 +334,16 @@ class Scanner:
                     walk.taken.append(dirty)
                 else:
                     left += 1
-                    self._unlock(table, dirty.row)
+                    self._unlock(table, dirty)
             now = trio.current_time()
             for dirty, state in zip(instead, states[len(tried) :], strict=True):
                 if state != CLAIMED:
                     continue
                 # Another scanner of this process may have run the row meanwhile, and the run may have failed (N6).
                 acks = [ack for ack in dirty.acks if worker.claimable(table, dirty.row, ack, now)]
-                if acks and self._takes(table, dirty.row, acks):
-                    self._begin(nursery, table, dirty._replace(acks=acks))
+                if acks and self._takes(table, dirty.row):
+                    failing = worker.begin_row(table, dirty.row, acks)
+                    self._begin(nursery, table, dirty._replace(acks=acks, failing=failing))
                     left -= 1
                 elif worker.rows.holder(table, dirty.row) is None:  # otherwise, that scanner runs or releases it
                     elsewhere.let_go((table, dirty.row))
@@ -372,34 +373,30 @@ class Scanner:
         """Hand a row to the next runner."""
         self.counters.claims += 1
         self._share -= 1
-        self._ready.append((table, dirty.row, dirty.acks))
+        self._ready.append((table, dirty.row, dirty.acks, dirty.failing))
         if self._idle:
             self._idle.unpark()
         elif self._runners:
             self._runners -= 1
             nursery.start_soon(self._serve)
 
-    def _takes(self, table: str, row: bytes, acks: list[int]) -> bool:
-        """Lock the row in this process, and count it if it has failed before. Returns False if another scanner has the
-        row."""
-        if self.worker.options.row_locks and not self.worker.rows.take(table, row, self.number):
-            return False
-        self.worker.begin_row(self.number, table, row, acks)
-        return True
+    def _takes(self, table: str, row: bytes) -> bool:
+        """Lock the row in this process. Returns False if another scanner has it."""
+        return not self.worker.options.row_locks or self.worker.rows.take(table, row, self.number)
 
-    def _let_go(self, table: str, row: bytes) -> None:
+    def _let_go(self, table: str, dirty: Dirty) -> None:
         """Release the lock and the slot of a row that this scanner does not run."""
-        self._unlock(table, row)
+        self._unlock(table, dirty)
         self._slots.release()
 
-    def _unlock(self, table: str, row: bytes) -> None:
+    def _unlock(self, table: str, dirty: Dirty) -> None:
         """Release the row's lock, but keep the slot."""
-        if self.worker.end_row(self.number, table, row):
+        if self.worker.end_row(failing=dirty.failing):
             self.worker.wake_up()  # a scanner that skipped other failed rows because of this one looks again
         if self.worker.options.row_locks:
-            self.worker.rows.release(table, row)
+            self.worker.rows.release(table, dirty.row)
             if self.worker.elsewhere is not None:
-                self.worker.elsewhere.let_go((table, row))
+                self.worker.elsewhere.let_go((table, dirty.row))
 
     def _is_elsewhere(self, table: str, row: bytes, cells: list[ScanCell]) -> bool:
         """Whether another process has the row, as far as is known."""
@@ -484,7 +481,7 @@ class Scanner:
         if cancelled is not None:
             raise cancelled
 
-    async def _run_row(self, table: str, row: bytes, acks: list[int]) -> None:
+    async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
         """Run the observers that wait on a row, one after the other."""
         worker = self.worker
         try:
@@ -493,7 +490,7 @@ class Scanner:
         finally:
             if worker.elsewhere is not None:
                 worker.elsewhere.release((table, row))
-            worker.end_row(self.number, table, row)
+            worker.end_row(failing=failing)
             if worker.options.row_locks:
                 worker.rows.release(table, row)
             self._slots.release()

@@ -16,7 +16,6 @@ N10 Notify cells of observers that this program does not have, or has in a lower
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -195,8 +194,7 @@ class Worker:
         self.on_run: Callable[[str, Any, float], None] | None = None
         self._roots: dict[int, int] = {}  # root causes of the runs in flight, by their start_ts
         self._watches: set[Watch] = set()
-        self._failing: Counter[tuple[int, str, bytes]] = Counter()  # rows that have failed before, and their scanners
-        self._failing_count = 0
+        self._failing = 0
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
         self._chain_max = options.chain_max or 1 << 62
         self.outputs = Outputs(engine.driver.store, engine.background, observers) if options.outputs else None
@@ -294,7 +292,7 @@ class Worker:
         key = (table, row, ack)
         if self.backoff.waits(key, now):
             return False
-        return not self.backoff.attempts(key) or self._failing_count < self._failing_max
+        return not self.backoff.attempts(key) or self._failing < self._failing_max
 
     async def due(self, table: str, row: bytes, ack: int, cells: list[ScanCell], now: float) -> float:
         """When an observer is due on a row, according to these notify cells of the row; a moment in the past means
@@ -346,24 +344,19 @@ class Worker:
         """Whether a run of one of these observers on the row has failed before."""
         return bool(self.backoff.rows) and any(self.backoff.attempts((table, row, ack)) for ack in acks)
 
-    def begin_row(self, scanner: int, table: str, row: bytes, acks: list[int]) -> None:
-        """If one of these observers has failed on the row before, count the row as failing until `end_row` (N6). A
-        scanner calls this before it asks the server for the row, because it asks for many rows at once."""
-        if self.has_failed(table, row, acks):
-            self._failing[scanner, table, row] += 1
-            self._failing_count += 1
+    def begin_row(self, table: str, row: bytes, acks: list[int]) -> bool:
+        """Returns whether one of these observers has failed on the row before. If so, the row counts as failing until
+        `end_row` (N6). A scanner calls this before it asks the server for the row, because it asks for many rows at
+        once."""
+        failing = self.has_failed(table, row, acks)
+        self._failing += failing
+        return failing
 
-    def end_row(self, scanner: int, table: str, row: bytes) -> bool:
+    def end_row(self, *, failing: bool) -> bool:
         """Returns whether this makes room for another row that has failed: scanners may have skipped one."""
-        key = scanner, table, row
-        if key not in self._failing:
-            return False
-        full = self._failing_count >= self._failing_max
-        self._failing_count -= 1
-        self._failing[key] -= 1  # without row locks, a scanner may run a row more than once at a time
-        if not self._failing[key]:
-            del self._failing[key]
-        return full
+        full = self._failing >= self._failing_max
+        self._failing -= failing
+        return failing and full
 
     async def run(self, table: str, row: bytes, ack: int) -> None:
         """Run an observer on a row, several times if necessary, until a run has handled the changes (this one or

@@ -88,7 +88,7 @@ class Elsewhere:
         self, table: str, wanted: Sequence[Dirty], most: int, *, halts: bool
     ) -> tuple[bytes, Sequence[tuple[bytes, int]]]:
         """Make one call. Returns each row's state, and rows that other processes have."""
-        asked = tuple([(row, newest, root) for row, _, newest, root in wanted])
+        asked = tuple([(dirty.row, dirty.newest, dirty.root) for dirty in wanted])
         states: bytes
         if self._together is not None:
             states, held = await self._together.claim(table, asked, most, halts=halts)

@@ -215,7 +215,7 @@ class Sessions:
         self.on_begin(session.ticket)
 
     def end(self, session: Session) -> None:
-        """R7: end a session. What it holds is released as soon as its queued mutations are complete."""
+        """R7: end a session. The server releases all that it holds as soon as its queued mutations are complete."""
         if session.ended:
             return
         session.ended = True

@@ -67,7 +67,7 @@ def here(role: str) -> ProcessTasks:
 
 
 def held(pid: int, seconds: float, where: str) -> ProcessTasks:
-    """What is listed in place of the tasks of a client that cannot answer, because its loop is held (R10)."""
+    """The entry for a client that cannot list its tasks, because its loop is held (R10)."""
     return ProcessTasks("client", pid, [Waiting(0, 1, "(the loop)", where, f"has not turned for {seconds:.1f} s")], 0)
 
 
@@ -131,7 +131,7 @@ def _line(pair: tuple[FrameType, int]) -> str:
 
 
 def _wanted(frame: FrameType | None) -> str:
-    """What a task waits for if it waits in this function of trio's, in words."""
+    """Says in words what a task waits for, if it waits in this function of trio's."""
     if frame is None:
         return "an answer"
     name = frame.f_code.co_name

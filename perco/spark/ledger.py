@@ -36,7 +36,7 @@ import trio
 import perco
 from perco.database.database import Database
 from perco.errors import CommitUnknown, PercoError, UsageError
-from perco.txn.inside import scan_between
+from perco.txn.snapshot import scan_between
 
 T = TypeVar("T")
 

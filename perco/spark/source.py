@@ -40,7 +40,7 @@ from perco.spark.partition import one_error
 from perco.spark.ranges import Range
 from perco.spark.store import Store, in_task, reached
 from perco.spark.streaming import streamed
-from perco.txn.inside import scan_between
+from perco.txn.snapshot import scan_between
 
 _OPTIONS: Final = ("table", "url", "path", "columns", "ts", "at", "start", "stop", "prefix", "key", "partitions")
 _LEASE_S: Final = 600.0
@@ -241,7 +241,7 @@ def _owner(asked: Asked) -> str:
 
 
 class Span(InputPartition):
-    """What one task reads: the rows of a range, at a timestamp that the named pin holds."""
+    """The rows that one task reads: those of a range, at a timestamp that the named pin holds."""
 
     range: Range
     ts: int

@@ -2,8 +2,8 @@
 
 The tablets are perco's own (`LmdbTablet`: its queue, its batches, the mutations that it holds back during a cut). They
 run on an engine in memory that behaves like an LMDB environment: a batch is written as a whole or not at all; a shared
-view does not see later batches; an epoch fences off the previous writer (F1). What production code does on other
-threads, tasks of the process do, in virtual time. If a process dies in the middle of a batch, the next process finds
+view does not see later batches; an epoch fences off the previous writer (F1). Tasks, in virtual time, do the work of
+production code's threads. If a process dies in the middle of a batch, the next process finds
 either the whole batch or none of it.
 """
 

@@ -319,7 +319,7 @@ class Embedded(Run):
         self.outcome.mistaken += fates.broken
         if self.bare:
             return
-        # What a process has queued for its own tablets, or its oracle has queued, is lost with the process (C6).
+        # A process loses with its death all that it, or its oracle, has queued for its own tablets (C6).
         ends = [m.table == SYSTEM_TABLE or kind_of(m) == "one step" for m in self.late]
         self.late[:] = [mutation for mutation, end in zip(self.late, ends, strict=True) if not end]
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from perco.schema.schema import Column, Table
+from perco.schema.schema import Column
 from perco.txn.engine import Engine
 from perco.txn.retry import RetryOptions
 from perco.txn.running import Retrying
-from perco.txn.scan import Scan
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
-
-K = TypeVar("K")
 
 
 def engine_of(snap: Snapshot) -> Engine:
@@ -24,20 +20,6 @@ def engine_of(snap: Snapshot) -> Engine:
 def is_open(snap: Snapshot) -> bool:
     """Whether a snapshot or transaction can still be used."""
     return snap._open
-
-
-def scan_between(
-    snap: Snapshot,
-    table: Table[K],
-    low: bytes,
-    high: bytes | None,
-    *,
-    columns: Sequence[Column[K, Any]] | None = None,
-    limit: int | None = None,
-    reverse: bool = False,
-) -> Scan[K]:
-    """Like `Snapshot.scan`, but for the rows between two bounds in stored form."""
-    return snap._scan_between(table, low, high, columns=columns, limit=limit, reverse=reverse)
 
 
 def write_encoded(txn: Transaction, column: Column[Any, Any], row: bytes, data: bytes | None) -> None:

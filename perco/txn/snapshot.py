@@ -147,25 +147,26 @@ class Snapshot(Reader):
                 "Lock single cells with get, get_many or row."
             )
         low, high = range_of(must_be_table(table), start, stop, prefix)
-        return self._scan_between(table, low, high, columns=columns, limit=limit, reverse=reverse)
-
-    def _scan_between(
-        self,
-        table: Table[K],
-        low: bytes,
-        high: bytes | None,
-        *,
-        columns: Sequence[Column[K, Any]] | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> Scan[K]:
-        """Like `scan`, but for the rows in [`low`, `high`) (None: to the end). The bounds are rows in stored form, and
-        need not be the encoding of a key."""
-        columns = list(must_be_table(table).columns.values()) if columns is None else columns
-        bounds = self._of_table(table, columns)
-        if limit is not None and (not isinstance(limit, int) or limit < 0):
-            raise UsageError(f"limit is {limit!r}; it is a number of rows, an int, and cannot be negative")
-        return Scan(self, table, columns, bounds, low, high, limit, reverse)
+        return scan_between(self, table, low, high, columns=columns, limit=limit, reverse=reverse)
 
     def _lock(self, bound: Bound, row: bytes) -> None:
         raise UsageError("a snapshot commits nothing, so it has no use for lock=True; read in a transaction")
+
+
+def scan_between(
+    snap: Snapshot,
+    table: Table[K],
+    low: bytes,
+    high: bytes | None,
+    *,
+    columns: Sequence[Column[K, Any]] | None = None,
+    limit: int | None = None,
+    reverse: bool = False,
+) -> Scan[K]:
+    """Like `Snapshot.scan`, but for the rows in [`low`, `high`) (None: to the end). The bounds are rows in stored form,
+    and need not be the encoding of a key."""
+    columns = list(must_be_table(table).columns.values()) if columns is None else columns
+    bounds = snap._of_table(table, columns)
+    if limit is not None and (not isinstance(limit, int) or limit < 0):
+        raise UsageError(f"limit is {limit!r}; it is a number of rows, an int, and cannot be negative")
+    return Scan(snap, table, columns, bounds, low, high, limit, reverse)

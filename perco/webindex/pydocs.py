@@ -359,7 +359,7 @@ def _data(module: types.ModuleType) -> list[tuple[str, Any]]:
 
 def documentation(names: Iterable[str], nowhere: TextIO, limits: CrawlLimits = DEFAULT_LIMITS) -> Iterator[Found]:
     """Pages for the modules with these names, and for all modules below them. This imports the modules, so call it in a
-    process that does nothing else. What the modules print goes to `nowhere`."""
+    process that does nothing else. Output of the modules goes to `nowhere`."""
     pages = _Documentation(limits, nowhere)
     with _docstrings_only():
         for name in names:

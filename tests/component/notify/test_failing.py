@@ -16,6 +16,7 @@ import perco
 from perco.database.inside import inside
 from perco.notify import scanner as scanners
 from perco.notify.failing import KINDS_MAX, FailureLog, ObserverFailedError
+from perco.notify.rowlocks import Dirty
 from perco.protocol.claim import Run
 from perco.storage import NOTIFY, LocalRowStore, RowCells, ScanPage, ScanRequest
 from perco.storage.cells import ReadRequest
@@ -331,29 +332,30 @@ async def test_a_row_that_failed_and_is_let_go_makes_room_for_another(web: Web, 
         due = trio.current_time() + 60.0
         assert worker.claimable(table, other, ack, due)
         scanner._slots.acquire_nowait()
-        assert scanner._takes(table, first, [ack])
+        assert scanner._takes(table, first)
+        taken = Dirty(first, [ack], 0, 0, worker.begin_row(table, first, [ack]))
         assert worker.claimable(table, other, ack, due) == (share > 1)
         before = scanner.counters.tours
-        scanner._let_go(table, first)
+        scanner._let_go(table, taken)
         assert worker.claimable(table, other, ack, due)
         await trio.sleep(5.0)
         assert scanner.counters.tours == before + (share == 1)
 
 
 async def test_without_row_locks_each_run_of_a_row_counts(web: Web) -> None:  # N6
-    failing = Failing(web, 1)
+    Failing(web, 1)
     few = perco.WorkerOptions(concurrency=4, scanners=1, failing_share=0.5, row_locks=False)
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=few) as handle:
-        worker, [scanner] = handle._worker, handle.scanners
+        worker = handle._worker
         await put(db, web.body, "a", "hello")
-        await until(lambda: failing.began and len(worker.backoff) == 1)
+        await until(lambda: len(worker.backoff) == 1)
         [(table, row, ack)] = worker.backoff.rows
         due = trio.current_time() + 60.0
         for may in (True, True, False):
             assert worker.claimable(table, row, ack, due) == may
-            worker.begin_row(scanner.number, table, row, [ack])
-        for makes_room in (True, True, False, False):
-            assert worker.end_row(scanner.number, table, row) == makes_room
+            assert worker.begin_row(table, row, [ack])
+        assert [worker.end_row(failing=True) for _ in range(3)] == [True, True, False]
+        assert not worker.end_row(failing=False)
         assert worker.claimable(table, row, ack, due)
 
 
