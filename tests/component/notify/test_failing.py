@@ -343,8 +343,9 @@ async def test_a_row_that_failed_and_is_let_go_makes_room_for_another(web: Web, 
 
 
 async def test_without_row_locks_each_run_of_a_row_counts(web: Web) -> None:  # N6
-    Failing(web, 1)
-    few = perco.WorkerOptions(concurrency=4, scanners=1, failing_share=0.5, row_locks=False)
+    Failing(web, 1000)  # without locks, a second run may begin before the first has failed: it must not succeed
+    backoff = perco.options.BackoffOptions(first_s=50.0, max_s=50.0)
+    few = perco.WorkerOptions(concurrency=4, scanners=1, failing_share=0.5, row_locks=False, backoff=backoff)
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=few) as handle:
         worker = handle._worker
         await put(db, web.body, "a", "hello")
