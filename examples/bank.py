@@ -94,7 +94,7 @@ async def main(folder: Path) -> None:
             paid = [row.get(entry, [False])[-1] async for row in snap.scan(ledger)]
             richest = max([(row.get(balance, 0), row.key) async for row in snap.scan(accounts)])
         retries = db.statistics().counters.conflicts
-        print(f"{sum(paid)} paid, {len(paid) - sum(paid)} refused; {retries} met another one and were run again")
+        print(f"{sum(paid)} paid, {len(paid) - sum(paid)} refused; {retries} attempts conflicted and were run again")
         print(f"account {richest[1]} has {richest[0]}; together they hold {await total(db)}")
         print(f"sums that the auditor saw meanwhile: {sorted(audits) or 'none'}")
 
@@ -105,4 +105,4 @@ if __name__ == "__main__":
     try:
         trio.run(main, parser.parse_args().folder)
     except* KeyboardInterrupt:
-        print("stopped; start it again and it goes on")
+        print("stopped; start it again to continue")

@@ -16,7 +16,8 @@ What to look at:
 - `concurrency=` limits how many requests are in flight. If the service fails, the observer raises, and its change waits
   to be tried again, after a longer pause each time. With `attempts=0`, this goes on for ever, because it is not the
   document's fault if the service is away.
-- If an observer needs something besides the store, it takes it from the function that declares it: `schema_with(at)`.
+- If an observer needs something besides the store, pass that to the function that declares the observer:
+  `schema_with(at)`.
 """
 
 import argparse
@@ -139,4 +140,4 @@ if __name__ == "__main__":
     try:
         trio.run(main, arguments.folder, arguments.service)
     except* KeyboardInterrupt:
-        print("stopped; start it again and it goes on")
+        print("stopped; start it again to continue")

@@ -114,7 +114,7 @@ async def main(folder: Path) -> None:
                 nursery.start_soon(trade)
         await db.wait_idle()
         print(
-            f"{told.total()} deliveries: {told[True]} were news outside, {told[False]} repetitions were ignored there"
+            f"{told.total()} deliveries: {told[True]} were new to the other system, which ignored {told[False]} repeats"
         )
         async with db.snapshot() as snap:
             prices = {row.key: row[price] async for row in snap.scan(products)}
@@ -123,7 +123,7 @@ async def main(folder: Path) -> None:
     sent = [key for (key,) in outside.sqlite.execute("SELECT key FROM receipts")]
     outside.sqlite.close()
     print(f"{len(prices)} prices in the store, {len(prices.items() ^ shown.items())} differ outside")
-    print(f"{len(ordered)} orders in the store, {len(set(ordered) ^ set(sent))} receipts too many or too few")
+    print(f"{len(ordered)} orders in the store, {len(set(ordered) ^ set(sent))} receipts missing or extra")
 
 
 if __name__ == "__main__":
@@ -132,4 +132,4 @@ if __name__ == "__main__":
     try:
         trio.run(main, parser.parse_args().folder)
     except* KeyboardInterrupt:
-        print("stopped; start it again and it goes on")
+        print("stopped; start it again to continue")

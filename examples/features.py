@@ -74,7 +74,7 @@ async def correct(txn: perco.Transaction, number: int) -> None:
 
 
 async def sell_for_a_day(db: perco.Database, day: int) -> None:
-    """Sell for a day. Doing it again has the same result: `fold` adds only the difference to an earlier purchase."""
+    """Sell for a day. Doing it again has the same result: `fold` adds only the difference from what it added before."""
     numbers = iter(range(day * PER_DAY, (day + 1) * PER_DAY))
 
     async def seller() -> None:
@@ -127,15 +127,15 @@ async def main(folder: Path, seconds: float) -> None:
         for key in sorted(now, key=now.__getitem__, reverse=True)[:8]:
             print(f"{key[0]:4} {key[1]:10}  ", *("{:8},{:9}".format(*known.get(key, (0, 0))) for known in then))
         wrong, retries = now.items() ^ again.items(), worker.statistics()["fold"].conflicts
-        print(f"{len(now)} rows of features, {len(wrong)} differ from a batch over all purchases; {retries} runs again")
+        print(f"{len(now)} rows of features, {len(wrong)} differ from a batch over all purchases; {retries} reruns")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("example-features"), metavar="FOLDER")
-    parser.add_argument("--day", type=float, default=0.5, metavar="SECONDS", help="how long a night takes: %(default)s")
+    parser.add_argument("--day", type=float, default=0.5, metavar="SECONDS", help="length of a night: %(default)s")
     arguments = parser.parse_args()
     try:
         trio.run(main, arguments.folder, arguments.day)
     except* KeyboardInterrupt:
-        print("stopped; start it again and it goes on")
+        print("stopped; start it again to continue")

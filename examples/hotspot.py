@@ -1,4 +1,4 @@
-"""A hot cell: runs of one observer that writes it conflict; runs of two observers, connected by a signal, do not.
+"""A hot cell: if one observer writes it, its runs conflict; if two share the work through a signal, no runs do.
 
     python examples/hotspot.py [FOLDER] [--documents N]
 
@@ -78,7 +78,7 @@ async def gather(txn: perco.Transaction, change: perco.Change[str, None]) -> Non
         size += row[added] or 0
         txn.delete(added, row.key)
     if await txn.scan(news, prefix=(change.key,), limit=1).all():
-        txn.signal(grown, change.key)  # there is more than one run should take
+        txn.signal(grown, change.key)  # the rest is left for another run
     txn.set(size_two, change.key, size)
 
 
@@ -120,7 +120,7 @@ async def main(folder: Path, count: int) -> None:
         first = before[0] + 1 if before else 0
         for column, name in (one, "one observer"), (two, "two, by a signal"):
             async with db.worker(concurrency=RUNS) as worker:
-                await db.wait_idle()  # for the changes that a killed start has left
+                await db.wait_idle()  # for the changes left by an earlier run of this program that was killed
                 done = worker.statistics()
                 began = time.perf_counter()
                 await load(db, column, range(first, first + count))
@@ -130,7 +130,7 @@ async def main(folder: Path, count: int) -> None:
             again = sum(now[id].conflicts - done[id].conflicts for id in now)
             print(f"{name:18} {count} documents in {took:6.2f} s, {runs} runs, {again} of them conflicts")
         async with db.snapshot() as snap:
-            print(f"{await wrong(snap)} sizes of clusters are wrong")
+            print(f"{await wrong(snap)} cluster sizes are wrong")
 
 
 if __name__ == "__main__":
@@ -141,4 +141,4 @@ if __name__ == "__main__":
     try:
         trio.run(main, arguments.folder, arguments.documents)
     except* KeyboardInterrupt:
-        print("stopped; start it again and it goes on")
+        print("stopped; start it again to continue")

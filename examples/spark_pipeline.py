@@ -2,9 +2,9 @@
 
     python examples/spark_pipeline.py [FOLDER] [--day N] [--draw FILE]    # pip install '.[spark]'; Java 17; matplotlib
 
-Orders arrive as Parquet files, one for each day. A transaction of its own loads each order, exactly once, even if tasks
-die. An observer keeps a running total for each customer; it runs only for orders that change. Then a snapshot is read
-back as a data frame, joined with the customers' countries, and plotted.
+Orders arrive as Parquet files, one for each day. Each order is loaded in a transaction of its own, exactly once, even
+if tasks die. An observer keeps a running total for each customer; it runs only for orders that change. Then a snapshot
+is read back as a data frame, joined with the customers' countries, and plotted.
 
 Kill it at any moment and start it again: no order is loaded twice, and the totals stay right. With `--day 1`, only the
 orders of that day are loaded and processed.
@@ -68,7 +68,7 @@ def made(day: int) -> list[tuple[int, int, str, int]]:
 
 def main(folder: Path, days: list[int], draw: Path | None) -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # executors run this Python
-    # ... and find this file; install your own program there, or send it with spark.addArtifacts
+    # ... and find this file; install your own program on the executors, or send it with spark.addArtifacts
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     from pyspark.sql import SparkSession, functions as F
 
@@ -106,16 +106,16 @@ def plot(found: list[Any], to: Path) -> None:
     figure = Figure(figsize=(5, 3), layout="constrained")
     axes = figure.add_subplot()
     axes.bar([row.country for row in found], [row.spent / 100 for row in found], color="tab:blue")
-    axes.set(xlabel="country", ylabel="spent", title="Totals that observers keep, by country")
+    axes.set(xlabel="country", ylabel="spent", title="Totals by country, kept by observers")
     figure.savefig(to)
-    print(f"drawn: {to}")
+    print(f"chart: {to}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("example-spark"), help="made if there is none")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("example-spark"), help="made if it does not exist")
     parser.add_argument("--day", type=int, action="append", help="load this day's orders (default: the first)")
-    parser.add_argument("--draw", type=Path, metavar="FILE", help="a bar chart; needs matplotlib")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw a bar chart; needs matplotlib")
     given = parser.parse_args()
     given.folder.mkdir(exist_ok=True)
     sys.path.insert(0, str(Path(__file__).parents[1]))

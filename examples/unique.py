@@ -116,7 +116,7 @@ async def main(folder: Path) -> None:
         for when in "at once", "when the observer has caught up":
             async with db.snapshot() as snap:
                 known, wrong, late = await compare(snap)
-            print(f"{known} people, {when}: {wrong} wrong entries of addresses, {late} of towns")
+            print(f"{known} people, {when}: {wrong} wrong entries for addresses, {late} for towns")
             await db.wait_idle()
 
 
@@ -126,4 +126,4 @@ if __name__ == "__main__":
     try:
         trio.run(main, parser.parse_args().folder)
     except* KeyboardInterrupt:
-        print("stopped; start it again and it goes on")
+        print("stopped; start it again to continue")

@@ -98,8 +98,8 @@ class WriteConflict(TransientError):
         where = ", ".join(f"{table}[{key!r}].{column}" for table, key, column in self.cells[:3])
         done = "read under a lock" if read else "written"
         super().__init__(
-            f"{where}: {done} by another transaction (timestamp {other_ts}) that this one, which began at {start_ts}, "
-            "cannot see; this one wrote nothing"
+            f"{where}: {done} by another transaction (timestamp {other_ts}), which this transaction (begun at "
+            f"{start_ts}) cannot see; nothing was written"
         )
 
 
@@ -128,7 +128,7 @@ class ReadConflict(TransientError):
         where += [f"the rows of {table} from {low!r} to {high!r}" for table, low, high in self.ranges[:3]]
         super().__init__(
             f"{', '.join(where)}: written by another transaction between this one's start ({start_ts}) and its "
-            f"commit timestamp ({commit_ts}), or locked by an undecided transaction. This one wrote nothing"
+            f"commit timestamp ({commit_ts}), or locked by an undecided transaction; nothing was written"
         )
 
 
@@ -228,7 +228,7 @@ class SnapshotTooOld(PercoError):
 
 
 class OwnerChanged(SnapshotTooOld):
-    """In a process that reads the owner's files, a snapshot of a former owner's time was used (T9).
+    """In a process that reads the owner's files, a snapshot was used that had been taken under a former owner (T9).
 
     Attributes: `asked` and `oldest`: the snapshot's timestamp.
     """
@@ -414,7 +414,8 @@ class NotIdle(Unavailable):
             part = f"{count} for {id!r}"
             if id in failures:
                 times, where, error = failures[id]
-                part += f", which failed {times} times, last on {where}: {type(error).__name__}: {error}"
+                often = "once" if times == 1 else f"{times} times, last"
+                part += f", which failed {often} on {where}: {type(error).__name__}: {error}"
             parts.append(part)
         self.what, self.commit_ts, self.remedy = what, 0, ""
         if waiting is None:
@@ -431,7 +432,7 @@ class UsageError(PercoError):
 
 
 def must_be_number(what: str, value: object) -> None:
-    """Raises UsageError if the value is not a number of seconds (a timedelta, for example)."""
+    """Raises UsageError if the value is not a number of seconds; a timedelta, for example, is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         hint = "; a timedelta has .total_seconds()" if hasattr(value, "total_seconds") else ""
         raise UsageError(f"{what} is a number of seconds, not {value!r}{hint}")
@@ -486,7 +487,7 @@ class ChainTooLong(UsageError):
         self.where, self.observers, self.depth, self.limit, self.cause = where, tuple(observers), depth, limit, cause
         self.cycle = _cycle(self.observers)
         if self.cycle:
-            said = f"observers set each other off in a circle: {' > '.join((*self.cycle, self.cycle[0]))}"
+            said = f"observers trigger each other in a cycle: {' > '.join((*self.cycle, self.cycle[0]))}"
         else:
             said = f"its last observers: {' > '.join(self.observers)}"
         super().__init__(
@@ -518,7 +519,7 @@ class UsedAfterFork(UsageError):
 class Corruption(PercoError):
     """Stored bytes break an invariant.
 
-    Attributes: `where`, `what`; `cell`, a tuple of (table, key, column name), or None; `part`, `where` without the
+    Attributes: `where`, `what`; `cell`, a tuple of (table, key, column name), or None; `part`: `where` without the
     cell. If there is a `cell`, only that cell, and the cells that the same transaction has locked, cannot be used.
     """
 

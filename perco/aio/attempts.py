@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def _begin(port: Guests, tries: Tries) -> Transaction:
-    """Begin the next attempt's transaction; the first attempt's, if possible, without a call."""
+    """Begin the next attempt's transaction. For the first attempt, do this without `Guests.ask` if possible."""
     must_be_on(port.loop)
     begun = tries.begin_nowait() if port.closed is None else None
     if begun is not None:

@@ -50,7 +50,7 @@ class Limit:
         finally:
             self._asking -= 1
             if self._due and not self._asking:
-                # Not at once: a task that cancels itself notices this only at its next wait, perhaps after the end.
+                # Not at once: a task that cancels itself notices this only at its next wait, perhaps only after `end`.
                 asyncio.get_running_loop().call_soon(self._expire)
 
     def end(self, error: BaseException | None) -> BaseException | None:

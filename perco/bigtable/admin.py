@@ -86,7 +86,7 @@ def _told(place: Place, error: Any) -> PercoError:
     code, said = error.code().name, " ".join((error.details() or "").split())[:500]
     if code == "PERMISSION_DENIED":
         return StoreError(
-            f"{place.shown}: {said}. Making the table takes roles/bigtable.admin on the instance; examining it takes "
+            f"{place.shown}: {said}. Making the table needs roles/bigtable.admin on the instance; examining it needs "
             "roles/bigtable.viewer"
         )
     if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
@@ -99,7 +99,8 @@ def init(url: str) -> bool:
     StoreError."""
     place, t = Place(url), admin_types()
     with _linked(place) as link:
-        families: dict[str, dict[str, Any]] = {name: {} for name in FAMILIES}  # no rules: perco removes cells
+        # Without rules for garbage collection, because perco removes old versions itself.
+        families: dict[str, dict[str, Any]] = {name: {} for name in FAMILIES}
         try:
             link.admin(
                 _TABLES + "CreateTable",
@@ -151,8 +152,8 @@ def _wrong_families(table: Any) -> list[str]:
             findings.append(f"column family {name} is missing: perco bigtable init makes a table with it")
         elif table.column_families[name].gc_rule.ByteSize():
             findings.append(
-                f"column family {name} has a garbage-collection rule, which removes what transactions need: take "
-                "the rule away; perco removes old versions itself"
+                f"column family {name} has a garbage-collection rule, which removes cells that transactions need: "
+                "remove the rule; perco removes old versions itself"
             )
     return findings
 

@@ -1,7 +1,7 @@
 """Expresses the checks of mutations, and the requests of reads, as filters of Bigtable. Pure.
 
 S1  CheckAndMutateRow checks one predicate, whether a filter lets any cell of the row through, and then writes, all in
-    one atomic step. Checks that cells are *absent* become a filter for these cells, and the mutation writes if the
+    one atomic step. The checks that cells are *absent* become a filter for these cells, and the mutation writes if the
     filter finds nothing. Checks that k cells are *present* become a filter that lets a cell through only if it has
     found k of them. A mixture is counted in the same way, within one family. A filter returns cells in the order of
     their qualifiers, and the cells that must be absent come before those that must be present. So the first k cells

@@ -36,10 +36,10 @@ from perco.bigtable.wire import types
 from perco.storage import LOCK, PRESENT, Mutation, ScanRequest
 
 _TOKEN_BYTES: Final = 8  # length of the token that names a process; the qualifiers of the process's hints end in it
-_MANY: Final = 32  # up to so many hints stay at a row that has such a cell or a lock
+_MANY: Final = 32  # up to this many hints stay at a row that has such a cell or a lock
 _AT_ONCE: Final = 10_000  # hints that one call removes, at most
 _SEEN_MAX: Final = 1 << 17  # hints of other processes that this process remembers
-_FORGOTTEN: Final = 4  # times `lasts_s` after a hint was first seen, it may be forgotten
+_FORGOTTEN: Final = 4  # a hint may be forgotten this many times `lasts_s` after it was first seen
 _REPLACES_LOCK: Final = b"\x01"  # a hint's value: its mutation has no effect without a lock in the row
 _OTHER: Final = b""
 
@@ -47,7 +47,7 @@ Hint: TypeAlias = tuple[bytes, int]  # the qualifier, which names the process, a
 
 
 def wants_hint(mutation: Mutation) -> bool:
-    """Whether a mutation needs a hint: it may put a cell that hints must lead to into a row that had none."""
+    """Whether a mutation needs a hint: it may put a cell of a group in `HINTED` into a row that had none."""
     _, checks, writes = mutation.rows[0]
     if not any(write[0] in HINTED and write[3] is not None for write in writes):
         return False
@@ -129,8 +129,8 @@ class Hints:
     # ------------------------------------------------------------ removing them
 
     def removable(self, cells: Iterable[ReadCell]) -> list[Hint]:
-        """The hints among the cells of a hint row that may be removed if the row that they are about has no such cell:
-        their mutations have ended, or replace a lock. Call this before you read that row."""
+        """Those hints of a hint row that may be removed if the row that they are about has no cell of `HINTED`: their
+        mutations have ended, or replace a lock. Call this before you read that row."""
         now = trio.current_time()
         while self._late and self._late[0][0] <= now:
             self._flying.discard(self._late.popleft()[1])
@@ -151,14 +151,14 @@ class Hints:
         return now >= first + self.lasts_s
 
     def needless(self, removable: dict[bytes, list[Hint]], marked: Collection[bytes]) -> dict[bytes, list[Hint]]:
-        """The hints to remove now, by row. A row in `marked` has such a cell or a lock. Its hints are removed only if
-        there are many, and only after the caller has written their `replacement`."""
+        """The hints to remove now, by row. A row in `marked` has a cell of `HINTED` or a lock. Its hints are
+        removed only if there are many, and only after the caller has written their `replacement`."""
         return {
             key: found[:_AT_ONCE] for key, found in removable.items() if len(found) > (_MANY if key in marked else 0)
         }
 
     def replacement(self, key: bytes) -> Any:
-        """The call that writes a new hint about a row, which belongs to no mutation."""
+        """The call that writes a new hint about a row. The hint belongs to no mutation."""
         return self._writing(HINT_KEY + key, self._stamp(), _OTHER)
 
     def removal(self, key: bytes, hints: Sequence[Hint]) -> Any:

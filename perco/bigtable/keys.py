@@ -37,7 +37,7 @@ OWNER_KEY: Final = b"\x00owner"  # no perco table has an empty name
 TICKET_KEY: Final = b"\x00ticket "  # the key of a ticket's row begins with this; the ticket follows
 HINT_KEY: Final = b"\x00to "  # a hint row's key begins with this; the key of the row that it is about follows
 HINT_NAME: Final = b"hint"  # the qualifiers of hints begin with this
-HINTED: Final = frozenset({PENDING, FAILED_LIST, NOTIFY})  # the groups whose cells hints lead to
+HINTED: Final = frozenset({PENDING, FAILED_LIST, NOTIFY})  # hints lead to the cells of these groups
 
 _TAGS: Final = {
     LOCK: b"a",

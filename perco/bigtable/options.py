@@ -15,8 +15,8 @@ class BigtableOptions:
     call_s: how long one call may take, in seconds, with all its attempts; and for how long a direct client may go on
         without asking whether its session has ended. A client uses the server's `call_s`, or its own if that is
         shorter.
-    late_s: how long after the end of a call Bigtable may still apply a mutation that it has not answered, at most, in
-        seconds. Below 2 s, this holds only if the network delivers or drops each call within `late_s`.
+    late_s: for at most how many seconds after the end of a call Bigtable may still apply a mutation that it has not
+        answered. Below 2 s, this holds only if the network delivers or drops each call within `late_s`.
     lease_s: how long a process owns the store without renewing its lease, in seconds. After the owner has died, the
         next owner waits for this time.
     own: whether to own the store if no other process does. None: yes, unless the store was last served with

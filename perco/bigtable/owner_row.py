@@ -4,7 +4,8 @@ The owner's row has three columns, each with a few cells; the newest cell of a c
 cell for each change of owner and each renewal of the lease. The cell's timestamp rises by 1 each time. Its value is the
 owner's token (empty once the owner has released the store), how long a permit lasts, how late a mutation may take
 effect, how long the lease lasts, and the owner's command. The second column has the address at which clients find the
-owner; the timestamp is the number of the owner's claim. The third column has the floor (T13), as the timestamp.
+owner; the timestamp is the number of the cell with which the owner claimed the store. The third column has the floor
+(T13), as the timestamp.
 
 A ticket has a row with the token of the owner that issued the ticket. A second, newer cell says that the ticket's
 session has ended. So an ended ticket stays ended, even if the mutation that admitted it arrives last (F3).
@@ -48,7 +49,7 @@ class Holder(NamedTuple):
 
     @property
     def lasts_s(self) -> float:
-        """For how many seconds after a permit was issued a mutation sent under it may still take effect, at most."""
+        """The longest time, in seconds, from the issue of a permit until a mutation sent under it takes effect."""
         return self.call_s + self.late_s
 
 

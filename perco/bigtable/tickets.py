@@ -7,8 +7,8 @@ F3   When a session has ended, the owner ends the session's ticket. Once `call_s
      nothing that the session has sent can take effect, and nothing that it reads counts. Until then, the vacuum waits.
 T13  The floor is in the owner's row. Once `raise_floor` with `wait` has returned, no client's mutation below the floor
      can take effect.
-O1   Tickets of a former owner are void, but the permits of its clients may not have expired. So a new owner waits for
-     them, as it waits for the former owner's own mutations.
+O1   Tickets of a former owner are void, but the permits of its clients may not have expired. So a new owner waits
+     until they have expired, as it waits for the former owner's own mutations.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Tickets:
 
     def __init__(self, rows: BigtableRows, owner: Holder) -> None:
         self._rows, self._token = rows, owner.token
-        self._lasts_s = owner.lasts_s  # how long after a permit was issued a mutation sent under it may take effect
+        self._lasts_s = owner.lasts_s  # for this long after a permit is issued, mutations under it may take effect
         self._all: dict[str, _Ticket] = {}  # the tickets that may have a row
         self._settling = trio.Lock()
         self._floor = 0

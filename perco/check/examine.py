@@ -115,7 +115,8 @@ def _of_column(image: Image, cell: Cellref, book: Book) -> Iterator[tuple[Severi
 def _of_strays(image: Image, column: int, book: Book) -> Repair | None:
     """The repair of a column that has only notify cells, for an observer that does not observe the column.
 
-    There is no repair if the catalogue does not have the observer: the catalogue only grows, so it may be too old.
+    There is no repair if the catalogue does not have the observer: the catalogue grows, and the check may have read it
+    before the observer was registered.
     """
     notified = image.notify.get(column)
     others = {*image.locks, *image.records, *image.markers, *image.broken, *image.pending}
@@ -409,7 +410,7 @@ def _of_spurious(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint
     unseen = newest > _pointer(image, ack, entry)
     for ts, value in image.notify.get(ack, ()):
         if entry is not None and ts == entry.at:
-            continue  # N10: a backfill put it for data at that timestamp, which may have been collected since
+            continue  # N10: a backfill put it at that timestamp, for data that may have been collected since
         if newest < ts <= book.bound and 0 < _root(value) <= ts and not any(start_ts < ts for start_ts in locked):
             what = f"the notify cell at {ts} is for a change that is not there"
             observed_cell = cell._replace(column=observed)
@@ -427,7 +428,8 @@ def _pointer(image: Image, ack: int, entry: ObserverEntry | None) -> int:
 
 
 def _of_failed(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint]:
-    """Failed changes: at most one per row and observer, neither waiting nor acknowledged, of a change that exists."""
+    """Failed changes: at most one per row and observer. That change exists, and neither waits nor has been
+    acknowledged."""
     ack = cell.column
     found = image.failed.get(ack, [])
     if found and not observer_of(ack):

@@ -1,4 +1,4 @@
-"""The cells of one row as values, and the catalogue and the bound that they are checked against. Pure.
+"""One row's cells as values, and what they are checked against: the catalogue and the oracle's timestamp bound. Pure.
 
 Nothing is judged here; see `examine.py`.
 """

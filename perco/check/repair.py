@@ -3,8 +3,8 @@ the store is in use.
 
 Each repair is a mutation of one row, which checks that the finding still holds (`repairs.py`). Locks that were left
 behind are settled as any transaction would settle them (T5, T8); a client leaves that to the owner. If a transaction or
-a cell has an error without a repair, it is left alone. Its locks stay, too, because nothing else may show what was to
-be written.
+a cell has an error without a repair, it is left alone. Its locks stay, too, because they may be all that shows
+what was to be written.
 
 One repair may uncover another finding, so checks and repairs alternate until nothing more can be done.
 """

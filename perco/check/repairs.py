@@ -9,16 +9,18 @@ T5  Data without a lock or record belong to a dead transaction. The repair check
 T1  A record means that its transaction has committed, even if there is a marker beside it. The marker is deleted; the
     record refuses everything that the marker would have refused (T7).
 T8  A lock beside its transaction's own record is no longer needed, and is deleted.
-N1  If an observer has not acknowledged a change and has no notification of it, the notification is put again. A
+N1  If an observer has not acknowledged a change and has no notification of it, the notification is written again. A
     notification of a change that is not there is deleted.
 N5  Observers of a signal may run once more than necessary, but must never miss a signal. So if a pending entry of a
-    signal cannot be read, all of the signal's observers are notified; if an entry of a run cannot be read, it is
-    deleted and removes no notify cells.
+    signal cannot be read, all of the signal's observers are notified; if a run's entry, which says which
+    notify cells the run removes, cannot be read, it is deleted, and those notify cells stay.
 N6  A change is taken off the failed list if the list has a newer one for its row and observer, or if the change also
     waits or is acknowledged. If its entry cannot be read, the change waits again.
-N9  A lost cause is replaced with the earliest possible one, so that no wait for a cause ends too soon.
+N9  A notification that does not say what caused it gets the earliest possible cause, so that no wait for a cause ends
+    too soon.
 N10 A notify cell in a column that its observer does not observe is deleted, because no observer ever runs for it.
-O3  Notes can be deleted: a missing note only makes `at=` less precise near the note's time.
+O3  The clock's notes (the wall times of timestamps) can be deleted: a missing note only makes `at=` less precise near
+    the note's time.
 """
 
 from __future__ import annotations
@@ -103,7 +105,8 @@ def roll_back_beside_marker(cell: Cellref, start_ts: int, lock: Lock) -> Repair:
 
 
 def drop_lock(cell: Cellref, start_ts: int, *, beside: str, at: int, group: str = LOCK) -> Repair:
-    """Delete a lock whose transaction has its own record or trace (T8) or marker (T5), at `at` in group `beside`."""
+    """Delete a lock, because its own transaction's record (T8), trace (T8; a committed read lock leaves one) or marker
+    (T5) is in the same cell. That proof is at timestamp `at` in group `beside`."""
     table, row, column = cell
     checks: list[Check] = [(PRESENT, group, column, start_ts, start_ts), (PRESENT, beside, column, at, at)]
     return _of_row("delete the lock", table, row, checks, [(group, column, start_ts, None)])
@@ -129,7 +132,7 @@ def notify(cell: Cellref, ack: int, ts: int, acked: int) -> Repair:
 
 def drop_notification(cell: Cellref, ack: int, ts: int, instead: int) -> Repair:
     """N1: delete a notify cell, because there is no change at or above `ts`, and none can come there any more.
-    `instead`: the timestamp of a change to notify the observer of, or 0."""
+    `instead`: if not 0, the observer is notified of the change at this timestamp."""
     table, row, column = cell
     checks: list[Check] = [(ABSENT, WRITE, column, ts, TS_MAX), (ABSENT, LOCK, column, 0, ts)]
     writes: list[Write] = [(NOTIFY, ack, ts, None)]
@@ -140,8 +143,8 @@ def drop_notification(cell: Cellref, ack: int, ts: int, instead: int) -> Repair:
 
 
 def settle_pending(cell: Cellref, start_ts: int, observers: Sequence[int]) -> Repair:
-    """N5: settle a pending entry that cannot be read. `observers`: the observers to notify of the signal; (): the entry
-    was a run's removal."""
+    """N5: settle a pending entry that cannot be read. `observers`: the observers to notify of the signal; (): a run's
+    entry, which was to remove notify cells."""
     table, row, column = cell
     writes: list[Write] = [(PENDING, column, start_ts, None)]
     writes += [(NOTIFY, ack_of(column, number), start_ts, _EARLIEST) for number in observers]
@@ -150,7 +153,7 @@ def settle_pending(cell: Cellref, start_ts: int, observers: Sequence[int]) -> Re
 
 
 def give_cause(table: str, row: bytes, ack: int, ts: int) -> Repair:
-    """N9: replace a lost cause with the earliest one."""
+    """N9: give the earliest cause to a notification that does not say what caused it."""
     checks: list[Check] = [(PRESENT, NOTIFY, ack, ts, ts)]
     return _of_row("give it the earliest cause", table, row, checks, [(NOTIFY, ack, ts, _EARLIEST)])
 

@@ -1,7 +1,8 @@
 """Checks the system table (the catalogue's versions, the clock's notes, the watermark), and the locality groups.
 
-O1  No note and no watermark is above the bound. O3: notes hold wall times, which rise with the timestamps.
-G1  The watermark decodes, and no table's cut is above it.
+O1  No note and no watermark is above the oracle's durable bound, above which no timestamp was ever handed out.
+O3  Notes hold wall times, which rise with the timestamps.
+G1  The watermark decodes, and no table's cut (the oldest timestamp at which the table can be read) is above it.
 N10 Every version of the catalogue decodes, and so does the progress of backfills. All locality groups are in the
     catalogue.
 """

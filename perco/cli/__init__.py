@@ -275,7 +275,7 @@ def serve(
         typer.Option("--listen", metavar="ADDRESS", help="unix:PATH, tcp://HOST:PORT or tls://HOST:PORT; repeatable."),
     ] = None,
     durability: Annotated[
-        str, typer.Option(help='"power": acknowledged writes are on disk; "process": they survive only process death.')
+        str, typer.Option(help='"power": acknowledged writes survive power loss; "process": only process death.')
     ] = "power",
     processes: Annotated[int, typer.Option(min=1, max=64, help="Tablet servers; 1: everything in one process.")] = 1,
     connections: Annotated[int, typer.Option(min=1, help="The maximum number of clients at a time.")] = 1024,
@@ -349,7 +349,7 @@ def worker(
     processes: Annotated[int, typer.Option(min=1, help="Number of processes; one that dies is started again.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Runs in flight, in each process.")] = 64,
     scanners: Annotated[int, typer.Option(min=1, help="Tasks that look for work, in each process.")] = 4,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="Stop when no change waits any more.")] = False,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="Stop when no change is waiting.")] = False,
     json: Json = False,
 ) -> None:
     """Run a program's observers, until SIGTERM or Ctrl-C.
@@ -376,7 +376,7 @@ def wait(
         float | None, typer.Option(min=0, metavar="SECONDS", help="Give up after this time, with exit code 1.")
     ] = None,
     until_ts: Annotated[
-        int | None, typer.Option("--until-ts", min=1, metavar="N", help="Only for changes caused at or before N.")
+        int | None, typer.Option("--until-ts", min=1, metavar="N", help="Only for changes caused up to timestamp N.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -47,7 +47,7 @@ def _init(url: Url) -> None:
 
 async def _made(url: str) -> int:
     made = await trio.to_thread.run_sync(admin.init, url)
-    print(f"{Place(url).table}: {'made' if made else 'it is there already'}")
+    print(f"{Place(url).table}: {'made' if made else 'it exists already'}")
     return FINE
 
 

@@ -82,7 +82,7 @@ async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, 
                         progress=tell,
                         told=[(each.table, each.start) for each in _damaged(db)],
                     )
-    except (Corruption, StoreError) as error:  # moving a store does no damage, but its files may be damaged
+    except (Corruption, StoreError) as error:  # a store that has moved refuses to open, but its files may be damaged
         if not watch.damaged:
             raise
         result = _unread(error)
@@ -112,7 +112,7 @@ async def check_served(store: str, *, json: bool, accepting: bool, repairing: bo
     """Check the cells of a served store through its server and, with `repairing`, repair them."""
     if accepting:
         raise UsageError(
-            "--accept is for a folder that refuses to open after a restart, and a served store is open: there is "
+            "--accept is for a folder that perco refuses to open after a restart; a served store is open, so there is "
             "nothing to accept"
         )
     async with joining(store) if repairing else perco.open(store, readonly=True) as db:
@@ -301,7 +301,7 @@ def _render(result: CheckResult) -> None:
         wait = "waits" if result.waste == 1 else "wait"
         print(f"{counted(result.waste, 'cell')} that no reader needs any more {wait} for the next vacuum")
     if result.sampled > 1:
-        print(f"one transaction in {result.sampled} was compared over all its cells")
+        print(f"only one transaction in {result.sampled} was compared across all of its cells")
 
 
 def verdict(result: CheckResult) -> str:
@@ -311,7 +311,7 @@ def verdict(result: CheckResult) -> str:
 
 def _render_mark(path: Path, result: CheckResult, marked: str, *, accepted: bool, accepting: bool) -> None:
     if accepted:
-        print("accepted: the store can be opened again; writes of the last moments may be missing")
+        print("accepted: the store can be opened again; its newest writes may be missing")
     elif accepting and not marked:
         print("there was nothing to accept: no write is in doubt")
     elif accepting:

@@ -93,11 +93,11 @@ def contained(act: Callable[[Watch], object], *, silence_s: float = SILENCE_S) -
                 sys.stderr.write(said)
                 return ending
         why = signal.Signals(-ending)
-        told = " ".join(said.split())[:_SAID_MAX] or "it said nothing"
+        told = " ".join(said.split())[:_SAID_MAX] or "no message"
         if child.silent:
             told = f"no answer in {silence_s:g} s"
         elif why not in _OF_LMDB:
-            complain(f"ended by {why.name}; the results are lost")
+            complain(f"the check was ended by {why.name}; its results are lost")
             return FAILED
         if at is None or at in watch.damaged:
             complain(f"LMDB gave up on the store: {told} ({why.name}). Restore the folder from a copy.")

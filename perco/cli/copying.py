@@ -39,7 +39,7 @@ def _passed(copied: Copied, trouble: str) -> None:
     else:
         complain(
             f"pass {copied.passes}: {counted(copied.sums.changed, 'cell')} changed. {copied.source} is in use by "
-            f"{copied.used_by}: stop that process when you want the copy to be finished"
+            f"{copied.used_by}: stop that process when you want the copy to finish"
         )
 
 
@@ -57,7 +57,7 @@ def _told(copied: Copied, options: CopyOptions) -> Iterator[str]:
     if copied.moved:
         yield f"{copied.source} has moved: no program can open it any more."
     else:
-        yield f"{copied.source} can still be opened. The copy does not follow its changes any more."
+        yield f"{copied.source} can still be opened. The copy does not get its later changes."
 
 
 @contextmanager
@@ -81,12 +81,12 @@ def _copy(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="A store: its folder, postgresql://... or bigtable://...")
     ],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new place, of any of these kinds.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The address of the copy, of any of these kinds.")],
     wait: Annotated[
         bool, typer.Option("--wait", help="Follow the changes until no process has SOURCE open; then finish.")
     ] = False,
     switch: Annotated[
-        bool, typer.Option("--switch", help="At the end, keep programs out of SOURCE: it has moved to TARGET.")
+        bool, typer.Option("--switch", help="At the end, mark SOURCE as moved to TARGET: no program can open it.")
     ] = False,
     through: Annotated[
         str | None,
@@ -95,7 +95,7 @@ def _copy(
         ),
     ] = None,
     every: Annotated[
-        float, typer.Option("--every", min=0.0, metavar="SECONDS", help="Between two passes of --wait.")
+        float, typer.Option("--every", min=0.0, metavar="SECONDS", help="The pause between two passes of --wait.")
     ] = 5.0,
     replace: Annotated[
         bool,

@@ -93,7 +93,7 @@ async def drop(store: str, observer: str, key: str | None, *, everything: bool, 
     """Acknowledge failed changes without a run."""
     if key is None and not everything:
         raise UsageError(
-            "no observer runs for a dropped change: name the row's KEY, or say --all for all of OBSERVER's"
+            "no observer runs for a dropped change: name the row's KEY, or give --all to drop all"
         )
 
     async def act(db: perco.Database, parsed: Any) -> int:
@@ -104,7 +104,7 @@ async def drop(store: str, observer: str, key: str | None, *, everything: bool, 
 
 def _chosen(observer: str | None, *, everything: bool) -> None:
     if everything == (observer is not None):
-        raise UsageError("name an OBSERVER, and optionally a KEY of its table; or say --all")
+        raise UsageError("name an OBSERVER, and optionally a KEY of its table; or give --all")
 
 
 async def _change(

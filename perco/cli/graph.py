@@ -61,7 +61,7 @@ def show(found: Sequence[perco.ObserverState]) -> None:
 
 
 def trees(found: Sequence[perco.ObserverState]) -> list[Tree]:
-    """Draw the observers of each column below it, and the columns that an observer writes below the observer. A column
+    """Below each column, draw its observers, and below each observer, draw the columns that it writes. A column
     that was drawn before is only named. A column that leads back to itself is marked as a cycle."""
     observed = _by_column(found)
     drawn: set[Column] = set()
@@ -72,7 +72,7 @@ def trees(found: Sequence[perco.ObserverState]) -> list[Tree]:
             twig = branch.add(_of_observer(state))
             for output in state.outputs:
                 if output in (*above, column):
-                    twig.add(Text(f"{'.'.join(output)}  (in a circle)", style="yellow"))
+                    twig.add(Text(f"{'.'.join(output)}  (a cycle)", style="yellow"))
                 elif output in drawn and output in observed:
                     twig.add(Text(f"{'.'.join(output)}  (above)", style="dim"))
                 else:

@@ -36,7 +36,7 @@ _KINDS = {
     "transaction": "an open transaction or snapshot",
     "snapshot": "an open snapshot of the past",
     "pin": "pin",
-    "retention": "what is kept (perco.Keep)",
+    "retention": "the retention period (perco.Keep)",
 }
 
 

@@ -31,8 +31,8 @@ class Look:
 
     `marks`: the numbers of write records, traces and failed changes of each tablet. A notification begins only with a
     write record, with the trace of a transaction that only raises signals (N5), or with the replay of a failed change
-    (N6); each of these changes a number in some tablet. So if two looks find nothing, and the same marks, nothing
-    waited in between.
+    (N6); each of these three alters one of the numbers of some tablet. So if two looks find nothing that waits, and
+    their marks are equal, nothing waited in between.
     """
 
     version: int

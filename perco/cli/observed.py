@@ -10,9 +10,10 @@ from perco.cli import failing, observing, tracing
 from perco.cli.screen import perform
 
 Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder.")]
-Observer = Annotated[str, typer.Argument(metavar="OBSERVER", help="Its id; perco observers lists them.")]
+Observer = Annotated[str, typer.Argument(metavar="OBSERVER", help="An observer's id; perco observers lists them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-All = Annotated[bool, typer.Option("--all", help="All of them.")]
+All = Annotated[bool, typer.Option("--all", help="All failed changes.")]
+AllOfIts = Annotated[bool, typer.Option("--all", help="All of this observer's failed changes.")]
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 failed: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
@@ -38,7 +39,7 @@ def _failed() -> None:
 @failed.command(name="list", short_help="List failed changes and their errors.")
 def _list(
     store: Store,
-    observer: Annotated[str | None, typer.Argument(metavar="OBSERVER", help="Only its changes.")] = None,
+    observer: Annotated[str | None, typer.Argument(metavar="OBSERVER", help="Only this observer's changes.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
     json: Json = False,
 ) -> None:
@@ -52,7 +53,7 @@ def _list(
     perform(failing.show_list, store, observer, limit, json=json)
 
 
-@failed.command(name="show", short_help="Show one of them, with its traceback.")
+@failed.command(name="show", short_help="Show a failed change, with its traceback.")
 def _show(
     store: Store,
     observer: Observer,
@@ -68,11 +69,11 @@ def _show(
     perform(failing.show_one, store, observer, key, json=json)
 
 
-@failed.command(name="replay", short_help="Run their observers again.")
+@failed.command(name="replay", short_help="Run observers again for failed changes.")
 def _replay(
     store: Store,
-    observer: Annotated[str | None, typer.Argument(metavar="OBSERVER", help="Only its changes.")] = None,
-    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only of this row.")] = None,
+    observer: Annotated[str | None, typer.Argument(metavar="OBSERVER", help="Only this observer's changes.")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this row's changes.")] = None,
     everything: All = False,
     json: Json = False,
 ) -> None:
@@ -89,12 +90,12 @@ def _replay(
     perform(failing.replay, store, observer, key, everything=everything, json=json)
 
 
-@failed.command(name="drop", short_help="Acknowledge them without a run.")
+@failed.command(name="drop", short_help="Acknowledge failed changes without a run.")
 def _drop(
     store: Store,
     observer: Observer,
-    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only of this row.")] = None,
-    everything: All = False,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this row's changes.")] = None,
+    everything: AllOfIts = False,
     json: Json = False,
 ) -> None:
     """Acknowledge failed changes: their observer never runs for them.
@@ -136,7 +137,7 @@ def resume(store: Store, observer: Observer, json: Json = False) -> None:
 def observers(
     store: Store,
     draw: Annotated[bool, typer.Option("--graph", help="Draw the pipeline as a tree.")] = False,
-    mermaid: Annotated[bool, typer.Option("--mermaid", help="Draw it as a flowchart in Mermaid's language.")] = False,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Draw the pipeline as a Mermaid flowchart.")] = False,
     json: Json = False,
 ) -> None:
     """Show which columns observers read and write.
@@ -161,7 +162,7 @@ def trace(
 ) -> None:
     """Show what a row's values came from, and what followed.
 
-    Prints a tree. Its root is the transaction that began the chain: one of a program, not an observer run. Below each
+    Prints a tree. Its root is the transaction that began the chain: a program's own, not an observer run. Below each
     transaction are the cells that it wrote, except those that have been written again since, and the observer runs
     that followed. If a transaction has many cells or runs, only some are shown, those of the row first; --json has
     all. The command reads all write records of the store once. Exits with 1 if the row was never written.

@@ -54,7 +54,7 @@ async def _made(url: str, grant: list[str]) -> int:
     made = await admin.init(url, grant)
     place = Place(url)
     tables = ", ".join(f"{place.prefix}_{name}" for name in TABLES)
-    print(f"{tables}: {'made' if made else 'they are there already'}")
+    print(f"{tables}: {'made' if made else 'they exist already'}")
     for role in grant:
         print(f"{role} may read and write them")
     return FINE
@@ -90,7 +90,7 @@ async def _checked(url: str, *, json: bool) -> int:
         print(f"PostgreSQL {facts.version}, {Place(url).shown}")
         print(f"owner: {facts.owner or 'none'}{f', at {facts.address}' if facts.address else ''}")
         size = facts.used_bytes / (1 << 20)
-        print(f"some {facts.cells:,} cells, {facts.dead:,} dead; {size:,.1f} MiB with indexes")
+        print(f"about {facts.cells:,} cells, {facts.dead:,} dead; {size:,.1f} MiB with indexes")
         for finding in facts.findings:
             print(f"- {finding}")
         if not facts.findings:

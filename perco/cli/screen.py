@@ -102,7 +102,7 @@ def _perform(
                 _fail(str(error))
             _fail(
                 f"{error.path} is in use by process {error.pid or 'unknown'} ({error.command or 'unknown command'}). "
-                "Stop it first. Commands that only read or write work meanwhile, through that process."
+                "Stop that process first. Commands that only read or write rows work while it runs."
             )
         except PercoError as error:
             _fail(str(error))
@@ -163,7 +163,7 @@ def is_new(store: str) -> bool:
 
 def tell_new(store: str) -> None:
     """Say that a store is new, because its path may have been mistyped."""
-    complain(f"there was nothing at {store}: it is a new store, and empty")
+    complain(f"there was no store at {store}: a new, empty one was made")
 
 
 def _warn(message: Warning | str, *_: Any) -> None:
@@ -196,10 +196,10 @@ def show_table(
 
 
 class Columns:
-    """A table on a terminal that may grow: it prints the heads once, then rows as they arrive. The first rows decide
+    """A table that may grow, on a terminal: it prints the heads once, then rows as they arrive. The first rows decide
     how wide the columns are.
 
-    Text that is too wide is folded, but not in heads and in `whole` columns.
+    Text that is too wide is folded, except in heads and in `whole` columns.
     """
 
     def __init__(

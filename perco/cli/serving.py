@@ -37,7 +37,7 @@ _START_S: Final = 30.0
 _TOKEN_BYTES: Final = 24
 _STANDBY_S: Final = 0.5
 _ANY: Final = ("0.0.0.0", "::")
-_OWN: Final = "of PERCO_TOKEN; if that is not set here, programs of this user on this host find it by themselves"
+_OWN: Final = "in PERCO_TOKEN; if it is not set here, programs of this user on this host find a token automatically"
 
 
 def is_kept() -> bool:
@@ -67,7 +67,7 @@ async def serve(
 ) -> int:
     """Serve a store until SIGTERM or SIGINT; then answer the requests in progress, and end."""
     if addresses.is_address(store) or store == "memory:":
-        raise UsageError(f"perco serve takes the folder of a store, not {store!r}; --listen says where it listens")
+        raise UsageError(f"perco serve takes a store's folder or database, not {store!r}; for its address: --listen")
     wanted = [addresses.parse(text) for text in listen]
     remote = is_database(store)
     _must_make_sense(store, direct=direct, standby=standby, advertise=advertise)
@@ -200,11 +200,13 @@ def _own_token(wanted: list[Address], processes: int, advertise: str, *, direct:
     clients of this user on this host find. Raises: UsageError if PERCO_TOKEN is not set and other hosts can reach the
     server, or if another option does not fit."""
     if processes > 1:
-        raise UsageError("--processes starts servers for the tablets in a folder; a database has its own processes")
+        raise UsageError("--processes is for a store in a folder; a database has no tablet servers")
     if not wanted:
-        raise UsageError("a store in a database has no folder with a socket: say where to listen, --listen unix:PATH")
+        raise UsageError(
+            "a store in a database has no folder for a socket: say where to listen, as in --listen unix:PATH"
+        )
     if advertise and not direct:
-        raise UsageError("--advertise names the address for clients that --direct lets in")
+        raise UsageError("--advertise needs --direct")
     if advertise:
         addresses.parse(advertise)
     given = os.environ.get("PERCO_TOKEN", "")

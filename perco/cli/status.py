@@ -25,8 +25,8 @@ from perco.storage import DATA, LOCK, NOTIFY, PENDING, SHARED, WRITE
 from perco.storage.folder import FORMAT
 
 _DURABILITY = {
-    "": "power: what was acknowledged survives power loss",
-    "since this boot": "process: the newest writes survive the death of the process, not power loss",
+    "": "power: acknowledged writes survive power loss",
+    "since this boot": "process: the newest writes survive the death of the process, but not power loss",
     "before a restart": "process, and the machine has restarted since: run perco check with --accept",
 }
 
@@ -228,7 +228,7 @@ def _render(found: dict[str, Any], *, groups: bool) -> None:
 
 def _users_line(found: dict[str, Any]) -> str:
     clients, workers = counted(found["clients"], "client"), found["workers"]
-    return f"{clients} of its owner; {workers or 'no'} process{'' if workers == 1 else 'es'} with a worker"
+    return f"{clients} of the owner; {workers or 'no'} process{'' if workers == 1 else 'es'} with a worker"
 
 
 def _failing_line(observers: list[dict[str, Any]]) -> str:

@@ -86,7 +86,7 @@ def _concerns(run: Traced, row: tuple[str, Any]) -> bool:
 
 def _head(traced: Traced) -> Text:
     if traced.observer is None:
-        text = Text(f"{traced.commit_ts}  from outside", style="bold")
+        text = Text(f"{traced.commit_ts}  a program's transaction", style="bold")
         if traced.unsure:
             text.append(", or a run for a signal whose cause is no longer kept", style="yellow")
     else:
@@ -98,7 +98,7 @@ def _head(traced: Traced) -> Text:
         if traced.through:
             text.append(f"  (through {' > '.join(traced.through)})", style="yellow")
     if traced.asked:
-        text.append("  <- wrote what was asked for", style="bold green")
+        text.append("  <- wrote the requested row", style="bold green")
     return text
 
 

@@ -11,8 +11,8 @@ On the command line, the codec determines how a key or value is written:
     msgpack    JSON
     tuple      a JSON array of its parts; a part of bytes is a string, written as above
 
-In JSON output bytes are {"hex": "00ff"}, so that they cannot be mistaken for text; floats that JSON cannot express are
-{"float": "nan"}, and maps whose keys are not text are {"pairs": [[key, value], ...]}.
+In JSON output, bytes are {"hex": "00ff"}, so that they cannot be mistaken for text; floats that JSON cannot express
+are {"float": "nan"}, and maps whose keys are not text are {"pairs": [[key, value], ...]}.
 """
 
 from __future__ import annotations

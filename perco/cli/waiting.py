@@ -13,7 +13,7 @@ import trio
 
 import perco
 from perco.cli.looks import Look, connected, look, retried, some
-from perco.cli.screen import FINE, FOUND, complain, show_json
+from perco.cli.screen import FINE, FOUND, complain, counted, show_json
 from perco.clock.oracle import durable_bound
 from perco.database.inside import inside
 from perco.errors import UsageError
@@ -29,7 +29,7 @@ async def wait(store: str, timeout: float | None, until_ts: int | None, *, json:
     seconds = float("inf") if timeout is None else timeout
     async with perco.open(store, readonly=True) as db:
         if until_ts is not None and until_ts > (bound := await durable_bound(inside(db).driver.store)):
-            raise UsageError(f"nothing was committed up to {until_ts}: no timestamp above {bound} was issued so far")
+            raise UsageError(f"nothing was committed up to {until_ts}: no timestamp above {bound} has been issued yet")
         began = trio.current_time()
         reason, last = _TIME_IS_UP, None
         with trio.move_on_after(seconds):
@@ -46,15 +46,17 @@ async def wait(store: str, timeout: float | None, until_ts: int | None, *, json:
             {"idle": idle, "waited_s": waited_s, "waiting": last.waiting, "locks": last.locks, "damaged": last.damaged}
         )
     elif idle:
-        print("idle" if until_ts is None else f"nothing that was caused up to {until_ts} waits any more")
+        print("idle" if until_ts is None else f"no change that was caused up to {until_ts} is waiting")
     if not idle:
         complain(f"not idle {reason}: {describe(last)}")
         if last.failing:
             complain(f"failing: {retried(last)}; the log of their worker (perco.observer) says why")
         if reason == _TIME_IS_UP and last.changes and users is not None and users[1]:
-            complain(f"a worker is there{', and retries them' if last.failing else ''}: allow more time")
+            complain(f"a worker is running{', and retries them' if last.failing else ''}: allow more time")
         elif reason == _TIME_IS_UP and last.changes:
-            complain("observers run in a program that has a worker, or by perco worker MODULE:SCHEMA --store STORE")
+            complain(
+                "to run observers, start a program that has a worker, or: perco worker MODULE:SCHEMA --store STORE"
+            )
     return FINE if idle else FOUND
 
 
@@ -92,6 +94,6 @@ def describe(found: Look) -> str:
     parts = [f"{count} for {id}" for id, count in found.waiting.items() if count]
     wait = "1 change waits" if found.changes == 1 else f"{found.changes} changes wait"
     words = f"{wait} ({', '.join(parts)})" if parts else "no change waits"
-    words += f", {found.locks} observed cells are {_LOCKED}" if found.locks else ""
+    words += f", {counted(found.locks, 'observed cell')} {_LOCKED}" if found.locks else ""
     words += f", observers not yet notified of all existing data: {', '.join(found.untold)}" if found.untold else ""
     return words + (f", {some(found.damaged)} cannot be read: run perco check" if found.damaged else "")

@@ -17,7 +17,7 @@ import trio
 import perco
 from perco import naming
 from perco.cli.keeping import keep
-from perco.cli.screen import FINE, FOUND, complain, is_new, show_json, show_table, tell_new
+from perco.cli.screen import FINE, FOUND, complain, counted, is_new, show_json, show_table, tell_new
 from perco.errors import UsageError
 from perco.naming import named
 from perco.serve.client import is_client
@@ -63,7 +63,7 @@ async def work(
                     nursery.cancel_scope.cancel()
         _show(handle.statistics(), json=json)
     if failed:
-        complain(f"{failed} changes are on the failed list; to see them: perco failed list {store}")
+        complain(f"{counted(failed, 'change')} on the failed list; to see them: perco failed list {store}")
     return FOUND if failed else FINE
 
 

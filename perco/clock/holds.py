@@ -1,8 +1,8 @@
 """The holds on old versions, and the watermark that follows from them. No I/O.
 
 G1  The watermark is the smallest of: start timestamps not yet reported done, snapshots at past timestamps, pins whose
-    lease has not run out, and the retention limit. It is computed here, between two answers of the oracle, and never
-    goes down. A reader's timestamp is in `open` from the moment when it is drawn until the reader ends.
+    lease has not run out, and the retention limit. It is computed here, in one step: no timestamp is drawn meanwhile.
+    It never goes down. A reader's timestamp is in `open` from the moment when it is drawn until the reader ends.
 T15 One step checks a snapshot at a past timestamp, and makes it hold back the watermark.
 """
 
@@ -35,8 +35,8 @@ class Holder(NamedTuple):
 
 
 class Holds:
-    """All holds of a store. Loop thread only, except that an object that was abandoned without `end` may release its
-    hold on any thread.
+    """All holds of a store. Loop thread only, except that an object that was abandoned without `end` may, on any
+    thread, release its hold.
 
     Attributes:
         open: start timestamps not yet reported done.

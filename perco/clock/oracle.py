@@ -2,7 +2,8 @@
 
 Rows of the system table: `oracle` holds the bound (a cell at timestamp = bound), `clock` the notes (a cell at
 timestamp = last issued, its value the wall time in milliseconds), `watermark` the last publication of the
-watermark and of every table's cut (a cell at timestamp = the publication's number).
+watermark and of every table's cut, the oldest timestamp at which the table can be read (a cell at timestamp = the
+publication's number).
 
 O1-O3: see `timestamps.py`. There is one oracle per folder because the folder has one owner: the kernel gives the
 folder's lock to the next process only when the previous one is gone.
@@ -157,8 +158,7 @@ class Oracle:
         if verdict is not APPLIED and not (self._unsure == bound == await durable_bound(self._store)):
             if isinstance(verdict, NoReply):  # no timestamp of the range was handed out, whether it is durable or not
                 raise Unavailable(
-                    "there are no timestamps: the next range of them was sent, and it is not known whether it is "
-                    f"durable ({verdict.reason})",
+                    f"there are no timestamps: it is not known whether the next range is durable ({verdict.reason})",
                     remedy=NOTHING_WRITTEN,
                 )
             raise_for(verdict, "the oracle's range")

@@ -1,7 +1,7 @@
 """Pins: named, durable holds on the past, each with an owner and a lease.
 
-Each pin is a row of the system table; its key is `pin/` and the pin's name, and its newest cell counts. The owner has
-all pins in memory (`Holds.pins`); other processes read the rows.
+Each pin is a row of the system table. The row's key is `pin/` and the pin's name; only the newest cell of the row is
+valid. The owner has all pins in memory (`Holds.pins`); other processes read the rows.
 
 T15 A pin is in memory from the step in which its timestamp was chosen, and is durable before its maker gets an answer.
     While it is unknown whether a pin is durable, it holds back the watermark as if it were, because the next owner may
@@ -59,7 +59,7 @@ class Pins:
         self._versions: dict[str, list[int]] = {}  # by name, the versions that may be in the row; the newest last
         self._tombstones: dict[str, int] = {}  # by name, the last timestamp issued when the pin was dropped
         self._alone = trio.Lock()
-        self._dropped: dict[str, None] = {}  # ids, the newest last; calls for older ones are no longer repeated
+        self._dropped: dict[str, None] = {}  # ids, the newest last; calls for ids too old to be here are not repeated
 
     async def load(self) -> None:
         """Load the pins that are there when the store is opened."""
@@ -106,7 +106,7 @@ class Pins:
 
     async def _put(self, name: str, owner: str, ts: int, lease_ms: int, id: str, over: str | None) -> Pin:
         if id in self._dropped:
-            raise StoreError(f"pin {name!r} has been dropped since it was asked for")
+            raise StoreError(f"pin {name!r} was dropped while it was being made")
         now_ms = self._now_ms()
         pin = Pin(name, owner, ts, now_ms, now_ms + lease_ms, id)
         before = self._holds.pins.get(name)
@@ -185,8 +185,8 @@ class Pins:
         return True
 
     async def erase(self, watermark: int) -> int:
-        """Remove the tombstones of pins that were dropped below the floor, which has been raised to the watermark:
-        no earlier write of these pins can still arrive (T13). Returns how many."""
+        """Remove the tombstones of pins that were dropped at timestamps below the floor, which has been raised to the
+        watermark: no earlier write of these pins can still arrive (T13). Returns how many."""
         erased = 0
         for name in [name for name, last in self._tombstones.items() if last < watermark]:
             async with self._alone:
@@ -220,7 +220,8 @@ class Pins:
             raise WriteUnknown(f"pin {name!r}", verdict.reason, remedy)
         if isinstance(verdict, Refused) and not self._store.once:
             row = _PREFIX + name.encode()
-            async for _, versions, found in _rows(self._store, row, row + b"\0"):  # not others: they may be undecided
+            # Only this pin's row: the outcome of another pin's last write may still be unknown.
+            async for _, versions, found in _rows(self._store, row, row + b"\0"):
                 self._found(name, versions, found)
             raise Unavailable(f"pin {name!r} has been changed meanwhile, by a message of the store's former owner")
         if verdict is not APPLIED:

@@ -3,8 +3,8 @@
 O1  Unique and strictly increasing, across restarts too: the bound of a range is durable before the first of its
     timestamps is handed out; after a restart, timestamps continue above the last durable bound.
 O2  A timestamp is drawn when a caller requests it, never in advance.
-O3  Integers from 1, below 2^53; a restart may skip some. Notes (last timestamp issued, wall time) map wall times to
-    timestamps; their wall times never go back, whatever the machine's clock does.
+O3  Integers from 1, below 2^53; a restart may skip some. A note is a pair (last timestamp issued, wall time); the
+    notes map wall times to timestamps. Their wall times never go back, whatever the machine's clock does.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from perco.tablets.backend import Backend
 # Rows of the system table that belong to a place and not to the data: which process owns it, which files there are.
 _OWN_ROWS: Final = (LEASE_ROW, b"format")
 _OWN_PREFIX: Final = b"made/"
-_SPLITS: Final = 16  # more splits of tablets than this end a copy without `wait`
+_SPLITS: Final = 16  # a copy without `wait` fails after more splits of tablets than this
 _STORES: Final = Options()
 
 READING: Final = "reading"

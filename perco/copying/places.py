@@ -36,14 +36,14 @@ def must_be_two_places(source: str, target: str) -> None:
         if url == "memory:" or addresses.is_address(url):
             what = "a served store" if addresses.is_address(url) else "a store in memory"
             raise UsageError(
-                f"{url}: {what} cannot be copied or be a copy; give a folder, postgresql://... or bigtable://..."
+                f"{url}: {what} can be neither the source nor the target of a copy; give a folder, postgresql://... or bigtable://..."
             )
     if shown(source) == shown(target):
         raise UsageError(f"{shown(source)} cannot be copied to itself")
     if is_folder(source) and is_folder(target):
         one, other = Path(shown(source)), Path(shown(target))
         if one in other.parents or other in one.parents:
-            raise UsageError(f"one of {one} and {other} lies in the other; copy to a folder of its own")
+            raise UsageError(f"{one} and {other}: one folder lies in the other; copy to a separate folder")
 
 
 def shown(url: str) -> str:

@@ -1,16 +1,17 @@
 """Reading beside the process that owns a folder.
 
-A reader beside the owner can neither draw timestamps nor settle locks. It reads at the newest note of the clock (at
-most a second old while the owner writes). If there is no owner, it reads at the oracle's durable bound, because no
-transaction at or below the bound can commit any more.
+A reader beside the owner can neither draw timestamps nor settle locks. It reads at the newest note of the clock (a
+stored timestamp with its wall time; at most a second old while the owner writes). If there is no owner, it reads at
+the oracle's durable bound, because no transaction at or below the bound can commit any more.
 
 O3  The reader's timestamps do not go back when a new owner takes over: it waits until that owner has noted the clock.
-G5  The owner does not know of the reader, so every read looks at the cut that the owner has published for the table.
-T9  The reader encounters locks like any other. If the outcome of a lock's transaction is decided, it answers from the
-    lock (S4). If not, and the owner is alive, it waits. If there is no owner, the transaction is dead and can never
-    commit, so the reader ignores the lock. A snapshot ends with the owner's term in which it was taken
-    (`PastSnapshot`). The reason: if an owner is killed, its last batch may be on disk but not yet visible to readers
-    beside it. The whole batch becomes visible when the next owner takes over, and may then lie in the past of a
+G5  The owner does not know of the reader, so every read looks at the table's cut (the oldest timestamp at which the
+    table can be read), which the owner has published.
+T9  Like any other reader, the reader encounters locks. If the outcome of a lock's transaction is decided, the reader
+    answers from the lock (S4). If not, and the owner is alive, it waits. If there is no owner, the transaction is
+    dead and can never commit, so the reader ignores the lock. A snapshot ends with the owner's term in which it was
+    taken (`PastSnapshot`). The reason: if an owner is killed, its last batch may be on disk but not yet visible to
+    readers beside it. The whole batch becomes visible when the next owner takes over, and may then lie in the past of a
     snapshot that was taken in between.
 P5  The owner may split tablets. A read of rows that have moved raises TabletSplit; the next snapshot finds the rows.
 P6  The owner may replace the files of a tablet. The old files hold all earlier commits, and nothing later. So the

@@ -48,7 +48,7 @@ K = TypeVar("K")
 
 @told_as("Database")
 class Database:
-    """An open store. Made by `perco.open`; use it inside that block only.
+    """An open store. Made by `perco.open`; use it only inside the block of that call.
 
     Attributes: `config`, the options that it was opened with.
     """
@@ -143,8 +143,9 @@ class Database:
     def snapshot(self, *, ts: int | None = None, at: datetime | None = None) -> SnapshotBlock:
         """The store as of now, as of a timestamp `ts`, or as of a wall time `at` (an aware datetime).
 
-        `at` is exact to about a second: the snapshot is as of the last note of the clock at or before it, so a commit
-        of the last second may be missing; `snap.wall` is the time of that note.
+        `at` is exact to about a second: about once a second, the store notes the wall time and the last timestamp. The
+        snapshot is as of the last such note at or before `at`, so a commit from the second before `at` may be missing.
+        `snap.wall` is the time of that note.
 
         Raises: SnapshotTooOld; UsageError for a moment in the future.
         """

@@ -1,7 +1,7 @@
 """The owner's side of a store that this process has open: the components that run once per store, not in every process.
 
 N7  The owner determines whether the store is idle.
-O3  The owner notes the clock while timestamps are being drawn.
+O3  While timestamps are being drawn, the owner stores notes of the clock: a timestamp with its wall time.
 T13 Before anything is written, the write floor that an earlier process has published is in force everywhere.
 """
 

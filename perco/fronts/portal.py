@@ -169,7 +169,7 @@ class Portal:
                     continue
                 call = self.queue.popleft()
                 if call.waits and self.queue:
-                    call.server = self._rouse(call)  # so that many calls that wait begin together
+                    call.server = self._rouse(call)  # so that many calls begin together, each of which has to wait
                     continue
                 await self._make(server, call)
             elif len(self._idle) >= _IDLE_MAX:

@@ -61,7 +61,7 @@ class Snapshots:
             snap.wall = wall
             return snap
         if self._engine.place.readonly:
-            term = self._engine.place.term  # read first: the timestamp is of this term, else the first read fails
+            term = self._engine.place.term  # before the draw: if the timestamp is of a later term, the first read fails
             newest = await self._engine.oracle.draw()
             if ts is None:
                 return PastSnapshot(self._engine, newest, 0, term)

@@ -482,7 +482,8 @@ class Vacuum:
     # ------------------------------------------------------------ system rows
 
     async def _collect_system(self) -> None:
-        """Remove notes of the clock older than the newest at or below every cut (O3), and superseded system rows."""
+        """Remove each note of the clock that is older than the newest note at or below every cut (O3), and superseded
+        system rows."""
         self._result.table = SYSTEM_TABLE
         oldest = min(self._result.cuts.values(), default=self._result.watermark)
         await self._oracle.pins.drop_expired()

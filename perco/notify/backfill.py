@@ -274,7 +274,7 @@ class Backfill:
     ) -> int:
         """The timestamp of the change of which a row's observer must be notified; 0: there is none.
 
-        If the observed cell is locked, the lock is settled first (T9): it may not list the new observer, and then its
+        If the observed cell is locked, the lock is settled first (T9): if it does not list the new observer, its
         transaction does not notify the observer.
         """
         locks, writes, *acks = found

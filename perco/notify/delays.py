@@ -6,11 +6,11 @@ oldest change that no run has seen, whichever comes first. So the observer also 
 
 The store does not record when each timestamp was handed out. For a timestamp handed out after the worker began, this
 process uses the moment when it first saw a notify cell at or above that timestamp. For an earlier timestamp, it uses
-the notes of the clock (O3): the first note at or above a timestamp was made after the timestamp was handed out. Either
-moment may be too late, but never too early. So no run begins too early, measured by the clock that gave the moment. The
-error is bounded: once a worker has seen a change, it waits for at most the delay, measured by the monotonic clock,
-whatever the wall clock does. If the wall clock was set forward, changes from before the worker began are due sooner; if
-it was set back, they wait for at most one more delay.
+the notes of the clock, each of which holds a timestamp and a wall time (O3): the first note at or above a timestamp was
+made after the timestamp was handed out. Either moment may be too late, but never too early. So no run begins too early,
+measured by the clock that gave the moment. The error is bounded: once a worker has seen a change, it waits for at most
+the delay, measured by the monotonic clock, whatever the wall clock does. If the wall clock was set forward, changes
+from before the worker began are due sooner; if it was set back, they wait for at most one more delay.
 """
 
 from __future__ import annotations

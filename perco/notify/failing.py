@@ -19,7 +19,7 @@ from perco.schema.schema import Observer
 from perco.storage import APPLIED
 from perco.txn.engine import Engine
 
-KINDS_MAX = 256  # kinds of failures whose traceback has been logged: how many of them to remember
+KINDS_MAX = 256  # how many kinds of failures to remember as already logged with their traceback
 
 log: logging.Logger = logging.getLogger("perco.observer")
 
@@ -109,7 +109,8 @@ def _kind(id: str, error: BaseException) -> _Kind:
 async def note_failure(engine: Engine, ack: Cellref, failed: ObserverFailedError, attempts_max: int) -> bool:
     """Count a failure, or give up the change; returns whether the change is on the failed list now.
 
-    If the store has no space for that, the change keeps waiting, and the next failed run tries again.
+    If the store has no space for the count or for the entry on the list, the change keeps waiting, and the next failed
+    run tries to write it again.
 
     Args:
         attempts_max: how many runs may fail for a change; 0: any number.

@@ -252,7 +252,7 @@ class FailedList:
                 [[there, locks]] = await self._engine.driver.store.read([(ack.table, ack.row, queries)])
                 if not there:
                     return isinstance(verdict, NoReply)  # the mutation may have taken effect after all
-                if locks:  # of a run, which is dead, or may be about to commit and remove the change
+                if locks:  # a run's: either the run is dead, or it may be about to commit and remove the change
                     await self._engine.driver.clear(ack, Blocked(*locks[0]))
             raise Unavailable(f"{where}: other transactions kept changing its failed change")
 

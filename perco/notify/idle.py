@@ -39,7 +39,8 @@ class Idle:
         busy_elsewhere: whether another process has a run in flight.
         works_elsewhere: returns the observers that other processes run, or None if their workers may be about to
             connect. If the store is not served, this attribute and `busy_elsewhere` are None.
-        claimed_elsewhere: returns how many rows other processes have ever claimed; None if no process writes directly.
+        claimed_elsewhere: returns how many rows other processes have ever claimed. If no process writes directly, the
+            attribute is None.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Idle:
         self._engine, self._waiting, self._store = engine, waiting, store
         self._sweeper, self._backfill, self._worker = sweeper, backfill, worker
         self._looked: trio.Event | None = None  # set when something has changed; None: no task waits
-        # Whether the last search counts: nothing was left to settle before it (so no mutation of a former owner was
+        # Whether the last search is valid: nothing was left to settle before it (so no mutation of a former owner was
         # left) or after it, and no claim or run of another process interfered.
         self._trusted = False
         self._again_at = -math.inf  # when cells that were found may be searched for once more
@@ -273,8 +274,8 @@ class Idle:
         return None if self._engine.fates.observed or not self._settled() else self._stuck()
 
     async def _check_readable(self) -> None:
-        """Check that the wait can end (N7). Raises: Corruption or UsageError if no change is left for which the
-        observer can run."""
+        """Check that the wait can end (N7). Raises: Corruption or UsageError if no change is left whose observer can
+        run."""
         if not self._engine.fates.observed and self._settled():
             await self._waiting.must_be_readable(self._stuck())
 

@@ -37,8 +37,8 @@ class RowLocks:
         return len(self._held)
 
 
-# The result of a claim on a row: the row was free, but not granted; this process has it; another process has it;
-# another process had it a moment ago, for the same change.
+# The result of a claim on a row. FREE: no other process has it, but it was not granted. CLAIMED: this process has it.
+# HELD: another process has it. DONE: another process had it a moment ago, for the same change.
 FREE: Final = 0
 CLAIMED: Final = 1
 HELD: Final = 2

@@ -2,9 +2,10 @@
 
 N8  A scanner starts at a random key of a random tablet and walks on from there, around the whole store. When it finds a
     row on which another scanner runs observers, it teleports: it jumps to a new random place, so that scanners never
-    clump behind a slow row. It first clears the wake flag, then tours the whole store, and only then sleeps. A wake-up
-    is sent only after the notify cells are visible. A wake-up wakes one scanner; a scanner that finds more than it may
-    run wakes the next. A scanner skips changes that are not due yet, and wakes when the first of them is due.
+    clump behind a slow row. In each round, a scanner first clears the wake flag, then tours the whole store, and only
+    then sleeps. A wake-up is sent only after the notify cells are visible. A wake-up wakes one scanner; a scanner that
+    finds more than it may run wakes the next. A scanner skips changes that are not due yet, and wakes when the first of
+    them is due.
 
 If observers have different priorities, a scanner first tours the store for the highest priority, and then for each
 lower one, as far as the share of that priority allows. It repeats this until no tour was cut short. Lower priorities
@@ -63,7 +64,8 @@ class _Walk:
     """A page of dirty rows.
 
     Attributes:
-        claims, before: how many rows the scanner had claimed at its last jump, and when it read this page.
+        claims, before: how many rows the scanner had claimed by its last jump, and by the moment at which it read this
+            page.
         taken: rows for which the scanner has a slot and this process's lock, but no claim yet.
         stale_from: where to continue reading, if the rest of the page is stale.
     """
@@ -292,7 +294,8 @@ class Scanner:
                 if self._gives_way():
                     self._slots.release()
                     return True
-            now = trio.current_time()  # other scanners may have run this row meanwhile, or others that failed before
+            # Meanwhile, other scanners may have run this row, or begun as many failed rows as are allowed at once.
+            now = trio.current_time()
             acks = [ack for ack in acks if worker.claimable(table, row, ack, now)]
             if not acks or not self._takes(table, row):
                 self._slots.release()
@@ -364,7 +367,8 @@ class Scanner:
         for row, cells in walk.rows[at : at + most]:
             if self.worker.rows.holder(walk.table, row) is None and not self._is_elsewhere(walk.table, row, cells):
                 acks = await self._wanted(walk.table, row, cells)
-                # N6: a failed row counts from the moment at which a scanner asks for it, and these may not be needed.
+                # N6: from the moment at which a scanner asks for a failed row, the row counts towards the limit of
+                # failing rows. So no failed row is asked for here, because these further rows may not be needed.
                 if acks and not self.worker.has_failed(walk.table, row, acks):
                     found.append(Dirty(row, acks, _newest(cells), _oldest_root(cells)))
         return found

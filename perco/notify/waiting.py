@@ -123,8 +123,8 @@ class Waiting:
                     page = await self._engine.driver.store.scan(ScanRequest(table, start, None, _WAITING))
                     for row, found in page.rows:
                         if any(len(cells) == _CELLS_PER_ROW for cells in found):
-                            # Read one group after the other, in this order: a lock may become a notify cell, but a
-                            # notify cell never becomes a lock.
+                            # Read one group after the other, the notify cells last: a lock may become a notify cell,
+                            # but a notify cell never becomes a lock.
                             found = [
                                 await self.row_cells(table, row, query.group, cells)
                                 for query, cells in zip(_WAITING, found, strict=True)

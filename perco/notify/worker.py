@@ -3,7 +3,8 @@
 N2  The mutation that commits the acknowledgement removes the notify cells that the run saw.
 N3  At most one run commits per change: the run's own transaction reads and writes the acknowledgement.
 N5  A run for a signal has no acknowledgement. Its commit removes the notify cells that it saw, and leaves a record of
-    its cause. If it writes, raises and locks nothing, the notify cells are removed afterwards, and no record is left.
+    its cause. If it writes no cell, raises no signal and locks nothing, the notify cells are removed afterwards, and no
+    record is left.
 N6  A failing observer keeps its notification, waits longer each time, and has a bounded share of the worker. The same
     holds for an observer that encounters an unreadable cell. A change for which the observer's own function fails too
     often is given up (`protocol/failed.py`).
@@ -104,9 +105,9 @@ class WorkerOptions:
 def too_old(observer: Observer, version: int) -> str:
     """The message about an observer of which the store has a higher version than this program."""
     return (
-        f"observer {observer.id!r} is version {version} in this store, and version {observer.version} in this program, "
-        "which leaves its changes alone: they wait for a program that has the newer one. To return to what the older "
-        f"one did, declare it as version {version + 1}."
+        f"observer {observer.id!r} is version {version} in this store, but version {observer.version} in this program, "
+        f"which therefore does not run it: its changes wait for a program that has version {version}. To go back to "
+        f"the older function, declare it as version {version + 1}."
     )
 
 
@@ -140,7 +141,8 @@ class ObserverCounters:
 
 
 class Watch:
-    """Notes in `moved` whether a run that carries a cause at or before `ts` was in flight during a look (N7)."""
+    """Notes in `moved` whether a run that carries a cause at or before `ts` was in flight while a caller looked for
+    waiting changes (N7)."""
 
     ts: int
     moved: bool
@@ -184,7 +186,7 @@ class Worker:
         self.rows = RowLocks()
         self.backoff = Backoff(options.backoff, engine.random)
         self.counters = {observer.id: ObserverCounters() for observer in observers.values()}
-        self.again = False  # there was a wake-up while no scanner slept: the next one to end its tour makes another
+        self.again = False  # there was a wake-up while no scanner slept: the next to end a tour makes another tour
         self._asleep = trio.lowlevel.ParkingLot()
         self.failure_log = FailureLog()
         self.last_failures: dict[str, tuple[int, str, BaseException]] = {}  # by observer: count, row, error
@@ -359,8 +361,8 @@ class Worker:
         return failing and full
 
     async def run(self, table: str, row: bytes, ack: int) -> None:
-        """Run an observer on a row, several times if necessary, until a run has handled the changes (this one or
-        another), or until the observer must wait (N6)."""
+        """Run an observer on a row, several times if necessary, until a run (here or elsewhere) has handled the
+        changes, or until the observer must wait (N6)."""
         observer = self.observers.get(observer_of(ack))
         if observer is None:
             return  # N10: paused or superseded since the row was claimed

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from perco.errors import PercoError
 from perco.postgresql.arrays import int8, number
 
-LOCKS: Final[int] = 1 << 11  # how many different numbers the locks of rows have
+LOCKS: Final[int] = 1 << 11  # the locks of all rows share this many numbers
 
 
 class Shown(NamedTuple):

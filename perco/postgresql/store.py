@@ -43,8 +43,8 @@ class Counted(Bare):
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
         """See `OwnerStore.raise_floor`."""
-        # The clients' floor comes first: this process rolls back without a marker below its own floor, so no client may
-        # be able to prewrite there (T13).
+        # The clients' floor comes first: below its own floor, this process rolls back without a marker, so clients must
+        # not be able to prewrite there (T13).
         if self.tickets is not None:
             await self.tickets.raise_floor(ts, wait=wait)
         await super().raise_floor(ts, wait=wait)

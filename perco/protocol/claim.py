@@ -14,7 +14,8 @@ N5  A signal has neither a value nor an acknowledgement: its observer must run i
 N6  A run sees the failed list's entry for its row and observer, and removes the entry if it commits. When the changes
     of a run are given up, so are all changes up to its start_ts, even if the run covers only some of them: a change
     that is older than a failed one gets no run.
-N9  A run passes on the earliest root of the changes that collapse into it, so that no wait for that root ends too soon.
+N9  A run gives the changes that it makes the earliest root (commit_ts of the transaction that began the chain) of the
+    changes that collapse into it, so that no wait for that root ends too soon.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Run(NamedTuple):
     Attributes:
         covers: the timestamps of the notify cells that the run sees.
         root, depth, path: the cause of the changes that the run will make (N9); its own observer is not in the path.
-        collapsed: how many changes beyond one collapse into the run.
+        collapsed: the number of changes that collapse into the run, minus one.
         pointer: the start_ts to which the acknowledgement points; 0: there is no acknowledgement that counts.
         attempts: how many runs have failed for these changes (N6).
         cause: the run's own cause, for its acknowledgement.

@@ -1,7 +1,7 @@
 """The reads of a serializable transaction, to be repeated at its commit. Pure.
 
 A single cell is kept with the version that was seen of it. A scan is kept as the part of its range that was read, with
-a digest of the versions in that part. This range is read again as a whole, so new rows in its gaps are found as well.
+a digest of the versions in that part. That part is read again as a whole, so new rows in its gaps are found as well.
 
 T14 The history of serializable transactions and snapshots is serializable, in the order of commit timestamps. A
     serializable transaction takes its locks, draws commit_ts, and *then* repeats its reads at commit_ts. The result is

@@ -10,7 +10,7 @@
     pending    start_ts    Lock of kind SIGNAL: the notify cells to put or remove once its transaction commits (N5);
                            in a bare column, Lock of kind BARE: a bare primary
     shared     start_ts    Lock of kind READ: a cell that an undecided transaction has read under a lock (T14)
-    trace      commit_ts   what a shared lock leaves: "read by the transaction that began at start_ts, and committed"
+    trace      commit_ts   what a shared lock leaves: "committed; read by the transaction that began at start_ts"
                start_ts    in a bare column: commit_ts of a transaction that has written nothing
 
 Column numbers: the catalogue numbers a table's columns from 1. In the store, a column is `number << 16`, and the
@@ -38,7 +38,7 @@ from perco.errors import Corruption
 from perco.storage import DATA, ROW_BYTES_MAX, TS_MAX
 from perco.storage.cells import COLUMN_MAX
 
-SHORT_VALUE_BYTES: Final = 256  # up to this length, in the lock and in the write record, which saves reads a seek
+SHORT_VALUE_BYTES: Final = 256  # up to this length, a value is in the lock and in the record, so a read saves a seek
 
 # What a lock or a record does to its cell.
 PUT: Final = 1  # the value is in the record
@@ -113,12 +113,12 @@ def cause_of_run(body: bytes, *, signal: bool) -> tuple[int, tuple[int, int, byt
 
 
 def bare_column(signal: int) -> int:
-    """The bare column of a signal, for the signal's column or the column of one of its observers."""
+    """The bare column of a signal, given the signal's column or the column of one of its observers."""
     return _BARE | observed_column(signal)
 
 
 def signal_of(column: int) -> int:
-    """The signal's column, for its bare column; any other column is returned as it is."""
+    """The signal's column, given its bare column; any other column is returned as it is."""
     return column & ~_BARE
 
 
@@ -211,7 +211,7 @@ class Lock(NamedTuple):
 
 
 _packer = msgpack.Packer(use_bin_type=True)
-_WALL_AT: Final = 6  # after kind and primary: a wall time, in locks written before there were sessions (L1)
+_WALL_AT: Final = 6  # the index, after kind and primary, of a wall time: in locks from before sessions (L1)
 
 
 def pack_lock(lock: tuple[Any, ...]) -> bytes:

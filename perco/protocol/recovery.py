@@ -1,4 +1,4 @@
-"""Decides the outcome of a transaction, and what to do with a lock that it left. Values; no I/O.
+"""Decides the outcome of a transaction, and what to do with a lock that it left. Works on values only; no I/O.
 
     judge(primary's cells)  -> Committed(ts) | Aborted | Locked(lock) | Nothing
 

@@ -12,9 +12,10 @@ G3  Of each cell, the newest version at or below the cut stays. If this version 
     row removes it together with everything that it hides, and with the column's acknowledgements at or below the cut.
     The mutation checks that the column has no notify cell and no failed change, because an observer with one of these
     must still see the delete. Long values are removed together with their records (T2).
-G4  Rollback markers and traces below the watermark are removed. Of an acknowledgement, the newest version at or below
-    the cut stays, because an observer would otherwise run twice; it is removed together with the cell that it
-    acknowledges. A run for a signal acknowledges no cell (N5), so its record is removed once it is below the cut.
+G4  Rollback markers below the watermark are removed, and so are traces, which committed read locks (T14) and bare
+    primaries (N5) leave. Of an acknowledgement, the newest version at or below the cut stays, because an observer would
+    otherwise run twice; it is removed together with the cell that it acknowledges. A run for a signal acknowledges no
+    cell (N5), so its record is removed once it is below the cut.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Keep:
 
     Attributes:
         seconds: every snapshot of the last `seconds` can be read.
-        versions: how many versions of each cell stay that are older than `seconds`, newest first. Snapshots need one;
-            only `perco get --versions` shows more. A cell that was deleted before that time keeps none.
+        versions: of the versions of each cell that are older than `seconds`, how many stay (the newest ones). Snapshots
+            need one; only `perco get --versions` shows more. A cell that was deleted before that time keeps none.
     """
 
     seconds: float = DAY_S

@@ -48,8 +48,8 @@ class Address(NamedTuple):
         return self.host == "::1" or (self.host.startswith("127.") and self.host.count(".") == 3)
 
     def beside(self, number: int, port: int = 0) -> Address:
-        """The address of the tablet server with this number, if its owner listens here: a path that ends in the number,
-        or a port of its own."""
+        """The address of the tablet server with this number, if its owner listens at this address: a path that ends in
+        the number, or `port` on the same host."""
         if self.path is None:
             return self._replace(port=port)
         return self._replace(path=self.path.with_name(f"{self.path.name}-{number}"))

@@ -81,7 +81,8 @@ class WireOptions:
 
     @property
     def part_bytes(self) -> int:
-        """The size at which data that is too long for a message is divided; one more value of 8 MiB still fits."""
+        """If data is too long for one message, each part ends once it has this many bytes. A message has room for this
+        many bytes and one more value of 8 MiB."""
         return self.message_bytes_max // 3
 
     def __post_init__(self) -> None:
@@ -395,7 +396,8 @@ class Channel:
     async def _send(self, data: bytes | memoryview) -> None:
         """Send all of the data.
 
-        Raises: Silent, if for too long a socket accepts none of the data, or another stream does not accept all of it.
+        Raises: Silent, if a socket accepts none of the data for too long, or another stream takes too long to accept
+            all of it.
         """
         silence_s = self._options.silence_s
         if self._socket == _NO_SOCKET:

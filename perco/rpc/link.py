@@ -95,8 +95,8 @@ class Link:
         name: the server's name, for error messages.
         connect: makes a stream. Raises: OSError.
         hello: makes the greeting.
-        welcomed: called with the server's greeting; returns whether the server still holds everything. Raises:
-            Unavailable if the server has no room now, another PercoError if it refuses.
+        welcomed: called with the server's greeting; returns whether the server still holds all of the session's
+            versions (R5). Raises: Unavailable if the server has no room now, another PercoError if it refuses.
         pushed: called with each message that the server pushes.
         unmet: added to the error of a connection that ends before the server has ever greeted.
     """
@@ -198,7 +198,7 @@ class Link:
             self._told.append((0, method, arguments))
 
     def tell_merged(self, method: int, item: Any) -> None:
-        """Like `tell`, but for one of many items: all items that wait when a frame leaves go in one message."""
+        """Like `tell`, but for one of many items: when a frame leaves, one message takes all items that wait."""
         if threading.get_ident() != self._thread:
             self._from_elsewhere(self.tell_merged, method, item)
         elif self._channel is None:
@@ -266,7 +266,7 @@ class Link:
         return f"the server at {self.name} was not reached for {away_s:.0f} s ({self._last})"
 
     def _unavailable(self, what: str, *, nothing_written: bool) -> Unavailable:
-        """`nothing_written`: the call alone would have written what the caller wanted, and it was not sent."""
+        """`nothing_written`: only this call would have written what the caller wanted, and it was not sent."""
         if not nothing_written:
             return Unavailable(what, remedy=self.remedy)
         return Unavailable(what, remedy=f"Nothing was written. {self.remedy}" if self.remedy else NOTHING_WRITTEN)

@@ -76,7 +76,7 @@ class Peer:
             self.channel.wake()
 
     def push_each(self, what: int, value: Any) -> None:
-        """Push a message of a kind of which every message must arrive."""
+        """Push a message of a kind whose messages must all arrive."""
         if not self.ended:
             self.channel.send((what, PUSH, value))
 
@@ -124,7 +124,7 @@ class Peer:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Begin waiting calls, now that more may be in flight. A WireError ends the connection."""
+        """Begin calls of the backlog, now that the limits allow more in flight. A WireError ends the connection."""
         try:
             self._work()
         except WireError as error:
@@ -158,7 +158,7 @@ class Peer:
         self._work()
 
     def _work(self) -> None:
-        """Begin waiting calls, as far as the limits of calls in flight and of waiting replies allow."""
+        """Begin calls of the backlog, as far as the limits of calls in flight and of waiting replies allow."""
         if self._working:
             return  # called while `handle` gives an answer at once
         self._working = True

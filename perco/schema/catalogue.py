@@ -193,7 +193,8 @@ class Catalogue:
 
     def has(self, table: str, column: int) -> bool:
         """Whether the catalogue has a column, given the number by which the store's cells name it. An ack counts as the
-        column that it acknowledges, and a bare column as its signal."""
+        column that it acknowledges. A signal's bare column, for the primaries of transactions that raise signals and
+        write nothing, counts as the signal."""
         entry = self.tables.get(table)
         return entry is not None and any(c.number == signal_of(column) >> 16 for c in entry.columns.values())
 

@@ -144,7 +144,7 @@ BOOL: Final[Codec[bool]] = Codec("bool", _bool, _to_bool)
 JSON: Final[Codec[Any]] = Codec("json", _json, _to_json)
 MSGPACK: Final[Codec[Any]] = Codec("msgpack", _msgpack, _to_msgpack)
 
-_END: Final = b"\x00\x01"  # sorts before any byte that could follow, escaped zero bytes included
+_END: Final = b"\x00\x01"  # sorts before whatever a longer part has in its place, an escaped zero byte included
 
 
 def _escape(part: bytes) -> bytes:

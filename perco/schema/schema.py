@@ -225,7 +225,7 @@ class Change(Generic[K, V]):
             collapse into one run (N4).
         commit_ts: of the newest write, or of the transaction that raised the signal last.
         attempt: 1 for the first run for this change, then 2 ... after conflicts and failures.
-        cause: the commit timestamp of the transaction, not an observer's run, that began the chain (N9).
+        cause: the commit timestamp of the transaction that began the chain (N9); no observer's run begins a chain.
         depth: the observer's place in the chain: 1 if that transaction made the change.
     """
 
@@ -271,7 +271,7 @@ def _manner(id: str, delay_s: float, max_delay_s: float | None, priority: int) -
     longest = _WAITS * delay_s if max_delay_s is None else max_delay_s
     if not 0 < delay_s <= longest or not delay_s <= _DELAY_MAX_S:
         raise UsageError(
-            f"observer {id!r}: delay_s is from 0 to {_DELAY_MAX_S:.0f} seconds, and max_delay_s at least as long"
+            f"observer {id!r}: delay_s must be from 0 to {_DELAY_MAX_S:.0f} seconds, and max_delay_s at least delay_s"
         )
     return Manner(delay_s=float(delay_s), max_delay_s=min(float(longest), _WAITS * _DELAY_MAX_S), priority=priority)
 

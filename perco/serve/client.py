@@ -1,4 +1,4 @@
-"""The client's side of `perco.open`: a database whose rows, timestamps and memory are in another process.
+"""The client's side of `perco.open`: a database whose rows, timestamps and shared state are in another process.
 
 This process runs its own transactions and observers. The server does the work that must run only once per store:
 sweeping, garbage collection, backfills for new observers.
@@ -403,7 +403,7 @@ class RemoteOwner:
                 return
             worker = self.workers.worker
             if worker is not None and worker.damaged:
-                await self.waiting.none_up_to(ts)  # raises, if the worker cannot run for any change that is left
+                await self.waiting.none_up_to(ts)  # raises, if the worker can run for none of the changes that are left
             await self._check_workers(workers)
 
     async def _check_workers(self, workers: dict[str, int] | None) -> None:

@@ -1,7 +1,7 @@
 """The row store of a direct client. The owner gives the client timestamps and a ticket; without a ticket, the store
 accepts no mutation from the client.
 
-F3  Every read and mutation goes under the ticket of the session in which it began. Once the owner has ended that
+F3  Every read or mutation is made under the ticket of the session in which it began. Once the owner has ended that
     session, the call is refused, whether or not this client already knows that the session has ended.
 R5  Once the session of a transaction has ended, the transaction's reads raise SessionEnded, and its mutations fail.
 N8  The owner cannot see which notify cells this client puts and removes, so the client reports that it has done so.
@@ -59,9 +59,9 @@ class TicketRows(RowStore, Protocol):
         ...
 
     async def sample(self, table: str, pieces: int) -> list[bytes]:
-        """Divide a table into at least `pieces` pieces of about the same size, if the database can tell where, for
-        tasks that read it in parallel. Returns the first row of each piece; [b""], if the database cannot tell. Raises:
-        Unavailable."""
+        """Divide a table, for tasks that read it in parallel, into at least `pieces` pieces of about the same size, if
+        the database can tell where to divide the table. Returns the first row of each piece; [b""], if the database
+        cannot tell. Raises: Unavailable."""
         ...
 
     def close(self) -> None: ...
@@ -117,9 +117,9 @@ class DirectRowStore(RemoteRowStore):
         await self.rows.adopt(self.tables())
 
     async def follow(self, is_here: Callable[[str], bool]) -> None:
-        """Leave the present server once another process owns the store. The former owner may not end the connection: it
-        may be stopped, its host may be lost, or it may not know that it has lost the store. `is_here`: whether an
-        address is the one to which the present connection leads."""
+        """Leave the present server once another process owns the store. Perhaps the former owner does not end the
+        connection: it may be stopped, its host may be lost, or it may not know that it has lost the store.
+        `is_here`: whether an address is the one to which the present connection leads."""
         looked = trio.current_time()
         while True:
             await trio.sleep(_LOOK_S * self._rng.uniform(0.5, 1.5))

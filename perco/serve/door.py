@@ -73,7 +73,7 @@ class Door(ABC, Generic[Who]):
         """Greet a client whose token is right. Raises: PercoError, the reason for turning the client away."""
 
     def _let_in_pulse(self, name: str, channel: Channel) -> tuple[Callable[[list[Message]], None], Message]:
-        """Greet a client's pulse (R10). Returns the function to call with the pulse's messages, and the greeting.
+        """Greet a client's pulse (R10). Returns (the function to call with the pulse's messages, the greeting).
 
         Raises: PercoError, the reason for turning the pulse away.
         """

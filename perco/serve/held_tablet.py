@@ -110,7 +110,7 @@ async def no_more(held: Held, split: int) -> AsyncIterator[None]:
 
 
 def answer_held(held: Held) -> None:
-    """Tell callers whose mutations the cut held back to ask elsewhere (F2)."""
+    """Answer the mutations that the cut has held back: their callers must ask elsewhere (F2)."""
     gone = Failed(NotHere(f"a tablet of {held.tablet.table!r} was split"))
     for _, call, index in held.tablet.let_go():
         call.arrived(index, gone, resubmit)
@@ -121,7 +121,7 @@ async def end_held(held: Held) -> None:
         if held.cut is None:
             await held.tablet.uncut()
         else:
-            answer_held(held)  # P1: what the tablet wrote now might be missing from the copy
+            answer_held(held)  # P1: if the tablet wrote them now, they might be missing from the copy
     tablet = held.tablet
     await tablet.drain()
     tablet.refuse()

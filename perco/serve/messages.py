@@ -67,7 +67,7 @@ class Method(IntEnum):
     WORKS = 18  # ids of the observers that this client has, and of those that it may run -> nothing
     LOOKED = 43  # True: the client found more than it may run; False: a scanner found nothing, and sleeps -> no answer
     IDLE = 19  # -> whether the store is idle, and more; answered once it is idle, or after a while (N7)
-    UP_TO = 25  # a timestamp -> as IDLE, but for changes committed at or below it (N9)
+    UP_TO = 25  # a timestamp -> as IDLE, counting only changes whose root cause committed at or below it (N9)
     VACUUM = 20  # -> what the vacuum did
     BACKFILL = 21  # -> what the backfill did, for each observer
     LAST = 22  # -> the last timestamp that was handed out
@@ -117,7 +117,7 @@ ANNOUNCED: Final = 2  # a newer version of the catalogue, which writers must kno
 MOVED: Final = 4  # tablets have moved
 QUIET: Final = 5  # from a tablet server or a client: notify cells have been removed (N7)
 DROPPED: Final = 6  # from a tablet server: it has lost a tablet to another process (F1)
-RELEASED: Final = 7  # rows that the client wanted were released by a process that does not run all its observers (N8)
+RELEASED: Final = 7  # rows the client wanted were released by a process that lacks some of the client's observers (N8)
 TASKS_ASKED: Final = 3  # what do the client's tasks wait for? The answer carries this number
 
 PULSE: Final = 96  # over a pulse (R10): (process id, for how many seconds its loop has been held (0: it runs), where)
@@ -357,7 +357,7 @@ def read_all(packed: Any, kind: type) -> Any:
 
 
 def read_holding(packed: Any) -> tuple[Sequence[int], Sequence[tuple[tuple[str, bytes], tuple[int, int]]]]:
-    """Decode numbers of holds; claimed rows, each with the newest change and the oldest cause. Raises: TypeError,
+    """Decode the holds' numbers, and the claimed rows, each with its newest change and oldest cause. Raises: TypeError,
     ValueError."""
     numbers, claims = packed
     for where, waiting in claims:

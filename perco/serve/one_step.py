@@ -97,7 +97,7 @@ class OneStep:
         if session.ended:  # R7: it has ended while the call waited
             return SessionEnded()
         started = {commit.header.start_ts for commit in commits} - session.open
-        if any(map(self._parts.fates.alive, started)):  # L1: one of another client, or of this client's former session
+        if any(map(self._parts.fates.alive, started)):  # L1: another client's transaction, or one of a former session
             return SessionEnded("a transaction of another session is under way")
         return None
 
@@ -151,8 +151,8 @@ class OneStep:
     def _meet(
         self, session: Session, peer: Peer, id: int, commit: Commit, version: int, met: tuple[Where, Entry]
     ) -> None:
-        """Another transaction's commit has entered one of the cells: wait for it here, with no cell of this commit
-        entered (T7)."""
+        """Another transaction's commit has an entry for one of the cells: wait for that commit here, while this one has
+        no entries (T7)."""
         where, entry = met
 
         async def run() -> None:

@@ -105,7 +105,7 @@ class open(AsyncOnly):
         self._scope = trio.CancelScope()
         self._serving = AsyncExitStack()
         self.server: Server | None = None  # once opened: if this process owns the store and shares it
-        self.processes: ProcessOptions | None = None  # set before entry: tablet servers have the tablets open
+        self.processes: ProcessOptions | None = None  # set before entry, if tablet servers are to have the tablets open
         self.damaged: dict[Path, Corruption] = {}  # set before entry: tablets that must not be opened, and why
         self.tablet_servers: TabletServers | None = None  # with `processes`, once opened
         self.leads = False  # set before entry: open the store only as its owner

@@ -9,8 +9,8 @@ F2     A server that answers a call with `NOT_HERE` has done nothing, so the own
        has the tablet by then.
 F3     The owner notifies the servers when sessions begin and end. It reports the end of a session before it orders the
        servers to raise the floor, over the same connection.
-T13    A server opens a tablet with the floor that the tablet must have. `raise_floor` returns when the server that has
-       the tablet by then has raised its floor.
+T13    A server opens a tablet with the floor that the tablet must have. `raise_floor` returns once the tablet's floor
+       is raised at the server that has the tablet, even if the tablet has moved to that server since the call.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class TabletServers:
                 self._mould = None  # a copy that comes too late finds the socket closed
                 what = str(error) or f"no answer within {_MOULD_S:g} s"
                 raise OSError(
-                    f"the process that copies them failed ({what}); the next ones start without it"
+                    f"the process that makes tablet servers failed ({what}); the next ones start without it"
                 ) from error
         return Command([sys.executable, "-c", _MAIN, str(descriptor), how], pass_fds=given)
 
@@ -481,7 +481,7 @@ class TabletServers:
         self._tell(Order.SESSIONS, ((), (ticket,)))
 
     def session_held(self, ticket: str) -> None:
-        """R10: have the servers excuse the session's connections."""
+        """R10: have the servers let the session's connections be silent for another `silence_s`."""
         self._tell(Order.EXCUSE, ticket)
 
     def _tell(self, order: Order, arguments: Any) -> None:

@@ -330,7 +330,8 @@ class RemoteDriver(Driver):
         self.orphaned = _Orphaned(link)
 
     async def _in_one_step(self, commit: Commit, version: int) -> None:
-        """C1: ask the server for a one-step commit, only once (C6). The server draws, enters and writes."""
+        """C1: ask the server for a one-step commit, only once (C6). The server draws the
+        commit timestamp, enters the commit's cells in its memory (C2), and writes them."""
         arguments = commit.header, commit.primary_part, version
         try:
             if self._together is not None:

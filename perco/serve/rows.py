@@ -64,7 +64,7 @@ class Rows:
         self._find(peer, id, requests, lambda found: peer.reply(id, found))
 
     def _find(self, peer: Peer, id: int, requests: Any, answer: Callable[[list[RowCells]], None]) -> None:
-        """Read; if the store answers without an await, then at once (C4)."""
+        """Read; at once, if the store answers without an await (C4)."""
         if self._prompt is not None:
             answer(self._prompt.find_first(requests, self._options.part_bytes))
             return

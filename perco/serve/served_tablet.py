@@ -98,7 +98,7 @@ class ServedTablet:
         self.placed = trio.Event()  # set while that server has the tablet open
         self.resting = False  # no server may have the tablet yet: one is closing it, or has just failed to open it
         self.failures = 0
-        self.begun = False  # servers may have the tablet
+        self.begun = False  # servers are allowed to have the tablet
         self.cut_at: bytes | None = None  # rows from there on are about to move to another tablet (P1)
         self._split = 0  # the number of the last split; its orders carry it
         self._copied_by: TabletProcess | None = None  # during a split: the server that copies the rows
@@ -168,8 +168,8 @@ class ServedTablet:
         return Failed(self._nobody())
 
     async def _applied_by_another(self, mutation: Mutation) -> Verdict:
-        """Apply a mutation to the tablet to which a split has moved its rows, once servers may have that tablet
-        (P1)."""
+        """Apply a mutation to the tablet to which a split has moved the mutation's rows, once servers are
+        allowed to have that tablet (P1)."""
         first = mutation.rows[0][0]
         while True:
             for tablet in self._servers.tablets:
@@ -184,8 +184,8 @@ class ServedTablet:
         return self.start <= row and (self.stop is None or row < self.stop)
 
     async def _ordered(self, order: Order, *more: Any) -> Any:
-        """Send an order to the server that has this tablet. Raises: Unavailable, if no server has had it for too
-        long."""
+        """Send an order to the server that has this tablet. Raises: Unavailable, if the tablet has been
+        without a server for too long."""
         with self._patient():
             while True:
                 server = await self._where()
@@ -373,7 +373,7 @@ class TabletProcess:
     link: Link
     process: Child | None
     tablets: list[ServedTablet] = field(default_factory=list)
-    ports: dict[Address, int] = field(default_factory=dict)  # where it listens beside the owner
+    ports: dict[Address, int] = field(default_factory=dict)  # the owner's address -> this server's own port
     open: bool = False  # it has answered, and may be given tablets
     ended: trio.Event = field(default_factory=trio.Event)  # it certainly does nothing any more
 

@@ -8,7 +8,7 @@ C4  A client cannot see the entries in this process's memory, so the server look
 R7  The server accepts no request of a session that has ended.
 R10 While a client's loop is held, its pulse speaks for it; the server handles the pulse's messages, but answers none.
 N8  Clients that run observers are woken when notify cells have become visible, whichever process put them.
-N10 Every drawn timestamp comes with the catalogue's version; a newer one is also announced at once.
+N10 Every drawn timestamp comes with the catalogue's version; a newer version is also announced at once.
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ class _Claim:
         return holder is not session and not holder.ended and newest <= self.newest and session.runs <= holder.runs
 
     def refuse(self, session: Session) -> None:
-        """Note that another session leaves the row alone for now. It is notified when the claim ends, unless the holder
-        may run all of that session's observers, and so looks for their work itself."""
+        """Record that another session leaves the row alone for now. It is notified when the claim ends, unless the
+        holder may run all of that session's observers, and so looks for their work itself."""
         if not session.runs <= self.session.runs:
             self.refused.add(session)
 
@@ -185,7 +185,7 @@ class Sessions:
         (R7, R8)."""
         session = self.all.get(name)
         if session is not None:
-            # These have no transaction: it has ended, or its timestamp never reached the client.
+            # Timestamps that the client did not list: their transactions have ended, or they never reached the client.
             lost = session.open.difference(held)
             if lost:
                 self._new_ticket(session)
@@ -208,14 +208,14 @@ class Sessions:
         return session, True, True
 
     def _new_ticket(self, session: Session) -> None:
-        """F3: replace a session's ticket, before anything is released that may have been read with the former
+        """F3: replace a session's ticket, before any timestamp is released at which the client may read with the former
         ticket."""
         self.on_end(session.ticket)
         session.ticket = secrets.token_hex(16)
         self.on_begin(session.ticket)
 
     def end(self, session: Session) -> None:
-        """R7: end a session. The server releases all that it holds as soon as its queued mutations are complete."""
+        """R7: end a session. All that the session holds is released as soon as its queued mutations are complete."""
         if session.ended:
             return
         session.ended = True
@@ -294,7 +294,7 @@ class Sessions:
             self._orphaned()
 
     def orphans(self, session: Session) -> None:
-        """Note that a session's client left locks behind: they are swept once their transactions have ended."""
+        """Record that a session's client left locks behind: they are swept once their transactions have ended."""
         session.orphans = True
         self._orphaned()
 

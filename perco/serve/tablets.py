@@ -10,8 +10,8 @@ F1  Opening a tablet for writing raises its epoch, so a process that had opened 
 F2  If the server is asked for a row that it does not have (any more), it does nothing and answers `NOT_HERE`. It is
     then safe to ask another server.
 F3  The server serves only clients that present the ticket of a session with the owner. If the session ends, or releases
-    anything, the owner declares the ticket void, before anything is collected that could have been read with it (R5,
-    G2).
+    anything, the owner declares the ticket void, before the vacuum removes anything that could have been read with the
+    ticket (R5, G2).
 F4  The server ends with its owner: the socket closes and, even if the server is stopped (SIGSTOP), the kernel kills it.
     Until then, the server keeps the owner's lock on the folder, so no other process can own the folder.
 """
@@ -267,7 +267,8 @@ class TabletServer(Door[str]):
                 peer.channel.close_soon()
 
     def _excuse(self, ticket: str) -> None:
-        """R10: excuse the connections of a session's client, whose loop is held."""
+        """R10: let the connections of a session's client be silent for `silence_s` again, because the client is known
+        to be alive."""
         for peer, name in self._serving.items():
             if name == ticket:
                 peer.channel.excuse()

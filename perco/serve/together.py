@@ -1,6 +1,6 @@
 """A client's calls to one tablet of a served store, gathered in the client's window (`storage/batching.py`).
 
-Reads, one-step commits and claims on rows, of several callers, are combined with others of their kind into calls of
+Several callers' reads, one-step commits and claims on rows are combined, each with others of its kind, into calls of
 special methods (`Method.READS`, `COMMITS`, `CLAIMS`). Mutations need no such method: `Method.APPLY` takes any number of
 them.
 
@@ -85,7 +85,7 @@ class Together:
         try:
             return _answers(answers, asked)
         except WireError as error:
-            raise LostError(str(error)) from error  # T4: they may have been made
+            raise LostError(str(error)) from error  # T4: the commits may have been made
 
     async def claim(self, table: str, wanted: Sequence[tuple[bytes, int, int]], most: int, *, halts: bool) -> Any:
         """The answer to `Method.CLAIM`. `wanted` must have at least one row."""

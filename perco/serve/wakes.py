@@ -73,8 +73,8 @@ class Wakes(Generic[P]):
         return woken
 
     def notified(self, now: float, by: P | None = None) -> list[P]:
-        """Note that there may be work. `by`: the client whose commit made the work, which looks for it without being
-        woken."""
+        """Note that there may be work. `by`: the client whose commit made the work; that client looks for it without
+        being woken."""
         woken: list[P] = []
         for runs, group in self._groups.items():
             if by is not None and by.runs == runs and not by.full:

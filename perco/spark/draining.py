@@ -111,7 +111,7 @@ def _task(
 
     async def main() -> None:
         async with in_task(store, store.open(named_schema(schema))) as db:
-            inside(db).known.borrowed = True  # a schema sent to a task is a copy of that in its observers' module
+            inside(db).known.borrowed = True  # a schema sent to a task is a copy of the one in its observers' module
             async with db.worker(options=options) as handle:
                 done.failed = await db.wait_idle()
             for id, each in handle.statistics().items():

@@ -1,4 +1,4 @@
-"""The ledger: it has a *mark* for each input of a job that has taken effect, written in the input's own transaction.
+"""The ledger: it has a *mark* for each of a job's inputs that has taken effect, written in the input's own transaction.
 
 Spark runs a task again if the task's Python worker has died, and may start a second attempt if the task is slow. The
 store decides which attempt counts, because an input's transaction reads the input's mark and writes it (it *takes* the
@@ -102,7 +102,7 @@ class Ledger:
         self.row = row_of(job)
 
     def mark(self, db: perco.Database, key: Any) -> Mark:
-        """The cell that says whether an input has been taken. `key`: a key of the table `beside`; without one, bytes.
+        """The cell that says whether an input has been taken. `key`: a key of the table `beside`; if that is "", bytes.
 
         Raises: TooLarge, TypeError, ValueError for a value that is not a key.
         """
@@ -116,7 +116,10 @@ class Ledger:
         return self.run in _runs(value)
 
     async def marked(self, txn: perco.Transaction, before: bytes | None) -> bytes:
-        """The mark that says that this run has taken the input, from the mark's previous value. Raises: PercoError."""
+        """The mark's new value, which says that this run has taken the input, too. `before`: its previous value.
+
+        Raises: PercoError.
+        """
         if not self.beside:
             return self.run
         runs = _runs(before)

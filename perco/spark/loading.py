@@ -126,10 +126,11 @@ def load(
         schema: the schema to open the store with; by default the store's own. It must have the tables that `loader`
             uses.
         key: identifies an input: a column's name, or a function of the row that returns a str, bytes, a number, or a
-            tuple of these. Each row needs a key of its own. By default, the key is the whole row, and all of several
-            equal rows are loaded; for that, Spark shuffles the rows, so that equal rows are in the same partition.
-        beside: a table in which `loader` writes a row under the input's own key. The input's mark then goes into that
-            row, at the cost of one cell; otherwise, each transaction involves one more tablet.
+            tuple of these. Each row needs a key of its own. By default, the key is the whole row, and rows that are
+            equal are all loaded; for this, Spark shuffles the rows, so that equal rows are in the same partition.
+        beside: a table in which `loader` writes a row under the input's own key. The input's mark, which says that the
+            input has taken effect, then goes into that row, at the cost of one cell; otherwise, each transaction
+            involves one more tablet.
         job: a name under which the load can be run again. Without a name, the load is acknowledged when it succeeds.
         concurrency: transactions in flight in each partition, instead of `options.concurrency`.
 

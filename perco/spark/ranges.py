@@ -47,7 +47,7 @@ def of_options(table: perco.Table[Any], start: str | None, stop: str | None, pre
                 return bytes.fromhex(text)
             except ValueError:
                 raise UsageError(
-                    f"{name}={text!r} is not a key of table {table.name!r}: its keys are bytes, and given in hex"
+                    f"{name}={text!r} is not a key of table {table.name!r}: its keys are bytes; give them in hex"
                 ) from None
         raise UsageError(f"{name}= needs a table whose keys have one part; for {table.name!r} filter the key's fields")
 

@@ -300,7 +300,7 @@ class PercoStreamWriter(DataSourceStreamArrowWriter):
         found = micro_batch()
         if found is None:
             raise UsageError(
-                "this Spark does not tell tasks which micro-batch they write, so it cannot be written once"
+                "this Spark does not tell tasks which micro-batch they write, so perco cannot write each batch once"
             )
         query, batch = found
         async with in_task(self._sink.store, self._sink.store.joining()) as db:

@@ -68,8 +68,9 @@ def register(
     """Register `format("perco")` with a session.
 
     Args:
-        store: the default store, for frames without a `url`. Spark sends its token in the closures of jobs; no plan has
-            it. If the executors are on this machine, `store` may be a folder that a process of this machine has open.
+        store: the default store, for frames without a `url`. Spark sends the store's token in the closures of
+            jobs; no plan has it. If the executors are on this machine, `store` may be a folder that a process of this
+            machine has open.
         lease_s: for how many seconds a frame's snapshot is held after a task has last renewed it.
     """
     must_be_number("lease_s", lease_s)
@@ -88,8 +89,8 @@ def register(
 
 
 def _refuse_streams(reader: Any) -> None:
-    """Make `readStream.format("perco")` raise an error. Spark itself asks a Python source for a stream only once the
-    query has started, in another thread; there, `PercoSource.streamReader` raises the same error."""
+    """Make `readStream.format("perco")` raise an error. Spark itself does not ask a Python source for a stream until
+    the query has started, in another thread; there, `PercoSource.streamReader` raises the same error."""
     if hasattr(reader, _REFUSES):
         return
     chosen = reader.format

@@ -29,7 +29,7 @@ from perco.serve.databases import is_database
 from perco.serve.opening import SOCKET, joining, open
 from perco.storage import owner
 
-WHERE: Final = "where Python looks; spark.addArtifacts sends one to the executors"  # for errors: the place of modules
+WHERE: Final = "where Python looks; spark.addArtifacts sends one to the executors"  # ends the error "no module ..."
 _TOKEN_BYTES: Final = 24
 _VALID: Final = datetime.timedelta(days=30)
 _END_S: Final = 60.0

@@ -60,7 +60,9 @@ def schema_of(table: perco.Table[Any], key: str, columns: Sequence[perco.Column[
     """The schema of a frame: first the table's key, under the name `key` and never null, then the columns, which may be
     null. Raises: UsageError."""
     if key in {column.name for column in columns}:
-        raise UsageError(f"table {table.name!r} has a column {key!r}: name the key's with .option('key', ...)")
+        raise UsageError(
+            f"table {table.name!r} has a column {key!r}: choose another name for the key's with .option('key', ...)"
+        )
     fields = [StructField(key, spark_type(table.key), nullable=False)]
     return StructType([*fields, *(StructField(column.name, spark_type(column.codec)) for column in columns)])
 

@@ -3,9 +3,10 @@
     Bare(store, late_s)    floors and counts over any `RowStore`; all of the owner's calls go through it
 
 T13 If a store has no floors, the owner sends no mutations below the floor. When it raises the floor, it waits until no
-    mutation below the floor that it has sent, nor a copy of one, can still take effect. It is not enough to wait for
-    unanswered mutations: a second copy of a prewrite that was answered long ago could still arrive. A process does not
-    know which mutations a former owner of the store has sent, so it begins as if they had been sent just now.
+    mutation that it has already sent below the new floor can still take effect, and no copy of such a mutation. It is
+    not enough to wait for unanswered mutations: a second copy of a prewrite that was answered long ago could still
+    arrive. A process does not know which mutations a former owner of the store has sent, so it begins as if they had
+    been sent just now.
 N7  If a store does not count its cells, this class searches the store to count them. The count of a group is valid
     until the next mutation that writes to the group is sent. It is not valid at all if such a mutation may take effect
     during the search: one in flight, or one that was not answered, as long as it may still arrive.
@@ -69,7 +70,7 @@ class Bare:
         self._sent: deque[Sent] = deque([(trio.current_time() + first_s, 0)])  # by calls that have ended
         self._ended = trio.Event()
         self._unanswered: deque[tuple[float, set[Where]]] = deque()  # (until when it may take effect, what it writes)
-        self._sends: Counter[Where] = Counter()  # how many calls that write there have ever been made
+        self._sends: Counter[Where] = Counter()  # how many calls that write to a group have been made
         self._found: dict[Where, tuple[int, int]] = {}  # `_sends` before the search (-1: not valid), and cells
         self._looking = trio.Lock()
 

@@ -5,13 +5,13 @@
 
 A *fixed* window is that of the paper: the first call opens it, and every call that arrives within `window_s` joins it.
 An *adaptive* window is open only while an earlier call of that kind to that tablet is in flight; it ends when that call
-is answered, or after `window_s`. If no call is in flight, but several calls have recently arrived at a time, the calls
-of one turn of the loop are sent together, without a further wait.
+is answered, or after `window_s`. If no call is in flight, but calls have recently overlapped, the calls of one turn of
+the loop are sent together, without a further wait.
 
 D1  Calls of one kind to one tablet that arrive within a window are sent in one call, in their order of arrival.
 D2  No call is held longer than `window_s`. A full batch (`mutations_max`, `bytes_max`) is sent at once.
-D3  A window holds nothing else: no request for a timestamp (O2, T2), no scan or page of a scan, no one-way message. No
-    call waits for a call to another tablet, or of another kind.
+D3  A window holds only reads, mutations, one-step commits and claims on rows: no request for a timestamp (O2, T2), no
+    scan or page of a scan, no one-way message. No call waits for a call to another tablet, or of another kind.
 D4  If a caller is cancelled while its batch is open, its part is withdrawn and never sent. A closed batch is sent, and
     a caller that is cancelled then still waits for the verdicts on its mutations (T10).
 D5  When a batch closes, it is divided among the tablets that have its rows at that moment (P1, P3), with one call for

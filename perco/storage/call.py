@@ -1,7 +1,7 @@
 """One caller that waits for the verdicts on its mutations.
 
-A call may continue: as soon as the verdicts are in, `then` decides on the loop what to send next, without waking the
-task in between. So a transaction in one tablet wakes its task only once.
+A call may continue: as soon as the verdicts are in, `then` is called on the loop and decides what to send next, without
+waking the task in between. So a transaction in one tablet wakes its task only once.
 
 T10  If a task is cancelled while all of its mutations are still in the queue, they are withdrawn, and never sent. Once
      any of them is in a closed batch, the task waits for the verdicts, even if it is cancelled.

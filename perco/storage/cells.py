@@ -25,7 +25,9 @@ ROLLBACK: Final = "rollback"
 NOTIFY: Final = "notify"
 PENDING: Final = "pending"  # pending entries: signals of transactions that are still undecided (N5)
 SHARED: Final = "shared"  # read locks (T14)
-TRACE: Final = "trace"  # the traces that committed transactions leave at read locks (T14) and bare primaries (N5)
+# The traces that committed transactions leave at read locks (T14) and, if they only raised signals, at their primaries,
+# which are called bare (N5).
+TRACE: Final = "trace"
 FAILED_LIST: Final = "failed"  # changes whose observers have failed too often (N6)
 PROTOCOL_GROUPS: Final = (DATA, LOCK, WRITE, ROLLBACK, NOTIFY, PENDING, SHARED, TRACE, FAILED_LIST)
 GROUPS_MAX: Final = 122  # in one table, not counting the protocol's
@@ -142,7 +144,8 @@ ScanRow: TypeAlias = tuple[bytes, list[list[ScanCell]]]
 
 
 class ScanPage(NamedTuple):
-    """Rows in the scan's order; `next` is where to continue (the new start, or stop if reversed), None at the end."""
+    """Rows in the scan's order; `next` is where to continue, None at the end. It is the `start` of the next request or,
+    if the scan is reversed, its `stop`."""
 
     rows: list[ScanRow]
     next: bytes | None

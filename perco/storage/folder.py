@@ -149,7 +149,8 @@ class Folder:
             lock = os.open(path / _OWNER_FILE, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise UnsuitableFolder(
-                str(path), f"{error.strerror or error}. To read a store one must be allowed to read all its files."
+                str(path),
+                f"{error.strerror or error}. To read a store, a process needs read permission on all of its files.",
             ) from error
         try:
             # A shared lock keeps a new owner out while we read without LMDB's reader table.
@@ -278,8 +279,8 @@ class Folder:
         return making
 
     def place_next(self, table: str, number: int) -> Path:
-        """Make the new files, which are complete and on disk, valid instead of the old ones (P6, S2). If this raises,
-        ask `has_next` which files are valid."""
+        """Switch to the new files, which are complete and on disk: now they are valid, and the old ones are not (P6,
+        S2). If this raises, ask `has_next` which files are valid."""
         making, placed = self._own(table, number, _NEW), self._own(table, number, _NEXT)
         try:
             _sync_folder(making)

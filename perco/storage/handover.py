@@ -8,8 +8,8 @@ and forth lose more time than the puts take. So the loop waits until the puts ar
 While the loop reads, a writer whose commit has ended waits for the GIL. Each read releases the GIL, and so wakes the
 writer, which costs ten times as much as the read itself. But by the time the writer is awake, the loop has the GIL
 again. The interpreter's own remedy, the switch interval, starts again at each wake-up, and so never expires. Therefore,
-before the loop reads, it releases the GIL once, and measures how long that takes. If it took so long that a writer was
-woken, the loop waits until a writer has handed in its verdicts (`Handover`).
+before the loop reads, it releases the GIL once, and measures how long that takes. If it took so long that a writer
+must have been woken, the loop waits until a writer has handed in its verdicts (`Handover`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Written:
 
 
 class Handover:
-    """Shared by the tablets of a store. `under_way`: how many batches have been handed to writers, and have no verdicts
-    on the loop yet."""
+    """Shared by the tablets of a store. `under_way`: how many batches are with the writers: their verdicts have
+    not reached the loop yet."""
 
     under_way: int
     given: int

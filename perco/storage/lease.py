@@ -46,8 +46,8 @@ def locked(shown: str, command: str) -> StoreLocked:
 class Lease(threading.Thread):
     """Renews the lease until `end` is called. For each kind of store, a subclass does the renewal.
 
-    Attributes: `until`, by `now()`: no transaction may begin later; `deposed`, the error once another process owns the
-    store; `said`, why the lease could not be renewed.
+    Attributes: `until`, a time on the clock of `now()`: no transaction may begin later; `deposed`, the error once
+    another process owns the store; `said`, why the lease could not be renewed.
     """
 
     until: float
@@ -59,7 +59,7 @@ class Lease(threading.Thread):
         super().__init__(name="perco-lease", daemon=True)
         self._shown, self._lease_s = shown, lease_s
         self._ending = threading.Event()
-        self._asked_at = 0.0  # when the renewal was sent, by `now()`; a subclass sets it to 0 if that has failed
+        self._asked_at = 0.0  # when the renewal was sent, by `now()`; a subclass sets it to 0 if the renewal fails
         self.until = claimed_at + lease_s
         self.deposed = None
         self.said = ""
@@ -124,7 +124,7 @@ class LeasedStore:
         shown: the store's address, without a password.
         lease_s: the length of its lease, in seconds.
 
-    Attributes: `forked`: this is the child of the process that opened it.
+    Attributes: `forked`: this process is a forked child of the process that opened the store.
     """
 
     forked: bool

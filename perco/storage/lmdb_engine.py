@@ -304,7 +304,7 @@ class LmdbEngine:
                         return
                     except LookupError:  # another process has committed twice since
                         continue
-            raise Unavailable(f"{self.path}: it is written to too fast to be surveyed")
+            raise Unavailable(f"{self.path}: it is written to faster than it can be read through")
         except PageDamaged as error:
             raise Corruption(str(self.path), str(error)) from error
         except lmdb.Error as error:

@@ -469,7 +469,8 @@ class LmdbTablet:
     def _write_some(
         self, mutations: Sequence[Mutation], stop: bytes, written: Written | None, empty: Container[str]
     ) -> Sequence[Verdict]:
-        """Write mutations, but refuse those of rows from `stop` on, which another thread submitted (P1)."""
+        """Write mutations, but refuse those of rows from `stop` on (P1). They come from other threads: the
+        loop's own mutations of these rows are held, or go to the new tablet."""
         rest = [mutation for mutation in mutations if not _reaches(mutation, stop)]
         made = iter(self._write_batch(rest, written, empty) if rest else ())
         return [Failed(TabletSplit(self.table)) if _reaches(mutation, stop) else next(made) for mutation in mutations]
@@ -489,8 +490,8 @@ class LmdbTablet:
                 return found or None
 
     async def copy_from(self, row: bytes, stop: bytes | None, path: Path, groups: Sequence[str]) -> int:
-        """Copy the cells from a row on, up to `stop`, into an environment at `path`, while reads and writes go on. Call
-        `cut` or `uncut` next. Returns how many cells were copied.
+        """Copy the cells of all rows at or after `row`, up to `stop`, into an environment at `path`, while reads and
+        writes go on. Call `cut` or `uncut` next. Returns how many cells were copied.
 
         Raises: StoreFull, Unavailable; then call `uncut`.
         """
@@ -588,11 +589,11 @@ class LmdbTablet:
         return replaced[0]
 
     def has_from(self, row: bytes) -> bool:
-        """Whether there is any cell from a row on."""
+        """Whether there is any cell at or after a row."""
         return self.engine.has_from(row)
 
     async def remove_from(self, row: bytes) -> bool:
-        """Remove some of the cells from a row on; another tablet has them (P4). Returns whether there may be more."""
+        """Remove some of the cells at or after a row; another tablet has them (P4). Returns whether any may be left."""
         more: list[bool] = []
 
         def act() -> None:
@@ -707,7 +708,7 @@ class LmdbTablet:
         return busy
 
     def refuse(self) -> None:
-        """From now on, fail all submitted mutations at once."""
+        """From now on, fail each mutation as soon as it is submitted."""
         self._open = False
 
     async def aclose(self) -> None:

@@ -1,12 +1,12 @@
 """Reads the pages of an LMDB file without LMDB: which are in use, which are free, and whether they are consistent.
 
 LMDB trusts its files: a damaged one can make it abort the process, or write over pages that are in use. This module
-reads the same bytes and trusts none of them. It serves checks, and shows where a file's space has gone. It does not
+reads the same bytes and trusts none of them. Checks use it, and it shows where a file's space has gone. It does not
 look at the meaning of cells, nor at their order, which a walk with LMDB's own cursors verifies.
 
 Format (mdb.c of LMDB 0.9, 64 bits): two meta pages, of which the newer valid one counts. It points to the tree of free
-pages and to the tree of the named databases, each of which is a tree of its own. Values that are too long for a page
-are on consecutive pages of their own.
+pages and to the tree of the named databases. Each named database is a tree of its own, too. Values that are
+too long for a page are on consecutive pages of their own.
 """
 
 from __future__ import annotations

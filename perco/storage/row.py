@@ -200,8 +200,8 @@ def _query(view: View, prefix: bytes, query: ScanQuery) -> list[ScanCell]:
 
 
 def _seek(cursor: Cursor, key: bytes) -> bool:
-    """Move the cursor forward to a key. Raises: Corruption, if a search on damaged pages ends before its key: the scan
-    would never end."""
+    """Move the cursor forward to a key. Raises: Corruption, if the search stops at a smaller key, which happens on
+    damaged pages; without this error, the scan would never end."""
     more = cursor.set_range(key)
     if more and cursor.key() < key:
         raise Corruption(f"key {key.hex()}", "a search for it ends before it")

@@ -223,7 +223,7 @@ class LocalRowStore:
         self._numbers[id(tablet)] = len(self._numbers)
 
     def add_split(self, tablet: Tablet, other: Tablet) -> None:
-        """Give the rows of a tablet from `other.start` on to the tablet `other` (P1)."""
+        """Give to the tablet `other` the rows of a tablet at or above `other.start` (P1)."""
         starts, tablets = self._tables[tablet.table]
         at = tablets.index(tablet) + 1
         assert tablet.start < other.start

@@ -1,12 +1,13 @@
-"""Copies the rows of a tablet from a key on into an environment of their own, while the tablet is written to.
+"""Copies a tablet's rows, beginning at a key, into an environment of their own, while the tablet is being written to.
 
 The groups are copied page by page, each page from a view of its own. Meanwhile, the tablet's commits are noted, and the
 notes are applied to the copy, in order: however old a copied page is, later writes to its cells are applied after it.
 So the copy may lag behind, and it never keeps the pages of the tablet's file from being reused.
 
 P6  A compaction copies a whole tablet in the same way, and the copy replaces the tablet's files.
-P2  The writer's thread notes a commit before the commit is answered. After the cut, nothing more is written to these
-    rows. So when all notes have been applied, the copy holds the same cells as the tablet.
+P2  The writer's thread notes a commit before the commit is answered. At the end, the tablet is *cut*: from then on, it
+    holds back writes to the copied rows (P1). So when all notes have been applied, the copy holds the same cells as the
+    tablet.
 S2  The copy is complete and on disk before it is used.
 """
 
@@ -40,7 +41,8 @@ class Copying:
     Args:
         row, stop: the first row of the copy, and the first one after it (None: to the end).
         path: the empty folder of the copy's environment.
-        whole: the copy replaces the source (P6), so it gets the source's marks too.
+        whole: the copy replaces the source (P6), so it gets the marks in the source's environment too: its epoch (F1),
+            and the first row that has moved to another tablet (P4).
     """
 
     row: bytes
@@ -90,7 +92,9 @@ class Copying:
                     size += _CELL_BYTES + len(value or b"")
         self._noted_bytes += size
         if self._noted_bytes - self._applied_bytes > _NOTED_BYTES_MAX:
-            self._failure = Unavailable("more was written meanwhile than could be copied; try again when less is")
+            self._failure = Unavailable(
+                "rows were written faster than they could be copied; try again when less is written"
+            )
 
     # ------------------------------------------------------------ the copying thread
 
@@ -112,7 +116,7 @@ class Copying:
             self._sync()
         self._rounds += 1
         if self._rounds > _ROUNDS:
-            raise Unavailable("rows are written to faster than they can be copied; try again when less is written")
+            raise Unavailable("rows are written faster than they can be copied; try again when less is written")
         return len(self._noted) <= _FEW
 
     def _sync(self) -> None:
@@ -131,7 +135,7 @@ class Copying:
 
     def _all_pages(self) -> Iterator[Sequence[tuple[str, bytes, bytes | None]]]:
         stop = None if self.stop is None else escape(self.stop)
-        for group in list(self._groups):  # writes to groups that are made meanwhile are noted
+        for group in list(self._groups):  # a group created meanwhile needs no page: its writes are noted
             key = escape(self.row)
             while True:
                 with self._source.still:

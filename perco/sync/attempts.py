@@ -40,7 +40,7 @@ class Attempt(BlockingOnly):
 
 
 def finish(txn: Transaction, error: BaseException | None) -> bool:
-    """End an attempt. Returns whether another attempt follows, because the block or its commit raised an error."""
+    """End an attempt. Returns True if the block or its commit raised an error after which another attempt follows."""
     tries = txn._tries
     assert tries is not None
     if txn._ended and txn._begun is None:

@@ -39,7 +39,7 @@ class _Call(Call):
 
 
 class _Waking(trio.abc.Instrument):
-    """Wakes all answered callers at once, when the loop has nothing else to do.
+    """Wakes all answered callers together, when the loop has nothing else to do.
 
     Each time the loop reads, it releases the GIL. A thread that is awake then takes the GIL, and the loop has to wait
     for that thread. With many callers, this costs more than the calls themselves.
@@ -51,7 +51,7 @@ class _Waking(trio.abc.Instrument):
         self._over = False
 
     def answered(self, call: _Call) -> None:
-        """Wake the caller when the loop next waits; from another thread, or after the loop's end, at once."""
+        """Wake the caller when the loop next waits; if called from another thread or after the loop's end, at once."""
         if self._over or threading.get_ident() != self._thread:
             call.lock.release()
         else:

@@ -49,8 +49,8 @@ class Tickets(Protocol):
         ...
 
     def end(self, ticket: str) -> None:
-        """End the ticket, because its session has ended. The floor is raised again only once nothing that was sent with
-        the ticket can still take effect (F3). At that point, the functions in `on_gone` are called."""
+        """End the ticket, because its session has ended. The floor is not raised again until nothing that was sent
+        with the ticket can still take effect (F3). At that point, the functions in `on_gone` are called."""
         ...
 
 

@@ -65,7 +65,7 @@ class Compactor:
 
     async def compact(self, table: str | None) -> list[Compacted]:
         """Compact the tablets of a table, or all tablets, each in a task of its own. A caller that is cancelled waits
-        until the tablet under way has been compacted, or is unchanged.
+        until the tablet under way has been compacted, or its compaction has been given up without a change.
 
         Raises: UsageError if the store cannot be compacted; StoreFull, Unavailable: earlier tablets stay compacted.
         """

@@ -56,7 +56,7 @@ from perco.storage.tablet import Resubmit
 
 
 class Elsewhere(Protocol):
-    """The other processes that have tablets open: all of them, except that of the system table."""
+    """The other processes that have tablets open: all tablets, except the one of the system table."""
 
     def tablet(
         self,
@@ -384,7 +384,7 @@ class LocalStore:
         if not isinstance(tablet, LmdbTablet):
             raise UsageError(
                 f"the tablets of {table!r} are open in tablet servers (perco serve --processes), which do not compact. "
-                "Serve the store without them for as long as that takes"
+                "To compact, serve the store without --processes"
             )
         [number] = [number for number, start in self._numbers[table].items() if start == tablet.start]
         before = tablet.engine.file_bytes()

@@ -6,9 +6,9 @@ P1  Each row lies in one tablet, and its writes go to that tablet only. While a 
 P2  The new tablet holds exactly the cells that the old tablet held in the moving rows at the cut.
 P3  A mutation whose rows now lie in two tablets fails with TabletSplit, and the transaction runs again; locks are
     settled cell by cell.
-P4  A split proceeds in this order: the new tablet is complete and on disk; the catalogue records it; it gets its rows;
-    the rows are removed from the old tablet. If the process ends before that, the removal continues when the store is
-    opened again.
+P4  A split proceeds in this order: the new tablet is complete and on disk; the catalogue records it; reads and writes
+    of its rows go to it; these rows are removed from the old tablet. If the process ends after the record but before
+    the removal is complete, the removal continues when the store is opened again.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 - An answer may come after the deadline, when its caller no longer waits for it.
 - The order of a row's families is unknown.
 
-perco builds Google's messages (filters, mutations, sets of rows), and this module evaluates them. A message that perco
-does not send raises an error.
+perco builds Google's messages (filters, mutations, sets of rows), and this module evaluates them. A message of a kind
+that perco never sends raises an error.
 """
 
 from __future__ import annotations

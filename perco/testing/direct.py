@@ -62,13 +62,13 @@ from perco.testing.served import SENT, Served, ServedActor
 from perco.testing.spread import ADDRESS
 from perco.testing.world import World
 
-LATE_S: Final = 0.5  # the service's actual bound; the bounds that processes assume are at least as long
+LATE_S: Final = 0.5  # how late the service carries out a call, after the call's end, at most; processes assume no less
 _LATES_S: Final = (0.5, 0.5, 0.8)
 _CALLS_S: Final = (0.5, 1.0, 1.0, 1.5)
 LEASE_S: Final = 1.0
 URL: Final = "bigtable://simulated/main?prefix=rows"
 _STANDBY_S: Final = 0.2
-_NOW: Final = 1000.0  # what the clock that never stops shows at the beginning of a run
+_NOW: Final = 1000.0  # what `now()`, as the modules for Bigtable call it, returns at the beginning of a run
 _CALLED_OFTEN: Final = frozenset({"read", "scan", "prewrite", "commit", "marker", "notify", "hint", "scan hints"})
 _RATES: Final = {"renew the lease": 0.02, "look at the owner": 0.01, "rollback": 0.02, "tidy": 0.02}
 _RARELY: Final = 0.06
@@ -82,7 +82,7 @@ CALLED: Final = (
     *_MUTATED,
     *("read", "scan", "scan hints", "scan tickets", "look at the owner", "read the lease"),
 )
-_NOT_SENT: Final = ("READ", "SCAN", "APPLY", "COMMIT", "MOVED")  # direct clients do this themselves; no tablet servers
+_NOT_SENT: Final = ("READ", "SCAN", "APPLY", "COMMIT", "MOVED")  # direct clients do these themselves; no tablets move
 SENT_BY_DIRECT: Final = (
     *(name for name in SENT if not name.startswith(_NOT_SENT)),
     *("TICKET", "TICKET answer", "NEWS"),

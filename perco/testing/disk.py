@@ -1,10 +1,10 @@
 """A disk in memory that outlives processes, and the tablets that processes open on it.
 
-The tablets are perco's own (`LmdbTablet`: its queue, its batches, the mutations that it holds back during a cut). They
-run on an engine in memory that behaves like an LMDB environment: a batch is written as a whole or not at all; a shared
-view does not see later batches; an epoch fences off the previous writer (F1). Tasks, in virtual time, do the work of
-production code's threads. If a process dies in the middle of a batch, the next process finds
-either the whole batch or none of it.
+The tablets are perco's own (`LmdbTablet`: its queue, its batches, the mutations that it holds back at the end of a
+split). They run on an engine in memory that behaves like an LMDB environment: a batch is written as a whole or not at
+all; a shared view does not see later batches; an epoch fences off the previous writer (F1). Tasks, in virtual time, do
+the work of production code's threads. If a process dies in the middle of a batch, the next process finds either the
+whole batch or none of it.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class Befalls(Protocol):
     def kill(self, process: Process) -> None: ...
     def stop(self, process: Process) -> None: ...
     def pause_s(self, process: Process, *, beside: bool = False) -> float:
-        """How long a step takes that production code does on another thread, in seconds. `beside`: a background step,
+        """The duration, in seconds, of a step that production code does on another thread. `beside`: a background step,
         for example of a copy."""
         ...
 
@@ -353,7 +353,7 @@ class DiskTablet(LmdbTablet):
             await trio.lowlevel.checkpoint()  # F1: when the process continues, it writes only if it still may
         if what == "DIES_BEFORE":
             self._befalls.kill(self._process)
-            await trio.lowlevel.checkpoint()  # the process is dead: this wait ends when it is buried
+            await trio.lowlevel.checkpoint()  # the process is dead: this wait ends at its unwinding (`bury`)
         if self._process.dead:
             return [Failed(StoreError("the process is dead"))] * len(mutations)
         engine.full = what == "FULL"

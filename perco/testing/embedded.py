@@ -197,7 +197,7 @@ class _Actor:
         if rng.random() >= max(run.rate, rare):
             return ""
         fault = rng.choice(_ONCE if kind == "one step" else FAULTS)
-        # The process's own oracle never gets the answer to an echo: it would take that for a second oracle (O1).
+        # The process's own oracle never gets the answer to an echo, from which it would infer a second oracle (O1).
         return "LOSE_REPLY" if fault == "ECHO" and kind == "bound" else fault
 
     async def _before(self, mutation: Mutation) -> None:
@@ -319,7 +319,7 @@ class Embedded(Run):
         self.outcome.mistaken += fates.broken
         if self.bare:
             return
-        # A process loses with its death all that it, or its oracle, has queued for its own tablets (C6).
+        # When a process dies, everything that it or its oracle has queued for its own tablets is lost (C6).
         ends = [m.table == SYSTEM_TABLE or kind_of(m) == "one step" for m in self.late]
         self.late[:] = [mutation for mutation, end in zip(self.late, ends, strict=True) if not end]
 

@@ -86,7 +86,7 @@ class Errands:
         for _ in range(_EACH_LIFE):
             await trio.sleep(of.rng.choice(_PAUSES_S))
             act = rather if of.rng.random() < 0.4 else of.rng.choice(acts)
-            # There is a UsageError if another program has a pin of that name, for example.
+            # For example, there is a UsageError if another program has a pin of the name that `_pin` draws.
             with suppress(*_FAILS):
                 await act(of)
 

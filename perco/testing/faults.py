@@ -139,7 +139,7 @@ class FaultyRowStore:
         self.fired: Counter[Fault] = Counter()
         self.late: list[Mutation] = []
         self.log: list[str] = []
-        self.shuffle: Callable[[list[int]], None] | None = None  # the order in which mutations sent together arrive
+        self.shuffle: Callable[[list[int]], None] | None = None  # reorders mutations that were sent together
         self.deaf = False  # reads hang
         self.read_error: Exception | None = None  # reads fail
         self.dead: Exception | None = None  # everything raises: the process is gone
@@ -207,7 +207,7 @@ class FaultyRowStore:
         self.log.append(kind_of(mutation))
         fault = self.plan(mutation, number)
         if self.log[-1] == "one step" and fault in (Fault.REPEAT, Fault.ECHO):
-            fault = Fault.LOSE_REPLY  # C6: a one-step commit is handed over once, to tablets of its process
+            fault = Fault.LOSE_REPLY  # C6: a one-step commit is never sent twice; its tablets are in this process
         if fault is not None:
             self.fired[fault] += 1
         match fault:

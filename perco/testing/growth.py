@@ -1,7 +1,7 @@
 """How the program of a simulation grows: which version of an observer a new process has (N3, N10).
 
 At some point, the program gets one more observer, and later a higher version of this observer. Processes that start
-after that have the new version; processes that are running keep theirs. Now and then, an older program is started
+later have the new version; processes that are running keep theirs. Now and then, an older program is started
 again, and must be refused.
 """
 
@@ -14,7 +14,7 @@ from perco.testing.plan import Plan
 
 GROWN: Final = "copy"  # the observer's id
 _OFTEN: Final = 0.4  # the share of seeds whose program grows
-_AGAIN: Final = 0.2  # of the lives that could have the newest program, the share that have the one before
+_AGAIN: Final = 0.2  # of the processes that could start with the newest program, the share that get the one before it
 _LATEST: Final = 2
 
 

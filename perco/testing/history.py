@@ -75,11 +75,11 @@ class Ops:
         self._note("r", key, list(value) if isinstance(value, tuple | list) else value)
 
     def append(self, key: Key, value: Any) -> None:
-        """Note that the transaction, if it commits, appends a value to a list."""
+        """Note an append of a value to a list, which takes effect if the transaction commits."""
         self._note("a", key, value)
 
     def write(self, key: Key, value: Any) -> None:
-        """Note that the transaction, if it commits, writes a register."""
+        """Note a write of a register, which takes effect if the transaction commits."""
         self._note("w", key, value)
 
     def _note(self, kind: str, key: Key, value: Any) -> None:

@@ -359,8 +359,8 @@ def _short(value: Any) -> str:
 
 
 def _next_in_time(writers: Sequence[Transaction], first: int) -> Iterable[Transaction]:
-    """Yields the writers from index `first` on that none of these writers certainly precedes. `writers` are sorted by
-    `begin`."""
+    """Of the writers from index `first` on, yields those that no other of them certainly precedes. `writers` are sorted
+    by `begin`."""
     first_end = float("inf")
     for i in range(first, len(writers)):
         one = writers[i]

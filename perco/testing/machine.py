@@ -29,7 +29,7 @@ class Machine:
     """Holds a store. `opened` acts as a process that opens the store, `crashing` as a process that dies.
 
     Args:
-        groups: whether the store has groups.
+        groups: whether the store writes all rows of a mutation or none (S1, `RowStore.groups`).
         bare_s: if given, the store has no capability at all (`bare.py`), and messages to it are in flight for at most
             this many seconds.
     """

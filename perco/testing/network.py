@@ -122,7 +122,7 @@ class _Connection:
         self.cut_off = [True, True]
 
     def process_died(self, end: int, *, told: bool) -> None:
-        """Note that the process at an end died. Its kernel notifies the other side (`told`), unless the whole machine
+        """Record that the process at an end died. Its kernel notifies the other side (`told`), unless the whole machine
         is gone."""
         if told:
             self.ways[1 - end].ended = True
@@ -227,7 +227,7 @@ class Stream(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         way, rng = self._in, self._connection.network.befalls.rng
-        waited = False  # without a wait, one checkpoint is enough: half of a run's steps are made here
+        waited = False  # with nothing to wait for, one checkpoint is enough: half of a run's task switches are here
         while True:
             arrived = way.rest or (way.coming and not way.deaf and way.coming[0][0] <= trio.current_time())
             over = way.ended and not way.coming

@@ -36,7 +36,7 @@ class Plan:
         return Random(f"{self.seed} {' '.join(map(str, names))}")
 
     def noise(self, *names: object) -> Random:
-        """Like `random`, but for what the salt may change: delays and orders."""
+        """Like `random`. Use it for what the salt may change: delays and orders."""
         return self.random(*names, "salt", self.salt) if self.salt else self.random(*names, "noise")
 
     def choose(self, name: str, chance: Callable[[], str], now: float) -> str:

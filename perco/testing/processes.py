@@ -1,9 +1,10 @@
-"""Processes in one event loop, which can be stopped (SIGSTOP), continued (SIGCONT) and killed (SIGKILL).
+"""Processes that can be stopped (SIGSTOP), continued (SIGCONT) and killed (SIGKILL), all in one event loop.
 
 Every task belongs to the process whose task started it. While a process is stopped, none of its tasks takes a step.
 Their wake-ups are kept until the process continues, as the kernel keeps them for a real process. A killed process never
 takes another step. So none of its `finally` blocks run while other processes are alive, it notifies no other process,
-and its memory has no further effect. The simulation unwinds its tasks when the run is over (`Processes.bury`).
+and its memory has no further effect. The simulation unwinds a killed process's tasks when the run is over
+(`Processes.bury`).
 
 This module replaces the queue in which trio keeps its runnable tasks, so the code under test needs no change. Calls
 that are scheduled on the loop (`TrioToken.run_sync_soon`) are made by a task of the process that scheduled them.
@@ -27,7 +28,7 @@ from perco.outcome import Awaited
 
 _ALL_S: Final = 1500.0  # virtual time; a run ends by itself long before
 _CLOSES_MAX: Final = 50  # a task that is closed may wait in its `finally`, again and again
-_UNWIND_S: Final = 20.0  # virtual time; waits for servers that are gone end long before
+_UNWIND_S: Final = 20.0  # virtual time; a wait for a server that is gone ends long before
 
 
 class EndlessError(Exception):

@@ -274,7 +274,8 @@ class Run(ABC):
         self._owners[start_ts] = name
 
     def owner_of(self, start_ts: int) -> str:
-        """The client or observer run whose transaction has this start timestamp, as the names of steps give it."""
+        """The name, for use in the names of steps, of the client or observer run whose transaction has this start
+        timestamp."""
         return self._owners.get(start_ts, "somebody")
 
     # ------------------------------------------------------------ lives

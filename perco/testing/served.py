@@ -149,7 +149,7 @@ class Served(Run):
         self._latency = rng.choice((0.0, 0.0005, 0.004, 0.02))
         self._pieces = rng.choice((0.0, 0.05, 0.5))
         self._disk_s = rng.choice((0.0, 0.0002, 0.003, 0.02))
-        self._beside_s = rng.choice((0.0, 0.05, 0.2))  # for one of many steps, for example of a copy (P2)
+        self._beside_s = rng.choice((0.0, 0.05, 0.2))  # the longest pause before a step of long work: a copy, say (P2)
         self._far_s = rng.choice((0.0, 0.0, 0.05, 0.1))  # added to and from processes that are far away
         self._wire_rate = rng.choice((0.0003, 0.001, 0.003))  # faults for each message that is sent often
         self._disk_rate = rng.choice((0.0002, 0.001, 0.004))
@@ -257,7 +257,7 @@ class Served(Run):
         return what
 
     def _detail(self, step: str, arguments: Any) -> tuple[str, str]:
-        """The name of a message in a script, and in the table."""
+        """The name of a message in a script (`shrink.py`), and its name in the table of faults (`simulate.py`)."""
         if step == "APPLY":
             first = Mutation(*arguments[0])
             kind = kind_of(first)

@@ -94,8 +94,9 @@ def _parts(store: str) -> Sequence[_Part]:
 
 
 def table(fired: Counter[tuple[str, str]], store: str = LOCAL) -> tuple[str, list[str]]:
-    """The table of how often each fault hit each step, and its empty cells. It covers embedded stores, and the wire,
-    the orders and the disk of served stores; or calls of Bigtable, and the wire of the owner."""
+    """The table of how often each fault hit each step, and its empty cells. If the stores are on Bigtable,
+    it covers the calls of Bigtable, and the wire of the owner; otherwise, it covers embedded stores, and the wire, the
+    orders and the disk of served stores."""
     lines, empty = [], []
     for title, steps, columns, faults in _parts(store):
         lines.append(f"{title:18}" + "".join(f"{name:>14}" for name in columns))
@@ -112,7 +113,7 @@ class StateError(Exception):
 
 
 def _code() -> str:
-    """A digest of all code that decides what a seed does. Of perco, this is all modules that the simulation imports."""
+    """A digest of all code that decides what a seed does. It covers all perco modules that the simulation imports."""
     whole = hashlib.sha256(f"{platform.python_version()} {trio.__version__}".encode())
     for name, module in sorted(sys.modules.items()):
         if name.partition(".")[0] == "perco" and (path := module.__file__) != __file__ and path is not None:
@@ -184,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seeds", type=int, metavar="N", help=f"number of runs (default: {_SEEDS})")
     parser.add_argument("--first", type=int, metavar="SEED", help="the first seed (default: 0)")
-    parser.add_argument("--seed", type=int, help="this one alone, with full details")
+    parser.add_argument("--seed", type=int, help="run only this seed, with full details")
     parser.add_argument(
         "--store",
         choices=(LOCAL, BIGTABLE),
@@ -192,11 +193,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"{LOCAL}: an embedded or a served store, as the seed decides; {BIGTABLE}: a model of Bigtable, with two "
         "processes that may own the store, and direct clients (needs perco[bigtable])",
     )
-    parser.add_argument("--processes", type=int, default=None, help="at a time (default: as many as there are cores)")
-    parser.add_argument("--shrink", action="store_true", help="with --seed: the short script of a run that fails")
-    parser.add_argument("--seconds", type=float, default=120.0, help="for shrinking, at most (default: 120)")
     parser.add_argument(
-        "--state", type=Path, metavar="FILE", help="save there what is done; the same command then continues from it"
+        "--processes", type=int, default=None, help="how many at a time (default: as many as there are cores)"
+    )
+    parser.add_argument("--shrink", action="store_true", help="with --seed: the short script of a run that fails")
+    parser.add_argument("--seconds", type=float, default=120.0, help="the time limit for --shrink (default: 120)")
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="FILE",
+        help="save the progress in FILE; the same command then continues from there",
     )
     given = parser.parse_args(arguments)
     seeds, first = _SEEDS if given.seeds is None else given.seeds, given.first or 0

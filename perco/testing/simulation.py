@@ -5,7 +5,7 @@ The seed decides whether the store is embedded or served. An embedded store has 
 (`served.py`). If the options ask for it, the store is on Bigtable, with direct clients (`direct.py`). `runs.py` is the
 part that all of these share.
 
-The clock is virtual, so a run takes only the time that it computes, and trio's choice of the next task is seeded.
+The clock is virtual, so a run takes only the time spent computing, and trio's choice of the next task is seeded.
 Everything that a run can do without is a choice in its `Plan`: it can be noted, replayed, and left out (`shrink.py`).
 """
 
@@ -42,7 +42,7 @@ _LOOKS_EACH: Final = 50_000  # looks between two garbage collections
 
 
 class _Clock(trio.abc.Clock):
-    """A clock that jumps to the next deadline when no task can run, because nothing comes from outside. It counts how
+    """A clock that jumps to the next deadline when no task can run: there is nothing outside to wait for. It counts how
     often tasks look at it, and so detects a run that loops without calling the store."""
 
     def __init__(self, looks: int) -> None:

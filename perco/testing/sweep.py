@@ -12,10 +12,10 @@ fault can hit.
     REPEAT                      the mutation is made, and made once more before a later step, or after everything
     DELAY                       the mutation is taken for lost, and arrives before a later step, or after everything
 
-For REPEAT and DELAY, there is one fault for each moment of arrival that differs from the next such moment. Arriving
-before a step differs from arriving before the next step if, between the two, something is read that the late mutation
-writes, or something is written that it writes or checks (`Watched`). A late mutation may also arrive after its process
-has died; this takes a pair of faults.
+For REPEAT and DELAY, there is one fault for each moment of arrival that makes a difference. Whether the mutation
+arrives before a step or before the next step makes a difference if, between the two, something is read that the
+mutation writes, or something is written that it writes or checks (`Watched`). A late mutation may also arrive after
+its process has died; this takes a pair of faults.
 
 In a scenario with `one_step` or `vacuums`, a process has the store to itself, as one-step commits and vacuums require.
 No other process presumes it dead while it is alive (C2), so it is never paused. A one-step commit goes to tablets of
@@ -442,7 +442,7 @@ class Run:
         local_owner(db).idle.entries = counts  # type: ignore[method-assign]
 
     def _touched(self, does: Callable[[Watched], bool]) -> None:
-        """For each late mutation, note a moment if what was just done touches it (`does`)."""
+        """For each late mutation, note a moment if `does` says that what was just done touches the mutation."""
         last = len(self.result.steps) - 1
         for step, watched in self._watched.items():
             if last > step and does(watched):
@@ -460,7 +460,7 @@ class Run:
         return self.result
 
     async def _processes(self, nursery: trio.Nursery) -> None:
-        """Run processes one after the other, until one after the first has ended and nothing is in flight."""
+        """Run processes one after the other, until a later one than the first has ended and nothing is in flight."""
         number = 0
         while True:
             process = _Process(self, number)
@@ -537,15 +537,15 @@ class Run:
         self._deliver(own, made=not process.died)
 
     def _is_own(self, mutation: Mutation) -> bool:
-        """Whether a mutation is queued for its process's own tablets. With `vacuums`, those for the system table are,
-        too."""
+        """Whether a mutation is queued for its process's own tablets. With `vacuums`, mutations of the system table
+        are, too."""
         if self.scenario.bare:
             return False
         return kind_of(mutation) == ONE_STEP or (self.scenario.vacuums and mutation.table == SYSTEM_TABLE)
 
     def _deliver(self, due: list[_Late], *, made: bool = True) -> None:
-        """Deliver these mutations at once. That does not change when tasks run, so only their effect changes the
-        run."""
+        """Deliver these mutations at once. The delivery does not shift the times at which tasks run, so only the
+        effect of the mutations changes the run."""
         self._late = [late for late in self._late if late not in due]
         for late in due:
             self._watched.pop(late.step, None)
@@ -651,12 +651,12 @@ def singles(make: Callable[[], Scenario], *, moments: int | None = None) -> Repo
 
 
 def pairs(make: Callable[[], Scenario], first: Schedule) -> Iterator[Result]:
-    """Run a first fault with every second fault at every later step. A late second fault arrives at its first moment,
-    or after everything.
+    """Run one first fault with each possible second fault, at each later step. A late second fault arrives at its first
+    moment, or after everything.
 
-    A late first fault arrives before the second fault; or right before it, after everything that precedes the second
-    fault; or after it. In the last case, it encounters the effects of the second fault, so its moments are those of the
-    run with both faults.
+    A late first fault arrives at an earlier moment than the second fault; or immediately before the second fault; or
+    after the second fault. In the last case, the first fault encounters the effects of the second, so its moments are
+    those of the run with both faults.
     """
     alone = run(make, first)
     [fault] = first
@@ -680,7 +680,8 @@ def firsts(make: Callable[[], Scenario]) -> list[Schedule]:
 
 
 def sample(make: Callable[[], Scenario], pairs: int, rng: random.Random) -> Report:
-    """Run the given number of random pairs of faults. Late faults arrive before any later step, or after everything."""
+    """Run the given number of random pairs of faults. A late fault arrives before a random later step, or after
+    everything."""
     report = Report()
     dry = run(make)
     while report.runs[2] < pairs:

@@ -8,8 +8,8 @@
              that is read again shows the same balances
     unique   a unique index: an index row for each value, written in the same transaction. No two rows have the same
              value
-    locks    transactions that lock everything that they read append to some lists; transactions that lock nothing
-             append to the others; the history is checked for snapshot isolation
+    locks    to some lists, clients append in transactions that lock everything they read; to the others, in
+             transactions that lock nothing; the history is checked for snapshot isolation
     journal  each append is noted in a row of its own, which is not read before the end; some of these rows are deleted
     signals  each append raises a signal in a row of its own, where it is never raised again. The signal's observer
              counts its runs in this row, and raises another signal, in one of two rows. The observer of that signal

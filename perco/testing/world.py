@@ -86,7 +86,7 @@ class World:
         metered: bool = False,
     ) -> None:
         self.keys = [f"k{i}" for i in range(keys)]
-        self._ran = ran  # notes which observer's run a transaction is
+        self._ran = ran  # records, for a transaction, which observer runs in it
         self._naps = naps  # if given, observers are slow
         self._failures = failures  # if given, observers fail
         lists = Table("lists", key=TEXT, splits=[self.keys[keys // 3], self.keys[2 * keys // 3]], keep=keep)

@@ -194,7 +194,8 @@ class Attempt:
 
 
 class AttemptsOutside(Attempts):
-    """Attempts whose function runs outside the loop: no cancel scope enforces their deadline; the caller does.
+    """Attempts whose function runs outside the store's event loop: no cancel scope enforces their deadline; the caller
+    does.
 
     Args:
         late_s: how many seconds of the time for all attempts have already passed.

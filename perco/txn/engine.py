@@ -85,7 +85,8 @@ class Place(Protocol):
 
     @property
     def term(self) -> bytes:
-        """If the store is read beside its owner: the owner's term; else empty."""
+        """If this process only reads files that another process may own: the term (a new one with every owner) of the
+        current or last owner; else empty."""
         ...
 
     def check(self) -> None:

@@ -58,8 +58,8 @@ class Fates:
         return len(self._live)
 
     async def lives_elsewhere(self, start_ts: int, lock: Lock) -> bool:
-        """If `exact` is False: whether a transaction is alive in another process, judged by a lock of it. `lock`: the
-        primary's lock if there is one, else another lock of the transaction (L1)."""
+        """If `exact` is False: whether a transaction is alive in another process, judged by one of the transaction's
+        locks. `lock`: the primary's lock if there is one, else another lock of the transaction (L1)."""
         return False
 
     def settle(self, start_ts: int, fate: int | None) -> None:

@@ -11,7 +11,7 @@ the share of past transactions that read the other column after this one. (Trans
 the row are counted apart from those that read it after other columns.) Each observer, and each function that is run,
 has statistics of its own, in which old transactions count less and less; for a function that gains nothing, only a
 sample of the transactions is observed. A value that is too long for its record takes a second read. If that is likely,
-the same read also fetches the newest data of the cell, which is used if the record points at it.
+the first read also fetches the newest data of the cell, which is used if the record points at it.
 
 Long values are read ahead only while the total of one read stays small (`ahead_bytes_max`, estimated from the sizes of
 past values).

@@ -2,7 +2,8 @@
 
 G1  From the draw of its timestamp to its end, a reader keeps the watermark from passing that timestamp.
 T9  A multi-get answers as point reads would, or waits; it never returns a partial result.
-C4  A one-step commit leaves no locks: readers ask the memory of entered cells first.
+C4  A one-step commit leaves no locks. So readers first check the cells whose one-step commit is in progress; the list
+    of these cells is kept in memory (`entered.py`).
 """
 
 from __future__ import annotations

@@ -213,8 +213,8 @@ class Resolver:
         return list(zip(plans, found, strict=True))
 
     def not_entered(self, table: str, plan: Plan, ts: int) -> Plan:
-        """C4: the plan without those columns to be read ahead that have an entry at or below `ts`, because they are not
-        worth a wait. (The entries of a served store are in its owner, which waits for every cell that is read.)"""
+        """C4: the plan without the columns that would only be read ahead, if these have an entry at or below `ts`: they
+        are not worth a wait. (A served store's entries are in its owner, which waits for every cell that is read.)"""
         met = set()
         for column in plan.columns[plan.asked :]:
             entry = self.entered.cells.get((table, plan.row, column))
@@ -240,7 +240,7 @@ class Resolver:
             await self.fates.wait(start_ts)
         known = self.fates.known(start_ts)
         if known is None:
-            with suppress(CommitUnknown):  # for good: what is visible now is all that ever will be visible (T13)
+            with suppress(CommitUnknown):  # unknown for good: what is visible now is all that ever will be (T13)
                 known = await self.outcome(start_ts, entry.primary)
         return known or 0
 
@@ -251,7 +251,7 @@ class Resolver:
             writing.set()
 
     async def past_cells(self, cells: Iterable[Where], ts: int) -> None:
-        """C4: wait until the entries of these cells at or below `ts` have left. Later entries are above `ts`."""
+        """C4: wait until the entries of these cells at or below `ts` are removed. Later entries are above `ts`."""
         for entry in self.entered.among(cells, ts):
             await self.past(entry)
 
@@ -412,7 +412,8 @@ class Resolver:
         """
         if recovery.conclusive:
             return
-        watermark = await self.oracle.watermark()  # after the primary: nothing at or above it was collected by then
+        # After the primary was read: by then, nothing at or above this watermark had been collected.
+        watermark = await self.oracle.watermark()
         if recovery.start_ts < watermark:
             token = make_token(recovery.start_ts, recovery.primary)
             raise CommitUnknown(token, _collected(watermark), for_good=True)

@@ -1,4 +1,4 @@
-"""Sets up the transaction of an observer's run: what it acknowledges, what caused it, and what its claim has read.
+"""Sets up the transaction of an observer's run: what it acknowledges, what caused it, and what was read to start it.
 
 N2  The acknowledgement removes the notify cells that the run has seen.
 N3  The acknowledgement is the primary.
@@ -34,7 +34,8 @@ def acknowledge(txn: Transaction, ack: Intent) -> None:
 
 
 def observed(txn: Transaction, cell: WHERE, seen: Value | Missing) -> None:
-    """Note the value of the observed cell, which the claim has read: the function does not read it again (T14)."""
+    """Note the value of the observed cell, which was read when it was decided to run the function: the function does
+    not read it again (T14)."""
     txn._known = (cell, seen)
     if txn._reads is not None:
         txn._reads.note(*cell, seen.commit_ts)

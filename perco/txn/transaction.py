@@ -6,7 +6,8 @@ T14 A cell that is read with `lock=True` is locked against all writers while the
     transaction notes its reads, and repeats them at commit.
 T12 The primary is the acknowledgement, if the transaction is an observer's run that has one; otherwise it is a cell in
     the tablet in which the transaction writes the most cells.
-N5  A signal is never the primary. If the transaction writes no cell, its primary is a bare cell.
+N5  A signal is never the primary. If the transaction writes no cell, its primary is *bare*: a cell of its own, in
+    a column that the catalogue does not list.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from perco.txn.snapshot import Snapshot
 K = TypeVar("K")
 V = TypeVar("V")
 
-# The most cells of a row in one mutation, for a store without groups: it checks them in one call of limited size.
+# The most cells of a row in one mutation, if the store cannot apply a mutation to several rows (no `groups`): such a
+# store checks the cells in one call of limited size.
 _CELLS_MAX: Final = 64
 
 
@@ -172,7 +174,8 @@ class Transaction(Snapshot):
         """Commit; returns commit_ts, or 0 if nothing was written and no observed signal was raised: in that case all
         reads are as of start_ts, and the read locks have nothing to protect.
 
-        Raises: WriteConflict, ReadConflict, RolledBack, CatalogueChanged (run it again), StoreFull, CommitUnknown.
+        Raises: WriteConflict, ReadConflict, RolledBack or CatalogueChanged (after each of these, run the transaction
+        again); StoreFull; CommitUnknown.
         """
         if not self._open:
             raise self._closed()
@@ -231,7 +234,8 @@ class Transaction(Snapshot):
         return self.commit_ts
 
     def _parts(self, intents: list[Intent]) -> list[list[Intent]]:
-        """The cells by tablet (or by row, where the store has no groups), the primary's part first (T12)."""
+        """The cells by tablet (or by row, if the store cannot change several rows in one mutation), the primary's part
+        first (T12)."""
         if len(intents) == 1:
             return [intents]
         place = _placing(self._driver.store)
@@ -272,7 +276,7 @@ class Transaction(Snapshot):
                 yield Intent(table, row, column, READ)
 
     def _with_more(self, parts: list[list[Intent]], more: Iterable[Intent]) -> list[list[Intent]]:
-        """The parts with further intents after the writes: the primary must be a write (T12)."""
+        """Add further intents to the parts, after the writes: the primary must be a write (T12)."""
         place = _placing(self._driver.store)
         by_place: dict[object, list[Intent]] = {}
         for part in parts:

@@ -15,7 +15,8 @@ W1  Nothing is locked. The attempt that has the turn commits under the same chec
 W2  Older first: a queue is in the order of the first conflicts, except that the attempt that has the turn stays at its
     head. So an attempt waits only for older attempts, or for running ones, which do not wait: no two attempts wait for
     each other.
-W3  An attempt is in its queues from the end of the pause to its own end, however it ends.
+W3  An attempt enters its queues before it begins (after the pause of W1, if there is one), and stays in them until it
+    ends, however it ends.
 W4  No attempt waits longer than `turn_s` at a time; then it leaves its queues and tries out of turn.
 """
 
@@ -163,7 +164,8 @@ class Turn:
 
     @trio.lowlevel.enable_ki_protection
     async def take(self, at_most_s: float = inf) -> None:
-        """Wait for the turn, but no longer than `turn_s` and `at_most_s`. After a cancellation, it is in no queue."""
+        """Wait for the turn, but no longer than `turn_s` and `at_most_s`. After a cancellation, the transaction is in
+        no queue."""
         ticket, lines = self._ticket, self._lines
         if not ticket.cells:
             await trio.lowlevel.checkpoint()

@@ -70,7 +70,7 @@ class _ArchiveFile:
             else:
                 self._unread = self._member.unconsumed_tail
                 if not data and not packed:
-                    raise _Damaged("the gzip file is cut")
+                    raise _Damaged("the gzip file is cut short")
             if data:
                 return data
 

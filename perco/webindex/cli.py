@@ -46,13 +46,16 @@ Rows = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 Mine = Annotated[
-    list[str] | None, typer.Option("--mine", metavar="PACKAGE", help="Documentation of a package; may be repeated.")
+    list[str] | None,
+    typer.Option("--mine", metavar="PACKAGE", help="Load an installed package's documentation; repeatable."),
 ]
-Html = Annotated[Path | None, typer.Option("--html", metavar="DIR", help="Saved pages in a folder and below.")]
-Warc = Annotated[list[Path] | None, typer.Option("--warc", metavar="FILE", help="A web archive; may be repeated.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="DIR", help="Load the saved pages in a folder and its subfolders.")
+]
+Warc = Annotated[list[Path] | None, typer.Option("--warc", metavar="FILE", help="Load a web archive; repeatable.")]
 Synthetic = Annotated[
     int | None,
-    typer.Option("--synthetic", min=1, metavar="N", help="N synthetic pages, linked and copied as on the web."),
+    typer.Option("--synthetic", min=1, metavar="N", help="Make N pages, with links and duplicates as on the web."),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, metavar="N", help="The seed of the synthetic pages.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="At most this many pages.")]
@@ -65,7 +68,7 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where to build it.")] = Path("perco-demo"),
+    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="The folder for the demo.")] = Path("perco-demo"),
     limit: Annotated[int | None, typer.Option("--limit", min=200, metavar="N", help="Stop after N pages.")] = None,
     spark: Annotated[bool, typer.Option("--spark", help="Load through Spark, and compare with one process.")] = False,
 ) -> None:
@@ -89,27 +92,29 @@ def demo(
 def load(
     store: NewStore,
     mine: Mine = None,
-    stdlib: Annotated[bool, typer.Option("--stdlib", help="Besides other sources, the standard library.")] = False,
+    stdlib: Annotated[
+        bool, typer.Option("--stdlib", help="Load the standard library as well as other sources.")
+    ] = False,
     html: Html = None,
     warc: Warc = None,
     synthetic: Synthetic = None,
     seed: Seed = 0,
     limit: Limit = None,
-    spark: Annotated[bool, typer.Option("--spark", help="With Spark tasks; needs perco[spark] and Java.")] = False,
+    spark: Annotated[bool, typer.Option("--spark", help="Load with Spark tasks; needs perco[spark] and Java.")] = False,
     master: Annotated[
         str, typer.Option("--master", metavar="URL", help="Spark's master: local[n], spark://...")
     ] = "local[*]",
     rows: Rows = None,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="This folder's index replaces the rows' index in another folder.")
+        bool, typer.Option("--take-over", help="Let this folder's search index replace the one in another folder.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Crawl pages into a store until all are searchable.
 
     Without a source, it loads the documentation of the running Python's standard library, and removes stored pages of
-    documentation that this crawl does not find. With --spark, one Spark task per source crawls, and tasks load
-    the pages and run the observers.
+    documentation that this crawl does not find. With --spark, each source is crawled by a Spark task of its own,
+    and other tasks load the pages and run the observers.
 
     With --rows, the rows go to a database or to a served store. The folder then holds the search index, and records
     where the rows are; the other commands take only the folder. To share the work, start `perco web run` in further
@@ -279,7 +284,7 @@ def _spark() -> Any:
         from perco.webindex import on_spark
     except ModuleNotFoundError as error:
         needs = "pip install '.[spark]' in perco's checkout (some 500 MB), and Java 17 or newer"
-        raise perco.UsageError(f"there is no {error.name} here: --spark needs {needs}") from error
+        raise perco.UsageError(f"{error.name} is not installed: --spark needs {needs}") from error
     return on_spark
 
 
@@ -346,7 +351,7 @@ def _foreign(store: Path) -> str | None:
     if not tables or {"crawls", "dups"} <= tables:
         return None
     if "crawls" in tables:
-        return f"{store} was made by an older version, which found no duplicates; name another folder"
+        return f"{store} was made by an earlier version of perco, which found no duplicates; name another folder"
     return f"{store} is the store of another program; name another folder for a search index"
 
 
@@ -412,12 +417,12 @@ async def _search(store: Path, query: str, limit: int, at: str | None, *, json: 
             return FOUND
         if when is None:
             if not search_path(store).exists():  # a folder made by perco copy has only rows
-                complain(f"{store} has rows, and no search index yet: {called()} web run {store} makes it")
+                complain(f"{store} has rows, but no search index yet; to make one: {called()} web run {store}")
                 return FOUND
             with SearchIndex(search_path(store)) as index:
                 hits = index.search(query, limit)
                 if not index.is_full(rows_of(store).home):
-                    complain(f"the search index lacks documents: {called()} web run {store} goes on to fill it")
+                    complain(f"the search index is incomplete; to complete it: {called()} web run {store}")
         else:
             hits = await search_at(store, query, limit, when)
     except (EmptyQueryError, SearchIndexError) as error:

@@ -131,9 +131,9 @@ def _parser() -> argparse.ArgumentParser:
         help="crawl web archives (.warc, .warc.gz): their responses and resources",
     )
     parser.add_argument(
-        "--synthetic", metavar="N", type=_natural, help="make up N pages, linked and copied as pages of the web are"
+        "--synthetic", metavar="N", type=_natural, help="make N pages, with links and duplicates as on the web"
     )
-    parser.add_argument("--seed", metavar="N", type=_natural, default=0, help="of the pages that are made up")
+    parser.add_argument("--seed", metavar="N", type=_natural, default=0, help="the seed of the synthetic pages")
     parser.add_argument("--limit", metavar="N", type=_natural, help="stop after N pages")
     parser.add_argument("--out", metavar="FILE", default="-", help="write here instead of to the standard output (-)")
     parser.add_argument(
@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="BYTES",
         type=_natural,
         default=DEFAULT_LIMITS.body_bytes_max,
-        help="leave out what a page has beyond this many bytes (default: %(default)s)",
+        help="cut off longer pages after this many bytes (default: %(default)s)",
     )
     parser.add_argument(
         "--module-seconds",
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(problem, file=sys.stderr)
         return 2
     if args.out == "-" and sys.stdout.isatty():
-        print("the stream is not for a terminal: send it through a pipe, or name a file with --out", file=sys.stderr)
+        print("the output is binary: send it through a pipe, or name a file with --out", file=sys.stderr)
         return 2
     args.warc = [archive.resolve() for archive in args.warc]
     args.html = None if args.html is None else args.html.resolve()

@@ -99,7 +99,7 @@ def _decode(fields: object) -> Record:
     try:
         return page_of(fields)
     except ValueError as error:
-        raise CrawlError(f"the crawler sent a record of no known kind: {error}") from error
+        raise CrawlError(f"the crawler sent a record of an unknown kind: {error}") from error
 
 
 class CrawlDecoder:
@@ -150,7 +150,7 @@ class CrawlDecoder:
     def finish(self) -> None:
         """Check, at the end of the stream, that the crawl is complete. Raises: CrawlError."""
         if self._done is None:
-            raise CrawlError(f"the crawler stopped half-way, after {self._pages} pages: it never said done")
+            raise CrawlError(f"the crawler stopped half-way, after {self._pages} pages")
 
 
 def read_crawl(stream: BinaryIO, limits: ReadLimits = DEFAULT_READ_LIMITS) -> Iterator[Record]:

@@ -1,4 +1,4 @@
-"""`perco demo`: shows in a minute what perco is for, on your own documentation; nothing is staged.
+"""`perco demo`: shows in a minute what perco is for, on your Python's documentation; nothing is staged.
 
 `perco web load` does the work in a child process. The parent watches the child, really kills it half-way, and starts it
 again. Then the demo shows whether the store is in order, which pages are canonical once they are ranked by their links,
@@ -43,13 +43,13 @@ _EDITED = DOCS_URL + "asyncio.Future"
 async def run(folder: Path, limit: int | None) -> int:
     """Run the demo; returns the exit code."""
     store = fresh(folder)
-    say(f"1  A crawler makes pages of your Python's documentation; observers make a search index of them: {folder}/")
+    say(f"1  A crawler turns your Python's documentation into pages; observers build a search index of them: {folder}/")
     began = time.monotonic()
     await _first_life(store, limit, began)
-    say("\n2  Its process was killed with SIGKILL, in full flight. What does the store look like?")
+    say("\n2  The loading process was killed with SIGKILL. Is the store intact?")
     if not await _checked(store):
         return 1
-    say("\n3  The same command again. It takes up what was left: locks, notifications, exports.")
+    say("\n3  The same command runs again. It settles the locks, runs the observers that were due, and loads the rest.")
     load_s = await _second_life(store, limit)
     if not await _checked(store):
         return 1
@@ -81,13 +81,13 @@ def fresh(folder: Path) -> Path:
     if folder.exists() and not folder.is_dir():
         raise perco.UsageError(f"{folder} is a file; name a folder with --dir")
     if folder.exists() and any(folder.iterdir()) and not mark.exists():
-        raise perco.UsageError(f"{folder} holds other files; name another folder with --dir, or an empty one")
+        raise perco.UsageError(f"{folder} holds files that no demo made; name a new or an empty folder with --dir")
     try:
         for name in _STORES:
             if (folder / name).exists():
                 shutil.rmtree(folder / name)
         folder.mkdir(parents=True, exist_ok=True)
-        mark.write_text(f"made by `perco demo`, which makes {', '.join(_STORES)} in this folder again\n")
+        mark.write_text(f"`perco demo` made this folder; each run replaces these stores in it: {', '.join(_STORES)}\n")
     except OSError as error:
         raise perco.UsageError(f"{folder} cannot be made: {error.strerror}; name another folder with --dir") from None
     return folder / "store"
@@ -201,8 +201,8 @@ async def _second_life(store: Path, limit: int | None) -> float:
     assert progress is not None
     load = progress["load"]
     console.print(
-        f"   {load['unchanged']} pages were there already, {load['changed']} were new, {progress['recovered']} locks "
-        f"of the dead process were settled; {progress['searchable']} documents are searchable."
+        f"   {load['unchanged']} pages were already in the store, {load['changed']} were new; "
+        f"{progress['searchable']} documents are searchable"
     )
     return float(progress["seconds"])
 
@@ -228,7 +228,7 @@ async def _checked(store: Path) -> bool:
 
 async def _rank(service: Service) -> None:
     """Rank the pages, and show which pages are canonical as a result."""
-    say("\n4  Pages with the same content are one document. Which is its face? The one with the highest PageRank.")
+    say("\n4  Pages with the same content are one document. Its canonical page is the one with the highest PageRank.")
     from perco.webindex.rank import rank_all  # numpy is slow to import
 
     db, index = service.db, service.index
@@ -248,13 +248,15 @@ async def _rank(service: Service) -> None:
                 if example is None or len(listing.anchors) > len(example[1].anchors):
                     example = before.get(row.key), listing
     console.print(
-        f"   {ranked.pages} pages, {copies} of them duplicates, {ranked.links} links: {ranked.changed} ranks were "
-        f"written; after {took_s:.1f} s {moved} documents have another canonical page"
+        f"   {ranked.pages} pages, {copies} of them duplicates, {ranked.links} links; in {took_s:.1f} s, "
+        f"{ranked.changed} ranks were written, and {moved} documents got another canonical page"
     )
     if example is not None:
         was, listing = example
         console.print(
-            f"     {_short(was)} was canonical, {_short(listing.canonical)} is now", style="dim", markup=False
+            f"     for example: {_short(was)} was canonical, now {_short(listing.canonical)} is",
+            style="dim",
+            markup=False,
         )
         _show_listing(listing)
 
@@ -274,7 +276,10 @@ async def _edit(service: Service) -> tuple[str, float]:
     """Change one page; show which observers ran and why, and when a search finds the change. Returns (URL, seconds)."""
     db, index, word = service.db, service.index, "zq" + secrets.token_hex(4)
     url, content = await _canonical_with_duplicates(service)
-    say(f'\n5  One page is edited: "{word}" is added to {_short(url)}' + (", which is canonical." if content else "."))
+    say(
+        f'\n5  One page is edited: "{word}" is added to {_short(url)}'
+        + (", a canonical page with duplicates." if content else ".")
+    )
     runs: list[tuple[str, Any, float]] = []
     service.worker.on_run(lambda id, key, seconds: runs.append((id, key, seconds)))
     async with db.snapshot() as snap:
@@ -289,7 +294,7 @@ async def _edit(service: Service) -> tuple[str, float]:
     await db.wait_idle()
     hits = service.search.search(word)
     edit_s = time.perf_counter() - began
-    # The newest tree comes first. Another transaction may have written the page's rank, and so have a tree of its own.
+    # The newest tree comes first. If another transaction wrote the page's rank, that one has a tree of its own.
     caused = next(tree for tree in await db.trace(index.pages, url) if _wrote(tree, url))
     async with db.snapshot() as snap:
         await _show_tree(index, snap, caused, runs)
@@ -299,7 +304,9 @@ async def _edit(service: Service) -> tuple[str, float]:
     if after is not None:
         listing = Listing(*after)
         assert listing.canonical != url, "the page has left its duplicates"
-        console.print(f"   what it said before is {_short(listing.canonical)}'s now, with what links to it:")
+        console.print(
+            f"   its duplicates keep the old content; their canonical page is now {_short(listing.canonical)}:"
+        )
         _show_listing(listing)
     return url, edit_s
 
@@ -348,7 +355,7 @@ async def _show_tree(
 
 async def _compare(store: Path, load_s: float, edit_s: float) -> bool:
     """Compare the index with a batch build from the same pages; returns whether they are equal."""
-    say("\n6  Is it right? A plain batch function makes the same index from the same pages and ranks.")
+    say("\n6  Is the index right? For comparison, a plain batch function builds one from the same pages and ranks.")
     index = WebIndex()
     async with perco.open(store, index.schema, readonly=True) as db, db.snapshot() as snap:
         pages, ranks = await index.all_pages(snap)
@@ -360,16 +367,18 @@ async def _compare(store: Path, load_s: float, edit_s: float) -> bool:
     with SearchIndex(search_path(store)) as search:
         found = search.digest()
     if found != wanted:
-        console.print(f"   [red]NOT equal to a batch rebuild: sha256 {found[:16]}..., batch {wanted[:16]}...[/red]")
+        console.print(
+            f"   [red]NOT equal to the batch build: sha256 {found[:16]}..., batch build {wanted[:16]}...[/red]"
+        )
         return False
     console.print(
-        f"   equal to a batch rebuild: {len(pages)} pages, {len(documents)} documents, sha256 {wanted[:16]}... for both"
+        f"   equal to the batch build: {len(pages)} pages, {len(documents)} documents, sha256 {wanted[:16]}... for both"
     )
     batch_page_s, load_page_s = batch_s / len(pages), load_s / len(pages)
     console.print(
-        f"   Honestly: that took {batch_s * 1000:.0f} ms. For one edit, perco is cheaper from about "
-        f"{max(edit_s / batch_page_s, 1):.0f} pages on; a rebuild is cheaper whenever more than about "
-        f"{min(100 * batch_page_s / load_page_s, 100):.0f} % of the pages change between two of them."
+        f"   To be fair: the batch build took only {batch_s * 1000:.0f} ms. For a single edit, perco is faster from "
+        f"about {max(edit_s / batch_page_s, 1):.0f} pages on; the batch build is faster if more than about "
+        f"{min(100 * batch_page_s / load_page_s, 100):.0f} % of the pages change between two builds."
     )
     return True
 
@@ -387,12 +396,12 @@ async def _past(store: Path) -> None:
                 continue
             with SearchIndex.in_memory(documents) as past:
                 hits = past.search(_QUERY, 3)
-            say(f'\n7  "{_QUERY}" as of {_moment(ago_s)} ago, when there were {len(documents)} documents.')
+            say(f'\n7  The results for "{_QUERY}" as of {_moment(ago_s)} ago, among {len(documents)} documents:')
             if ago_s != _AGO_S[0]:
                 console.print(f"   (this store's history does not go back {_moment(_AGO_S[0])} yet)", style="dim")
             _show(hits)
             return
-    say(f'\n7  "{_QUERY}" a while ago? The history of this store does not go back {_moment(_AGO_S[-1])} yet.')
+    say(f"\n7  There is no past to search yet: this store's history does not go back {_moment(_AGO_S[-1])}.")
 
 
 def _moment(ago_s: int) -> str:

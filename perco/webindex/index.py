@@ -12,22 +12,22 @@ parse    a page changed: extract its title, text and links, and hash its content
          gone. The text of a page includes the texts of the pages in its frames, so the page is parsed again when one of
          these texts changes.
 rank     the rank of a page changed: move the page among its duplicates.
-gather   the links to a page changed: collect their texts again. A page that many pages link to is a hot spot.
+gather   the links to a page have changed: collect their texts again. A page that many pages link to is a hot spot.
 elect    a cluster (the pages with one content hash) changed: choose the canonical page, and list its duplicates and the
          texts of the links to any of them. The rows of `members` are sorted for the election: the first row of a
          cluster is its canonical page. The cluster of a page with many copies is a hot spot.
 export   a listing changed: hand the document to the search index, as of the run's snapshot. The snapshot's timestamp is
          the version of the document's row there. An older version never replaces a newer one, and a repeated one
-         changes nothing. So the export takes effect once, whenever the process dies.
-reprocess  the text of a page that other pages show in frames changed: signal that these other pages are stale.
+         changes nothing. So the export takes effect once, no matter when the process dies.
+reprocess  the text of a page has changed, and other pages show it in frames: signal that these other pages are stale.
 
 Why the order of arrival does not matter, under snapshot isolation:
 
 -   `docs.place` is one small cell, (content hash, rank), and the page's row in `members` changes with it. A transaction
-    that changes a page's place, or gathers the links to the page, writes this cell. So two such transactions at once
-    conflict on this cell, and on no other.
--   Only an election writes a cluster's row, from one snapshot, and all data of the cluster that is searched is stored
-    under its hash. When another page becomes canonical, no data moves from page to page, so none can be lost on the
+    that changes a page's place, or gathers the links to the page, writes this cell. So if two such transactions
+    overlap, they conflict on this cell, and on no other.
+-   Only an election writes a cluster's row, from one snapshot, and all searchable data of the cluster is stored under
+    the cluster's hash. When another page becomes canonical, no data moves from page to page, so none can be lost on the
     way.
 -   Runs for a signal may overlap. So each run writes a cell of its row even if nothing is new. The second of two
     overlapping runs then conflicts with the first, and runs again; so the last run to commit has seen the newest data.
@@ -100,7 +100,7 @@ class WebIndex:
         exporter: where documents go; None for programs that only load or read, and run no observers.
         limits: how much of a page is indexed.
         anchors_max: the number of links to a document whose texts are kept.
-        duplicates_max: how many duplicates of a document are kept, and searched by the links to them.
+        duplicates_max: how many duplicates of a document are kept, together with the texts of the links to them.
         stale_at_once: how many pages one run of `reprocess` signals as stale.
     """
 
@@ -152,7 +152,7 @@ class WebIndex:
         self.rank = self.pages.column("rank", perco.FLOAT64)
         self.docs = perco.Table("docs", key=perco.TEXT)
         self.parsed = self.docs.column("parsed", perco.MSGPACK, group="text")  # (title, text including that of frames)
-        self.own = self.docs.column("own", perco.TEXT, group="text")  # text without that of frames, if it has any
+        self.own = self.docs.column("own", perco.TEXT, group="text")  # if a page has frames: its text without theirs
         self.outlinks = self.docs.column("outlinks", perco.MSGPACK)  # ((target, anchor text), ...)
         self.embedded = self.docs.column("embedded", perco.MSGPACK)  # (URL, ...) of the pages in its frames
         self.place = self.docs.column("place", perco.MSGPACK)  # Place; only of indexed pages

@@ -101,14 +101,14 @@ def split(arguments: Sequence[str]) -> list[list[str]]:
         else:
             sources.append(some)
     if "--limit" in shared and len(sources) > 1:
-        raise UsageError("on Spark each source is crawled by a task of its own: give --limit with one source")
+        raise UsageError("with --spark, each source is a task of its own: give --limit only with a single source")
     return [[*source, *shared] for source in sources] or [shared]
 
 
 def session(master: str) -> SparkSession:
     """A Spark session whose tasks run this Python, unless the environment names another. Raises: UsageError."""
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
-        raise UsageError("Spark needs Java 17 or newer, and there is no java here: apt install openjdk-17-jre-headless")
+        raise UsageError("Spark needs Java 17 or newer, and no java was found: apt install openjdk-17-jre-headless")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("perco web").master(master)
     for name, value in (("spark.ui.showConsoleProgress", "false"), ("spark.log.level", "ERROR")):
@@ -157,7 +157,7 @@ async def load(service: Service, spark: SparkSession, store: perco.spark.Store, 
 async def both(folder: Path, limit: int | None, say: Callable[[str], None]) -> bool:
     """`perco demo --spark`: load Python's documentation by Spark and in one process; returns whether both are equal."""
     sources = ["--limit", str(limit)] if limit is not None else []
-    say(f"1  Spark begins: a crawl, loaders and observers as its tasks; the store is {folder}/spark")
+    say(f"1  Spark tasks crawl the pages, load them and run the observers; the store is {folder}/spark")
     began = time.monotonic()
     spark = await trio.to_thread.run_sync(session, "local[*]")
     begun_s = time.monotonic() - began
@@ -169,7 +169,7 @@ async def both(folder: Path, limit: int | None, say: Callable[[str], None]) -> b
                 await service.db.wait_idle()
                 spark_s = time.monotonic() - began
                 say(f"   {service.loaded.crawled} pages loaded and searchable after {spark_s:.0f} s")
-            say("\n2  A snapshot of it as a data frame: the documents with the most duplicates.")
+            say("\n2  A snapshot of this store as a data frame: the documents with the most duplicates.")
             await on_spark(spark, partial(_show, spark, store))
         say(f"\n3  The same pages, loaded by one process: {folder}/embedded")
         began = time.monotonic()
@@ -188,7 +188,7 @@ async def both(folder: Path, limit: int | None, say: Callable[[str], None]) -> b
     for name in ("spark", "embedded"):
         with SearchIndex(search_path(folder / name)) as search:
             digests.append(search.digest())
-    say(f"   the search indexes: sha256 {digests[0][:16]}... by way of Spark, {digests[1][:16]}... embedded")
+    say(f"   the search indexes: sha256 {digests[0][:16]}... from Spark, {digests[1][:16]}... from one process")
     return equal and digests[0] == digests[1]
 
 
@@ -199,8 +199,8 @@ def _why(spark_s: float, embedded_s: float, begun_s: float) -> str:
         f"Spark took another {begun_s:.0f} s to start.\n"
         "   Spark has more to do: a page goes from the crawler through a shuffle to a task, and whatever\n"
         "   tasks and observers read or write goes to the process that serves the store. The JVM, its\n"
-        "   Python workers, that process and this one share the cores; one process alone calls functions.\n"
-        "   Spark can pay where there are more cores or machines than one process uses."
+        "   Python workers, that process and this one share the cores; a load by one process only calls functions.\n"
+        "   Spark can be faster if there are more cores, or machines, than one process uses."
     )
 
 
@@ -213,7 +213,7 @@ def _compare(spark: SparkSession, folder: Path, say: Callable[[str], None]) -> b
         one, other = (_frame(spark, folder / which, name).cache() for which in ("spark", "embedded"))
         only_one, only_other = one.exceptAll(other).count(), other.exceptAll(one).count()
         equal = equal and not only_one and not only_other
-        said = f"{only_one} rows only by way of Spark, {only_other} only embedded"
+        said = f"{only_one} only in the store from Spark, {only_other} only in the other"
         say(f"   {name:<8}{one.count():>8} rows: {said if only_one or only_other else 'equal'}")
         for frame in (one, other):
             frame.unpersist()

@@ -29,7 +29,7 @@ SEARCH_FILE: Final = "search.sqlite"
 ROWS_FILE: Final = "rows"
 IN_FOLDER: Final = 1  # `Rows.home` of every web index whose rows are in its folder
 _HOME: Final = "search folder"  # the row that names the folder, if the rows are not in it
-_AGAIN: Final = 20  # how often to look at the folder's file while another process may be writing it
+_AGAIN: Final = 20  # how many times to look at the folder's file while another process may be writing it
 _AGAIN_S: Final = 0.1
 _SCHEMES: Final = ("postgresql://", "bigtable://", "tcp://", "tls://", "unix:")
 

@@ -208,7 +208,7 @@ class _Documentation:
             except _TooSlow:
                 raise
             except BaseException as error:
-                # The timer still runs here, because code of the module may make the text of the exception.
+                # The timer is left running here, because the text of the exception may come from code of the module.
                 return Skipped(name, self._scrub(_reason(error)))
             finally:
                 self._stop_timer()
@@ -225,8 +225,8 @@ class _Documentation:
         signal.signal(signal.SIGALRM, _too_slow)
         # The timer fires repeatedly, because a module may catch the exception.
         signal.setitimer(signal.ITIMER_REAL, seconds, min(seconds, 1.0))
-        # If a module keeps catching the exception, or never returns from C code, the process ends. The reader then
-        # sees a crawl that died, and the traceback on the standard error says where.
+        # If a module keeps catching the exception, or never returns from C code, the process ends. The reader of
+        # the stream then sees that the crawl died; the traceback on the standard error shows where the code hung.
         faulthandler.dump_traceback_later(seconds * PATIENCE, exit=True, file=_STDERR)
 
     def _stop_timer(self) -> None:
@@ -282,8 +282,8 @@ class _Documentation:
         return f"<dt>{_link(f'{name}.{member}', member)}</dt><dd>{self._html.escape(synopsis)}</dd>"
 
     def _member(self, value: Any) -> str:
-        """The page of a class or function. It depends only on the object, not on the name by which it was found: if
-        several modules export the object, they have the same page of it."""
+        """The page of a class or function. Its content depends only on the object, not on the name by which the
+        object was found: if several modules export the object, their pages for it have the same content."""
         home = _text_of(getattr(value, "__module__", None))
         name = f"{home}.{value.__qualname__}" if home else value.__qualname__
         functions, classes = self._targets_of(home)
@@ -326,8 +326,8 @@ def _below(module: types.ModuleType) -> tuple[str, ...]:
 
 
 def _members(module: types.ModuleType) -> tuple[tuple[tuple[str, Any], ...], tuple[Skipped, ...]]:
-    """The public classes and functions of a module, and those that could not be read. As in pydoc, they are those that
-    `__all__` names or, without `__all__`, those that the module itself defines."""
+    """The public classes and functions of a module, and those that could not be read. As in pydoc, a name is public
+    if `__all__` contains it or, without `__all__`, if it is defined in the module itself."""
     exported = vars(module).get("__all__")
     names = {str(name) for name in (vars(module) if exported is None else exported)}
     members, problems = [], []

@@ -243,9 +243,9 @@ async def fill(
     home: int,
     on_fill: Callable[[int], None] = lambda documents: None,
 ) -> None:
-    """Export all documents into a new search index, because the rows may be older than the index. If the index already
-    has a newer version of a document, it keeps that version. The snapshot holds back the watermark, so the index does
-    not forget deletions that are newer than the snapshot (`SearchIndex.forget`)."""
+    """Export all documents into a new search index, because the rows may have been there before the index. If the index
+    already has a newer version of a document, it keeps that version. The snapshot holds back the watermark, so the
+    index does not forget deletions that are newer than the snapshot (`SearchIndex.forget`)."""
     await trio.to_thread.run_sync(search.begin, home, home == IN_FOLDER)
     filled, undecided = 0, []
     async with db.snapshot() as snap:

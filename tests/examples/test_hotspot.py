@@ -17,7 +17,7 @@ async def test_killed_again_and_again_each_document_counts_once(tmp_path: Path) 
                 await db.wait_idle()
             async with db.snapshot() as snap:
                 assert await hotspot.wrong(snap) == 0
-    assert run("hotspot", tmp_path / "store", "--documents", 20).endswith("0 sizes of clusters are wrong\n")
+    assert run("hotspot", tmp_path / "store", "--documents", 20).endswith("0 cluster sizes are wrong\n")
 
 
 async def test_who_is_connected_by_a_signal_does_not_conflict() -> None:

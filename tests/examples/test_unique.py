@@ -23,7 +23,7 @@ async def test_killed_again_and_again_no_address_has_two_owners_and_the_towns_ca
                 await db.wait_idle()
             async with db.snapshot() as snap:
                 assert await unique.compare(snap) == (known, 0, 0)
-    assert run("unique", tmp_path / "store").endswith("caught up: 0 wrong entries of addresses, 0 of towns\n")
+    assert run("unique", tmp_path / "store").endswith("caught up: 0 wrong entries for addresses, 0 for towns\n")
 
 
 async def test_of_many_who_want_one_address_at_once_one_gets_it() -> None:

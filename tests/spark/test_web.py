@@ -126,7 +126,7 @@ def test_the_demo_says_which_tables_differ(spark: SparkSession, tmp_path: Path) 
     said: list[str] = []
     assert not on_spark._compare(spark, tmp_path, said.append)
     of = {line.split()[0]: line for line in said}
-    assert of["pages"].endswith("2 rows: 1 rows only by way of Spark, 1 only embedded")
+    assert of["pages"].endswith("2 rows: 1 only in the store from Spark, 1 only in the other")
     assert of["crawls"].endswith("equal")
 
 

@@ -32,7 +32,7 @@ def goes_on(patch: pytest.MonkeyPatch) -> None:
 
 @by(
     _HANGING + "test_a_claim_that_was_lost_is_not_taken_for_an_earlier_one",
-    "O1 a claim whose answer is lost counts if an earlier one is there",
+    "O1 a claim whose answer is lost counts as made if an earlier claim is there",
 )
 def an_earlier_claim(patch: pytest.MonkeyPatch) -> None:
     async def take(self: Any, ours: Any) -> bool:

@@ -54,7 +54,7 @@ def _whatever(place: Any, holder: Any) -> Any:
     return made
 
 
-@direct("O1 a claim is made unconditionally")
+@direct("O1 a process becomes the owner unconditionally")
 def claims_blindly(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(store, "change", _whatever)
 

@@ -92,10 +92,10 @@ def test_a_crawl_that_ends_anywhere_before_its_end_is_an_error(length: int) -> N
         (encode(Done(1)), "counted 1 pages, but 0 came"),
         (encode(Done(0)) + encode(page("a")), "sent more after"),
         (b"\xc1", "not msgpack"),
-        (bytes(msgpack.packb([1])), "no known kind"),
-        (bytes(msgpack.packb({"done": "1"})), "no known kind"),
-        (bytes(msgpack.packb({"skipped": "a", "why": "b", "more": "c"})), "no known kind"),
-        (bytes(msgpack.packb({"url": "a"})), "no known kind"),
+        (bytes(msgpack.packb([1])), "unknown kind"),
+        (bytes(msgpack.packb({"done": "1"})), "unknown kind"),
+        (bytes(msgpack.packb({"skipped": "a", "why": "b", "more": "c"})), "unknown kind"),
+        (bytes(msgpack.packb({"url": "a"})), "unknown kind"),
     ],
 )
 def test_a_stream_of_something_else_is_an_error(data: bytes, why: str) -> None:
@@ -594,7 +594,7 @@ def test_a_truncated_archive_is_no_failure_of_the_crawl(tmp_path: Path) -> None:
     first, skipped, done = crawl_records("--warc", "a.warc.gz", cwd=tmp_path)
     assert isinstance(first, Page)
     assert isinstance(skipped, Skipped)
-    assert skipped.why == "the rest of the archive: the gzip file is cut"
+    assert skipped.why == "the rest of the archive: the gzip file is cut short"
     assert done == Done(1)
 
 

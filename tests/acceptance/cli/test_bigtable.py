@@ -62,7 +62,7 @@ def test_the_table_is_made_once(url: str) -> None:
     made = perco("bigtable", "init", other)
     assert (made.returncode, "made" in made.stdout) == (0, True), made
     again = perco("bigtable", "init", other)
-    assert (again.returncode, "it is there already" in again.stdout) == (0, True), again
+    assert (again.returncode, "it exists already" in again.stdout) == (0, True), again
     fine = perco("bigtable", "check", other)
     assert (fine.returncode, "nothing is wrong" in fine.stdout) == (0, True), fine
 
@@ -152,8 +152,8 @@ def test_workers_and_commands_reach_the_rows_of_a_store_that_is_served_directly(
     ("arguments", "said"),
     [
         (["serve", "URL"], "say where to listen"),
-        (["serve", "URL", "--listen", "unix:s", "--advertise", "tcp://db:1"], "for clients that --direct lets in"),
-        (["serve", "URL", "--listen", "unix:s", "--processes", "2"], "a database has its own processes"),
+        (["serve", "URL", "--listen", "unix:s", "--advertise", "tcp://db:1"], "--advertise needs --direct"),
+        (["serve", "URL", "--listen", "unix:s", "--processes", "2"], "a database has no tablet servers"),
         (["status", "URL"], "perco serve URL --direct"),
     ],
 )

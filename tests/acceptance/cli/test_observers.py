@@ -95,7 +95,7 @@ async def test_a_change_that_is_retried_is_told_wherever_one_asks(tmp_path: Path
         assert found == {"count": 0, "changes": [], "failing": {"measure": {"changes": 1, "attempts": 1}}}
         told = (await run("status", store)).out
         assert "\nfailing     1 for measure (attempt 1), being retried\n" in told
-        assert "\nused by     0 clients of its owner; 1 process with a worker\n" in told
+        assert "\nused by     0 clients of the owner; 1 process with a worker\n" in told
         status = json.loads((await run("status", store, "--json")).out)
         assert (status["failing"], status["clients"], status["workers"]) == (1, 0, 1)
         assert (status["observers"][0]["failing"], status["observers"][0]["attempts"]) == (1, 1)
@@ -105,7 +105,7 @@ async def test_a_change_that_is_retried_is_told_wherever_one_asks(tmp_path: Path
         waited = await run("wait", store, "--timeout", 0)
         assert waited.code == 1
         assert "failing: 1 change for measure (1 attempt so far); the log of their worker" in waited.err
-        assert "a worker is there, and retries them: allow more time" in waited.err
+        assert "a worker is running, and retries them: allow more time" in waited.err
         assert "perco worker MODULE" not in waited.err
     status = json.loads((await run("status", store, "--json")).out)
     assert (status["failing"], status["clients"], status["workers"]) == (1, None, None)
@@ -113,12 +113,12 @@ async def test_a_change_that_is_retried_is_told_wherever_one_asks(tmp_path: Path
 
 async def test_what_is_asked_wrongly_is_told(store: Path) -> None:
     done = await run("failed", "replay", store)
-    assert (done.code, "or say --all" in done.err) == (2, True)
+    assert (done.code, "or give --all" in done.err) == (2, True)
     at = str(store)
     for asked, said in (
         (failing_commands.show_list(at, "nobody", 5, json=False), "no observer 'nobody'"),
         (failing_commands.show_one(at, "nobody", "a", json=False), "no observer 'nobody'"),
-        (failing_commands.replay(at, "measure", None, everything=True, json=False), "or say --all"),
+        (failing_commands.replay(at, "measure", None, everything=True, json=False), "or give --all"),
         (failing_commands.drop(at, "measure", None, everything=False, json=False), "no observer runs"),
         (failing_commands.drop(at, "nobody", None, everything=True, json=False), "no observer 'nobody'"),
         (observing.pause(at, "nobody", paused=True, json=False), "no observer 'nobody'"),
@@ -222,7 +222,7 @@ def test_a_circle_is_drawn_once_round() -> None:
         "└── > there",
         "    └── t.b",
         "        └── > back  (paused)",
-        "            └── t.a  (in a circle)",
+        "            └── t.a  (a cycle)",
     ]
     assert graph.mermaid(states).count(" --> ") == 4
 

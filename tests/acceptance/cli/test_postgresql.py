@@ -35,7 +35,7 @@ def test_the_tables_are_made_once_and_rights_are_granted(url: str) -> None:
     assert lacking.returncode == 1
     assert len(json.loads(lacking.stdout)["findings"]) == 16, "four rights on four tables"
     again = perco("postgresql", "init", url, "--grant", role)
-    assert (again.returncode, "they are there already" in again.stdout) == (0, True), again
+    assert (again.returncode, "they exist already" in again.stdout) == (0, True), again
     fine = perco("postgresql", "check", app)
     assert (fine.returncode, "nothing is wrong" in fine.stdout) == (0, True), fine
 
@@ -93,9 +93,9 @@ def test_clients_are_sent_to_where_other_hosts_reach_it(listening: list[str], re
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--advertise", "tcp://db:1"], "--advertise names the address for clients that --direct lets in"),
+        (["--advertise", "tcp://db:1"], "--advertise needs --direct"),
         (["--direct", "--advertise", "db:1"], "write unix:PATH, tcp://HOST:PORT"),
-        (["--processes", "2"], "a database has its own processes"),
+        (["--processes", "2"], "a database has no tablet servers"),
     ],
 )
 def test_options_that_make_no_sense_are_told(url: str, tmp_path: Path, options: list[str], said: str) -> None:

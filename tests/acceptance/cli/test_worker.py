@@ -76,7 +76,7 @@ async def _doubled(place: Path) -> int:
 def test_it_says_that_it_has_made_the_store(place: Path) -> None:
     made = run(place, "app:schema", "--store", "typo", "--until-idle")
     again = run(place, "app:schema", "--store", "typo", "--until-idle")
-    assert "there was nothing at typo: it is a new store, and empty\n" in made.stderr
+    assert "there was no store at typo: a new, empty one was made\n" in made.stderr
     assert "new store" not in again.stderr
     assert (made.returncode, again.returncode) == (0, 0)
 

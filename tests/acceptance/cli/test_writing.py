@@ -203,7 +203,7 @@ async def test_wait_until_a_timestamp_passes_by_what_came_later(store: Path) -> 
 async def test_wait_until_a_timestamp_that_was_never_given_out_is_refused(store: Path) -> None:
     done = await run("wait", store, "--until-ts", 10**9)
     assert (done.code, done.out) == (2, "")
-    assert "no timestamp above 100000 was issued so far" in done.err
+    assert "no timestamp above 100000 has been issued yet" in done.err
 
 
 async def test_wait_until_a_timestamp_while_others_go_on_writing(store: Path) -> None:

@@ -200,7 +200,7 @@ async def test_a_circle_of_observers_is_stopped_and_named(web: Web, one_step: bo
             assert isinstance(error, perco.errors.ChainTooLong)
             assert set(error.cycle) == {"there", "back"}
             assert (error.depth, error.limit, error.cause) == (22, 21, commit_ts)
-            assert "in a circle" in str(error)
+            assert "in a cycle" in str(error)
         assert await get(db, web.size, "a") == 11
         [failed] = await db.failed()
         assert (failed.observer, failed.attempts, failed.cause) == ("back", 0, commit_ts)

@@ -200,7 +200,7 @@ async def test_a_root_that_may_have_been_a_run_says_so(web: Web) -> None:  # G4
         console = Console(file=StringIO(), width=120)
         console.print(drawn(found, ("counts", "of a")))
         assert isinstance(console.file, StringIO)
-        assert "from outside, or a run for a signal whose cause is no longer kept" in console.file.getvalue()
+        assert "a program's transaction, or a run for a signal whose cause is no longer kept" in console.file.getvalue()
 
 
 async def test_what_came_through_a_run_whose_record_is_gone_says_so(web: Web) -> None:  # N9
@@ -241,10 +241,10 @@ def test_a_tree_is_drawn_with_what_was_asked_for() -> None:
     console.print(drawn(root, ("docs", "za")))
     assert isinstance(console.file, StringIO)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
-    assert lines[:2] == ["10  from outside", "├── docs[0].body"]
+    assert lines[:2] == ["10  a program's transaction", "├── docs[0].body"]
     assert lines[-3:] == [
         "├── and 2 more cells",
-        "└── 12  > tell on docs[a].size  (attempt 3)  <- wrote what was asked for",
+        "└── 12  > tell on docs[a].size  (attempt 3)  <- wrote the requested row",
         "    └── docs[za].note",
     ]
 
@@ -278,7 +278,7 @@ def test_no_line_of_a_trace_is_cut_off(capsys: pytest.CaptureFixture[str], monke
     run = Traced(12, "tell", ("docs", key, "body"), 1, 3, (), [("docs", f"z{key}", "note")])
     show([Traced(10, writes=[("docs", key, "body")], runs=[run], asked=True)], ("docs", key))
     assert capsys.readouterr().out.splitlines() == [
-        "10  from outside  <- wrote what was asked for",
+        "10  a program's transaction  <- wrote the requested row",
         f"├── docs[{key}].body",
         f"└── 12  > tell on docs[{key}].body  (attempt 3)",
         f"    └── docs[z{key}].note",

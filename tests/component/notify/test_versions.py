@@ -139,7 +139,7 @@ async def test_the_catalogue_never_goes_back() -> None:  # N10
         assert inside(db).catalogue.observers["count"].version == 2
         await put(db, old.body, "b", "hello")  # a loader may be older
         with pytest.raises(
-            perco.errors.SchemaMismatch, match=r"'count' is version 2 in this store, and version 1 in this"
+            perco.errors.SchemaMismatch, match=r"'count' is version 2 in this store, but version 1 in this"
         ):
             async with db.worker():
                 pass

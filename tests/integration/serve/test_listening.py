@@ -450,7 +450,7 @@ def test_serve_says_where_and_ends_in_order(tmp_path: Path) -> None:
         assert process.stderr is not None
         ready = process.stdout.readline()
         assert f"unix:{tmp_path / 'store' / 'socket'}, tcp://localhost:" in ready
-        assert "it is a new store, and empty" in process.stderr.readline()
+        assert "a new, empty one was made" in process.stderr.readline()
         port = ready.split("tcp://localhost:")[1].split()[0]
         trio.run(on, f"tcp://localhost:{port}", writes)
         with socket.socket(socket.AF_UNIX) as idle:
