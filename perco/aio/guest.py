@@ -40,8 +40,9 @@ def begin_here(port: Guests, engine: Engine, isolation: Isolation | None) -> Tra
     return begin_nowait(engine, isolation)
 
 
-# For how many rounds of the loop the leader stays awake without anything to do. A caller that has just been answered
-# often calls again at once, and it costs two thread switches to put the guest to sleep and to wake it.
+# For how many rounds of the loop the portal's leader, the task that takes the calls, stays awake without anything to
+# do. A caller that has just been answered often calls again at once, and it costs two thread switches to put the guest
+# to sleep and to wake it.
 _LINGERS: Final = 3
 
 _WRONG_THREAD: Final = (
@@ -158,7 +159,8 @@ def portal_of(engine: Engine) -> Guests:
 
 
 def must_be_on(loop: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoop:
-    """The running loop. Raises: UsageError unless it is `loop`, if given, and the caller runs on it, not on trio."""
+    """The running loop. Raises: UsageError if there is none, if it is not `loop` (unless that is None), or if the
+    caller is a task of trio."""
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
@@ -188,8 +190,8 @@ _hosts: dict[asyncio.AbstractEventLoop, Host] = {}
 class Host:
     """The guest run of a loop.
 
-    A KeyboardInterrupt is raised between trio's callbacks, never inside one; if the loop itself does not catch it, the
-    loop raises it.
+    A KeyboardInterrupt is raised between trio's callbacks, never inside one: unless the loop handles interrupts itself,
+    the exception leaves the loop.
 
     trio's callbacks go through a queue of their own. So if the loop was closed with a store open, the run can still be
     brought to its end: by the next run in the thread, or when the program ends.
@@ -231,7 +233,7 @@ class Host:
         return Host(loop)
 
     async def leave(self, store: object) -> None:
-        """Note that a store has been closed, and end the run after the last one."""
+        """Record that a store has been closed, and end the run after the last one."""
         self.stores.pop(store, None)
         if not self.stores:
             self._end.set()

@@ -432,7 +432,7 @@ class BigtableRows(Repeating):
         attempt: Attempt,
         stamps: dict[int, int],
     ) -> None:
-        """Write the hints of these mutations (N7), and note each hint's stamp by the mutation's index in `stamps`. If a
+        """Write the hints of these mutations (N7), and note in `stamps` each hint's stamp by the mutation's index. If a
         hint cannot be written, its mutation is taken out of `left` and `calls`, because it must not be sent. Writing
         the hints takes at most half of the time that is left, because the other mutations wait for it."""
         missing: dict[int, Any] = {}

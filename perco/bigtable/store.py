@@ -38,13 +38,14 @@ class Searched(Bare):
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
         """See `OwnerStore.raise_floor`."""
-        # The clients' floor comes first: this process rolls back without a marker below its own floor, so no client may
-        # be able to prewrite there (T13).
+        # The clients' floor comes first: below its own floor, this process rolls back without a marker, so clients must
+        # not be able to prewrite there (T13).
         if self.tickets is not None:
             await self.tickets.raise_floor(ts, wait=wait)
             if not wait:
                 # Permits with the former floor may not have expired, so this process must not raise its own floor yet.
-                # A table that was added needs no call, because the floor is the same for all tables.
+                # Nor need it: without `wait`, it is asked only because tables may have been added, and all tables have
+                # the same floor.
                 return
         await super().raise_floor(ts, wait=wait)
 
@@ -97,8 +98,8 @@ class BigtableStore(LeasedStore):
         try:
             store.rows.add(SYSTEM_TABLE, ())
             await store._claim(direct=direct)
-            # `Searched` counts this time from now on: mutations of a former owner and of its clients may arrive until
-            # it has passed (T13).
+            # Mutations of a former owner and of its clients may arrive until `lasts_s` has passed; `Searched` begins to
+            # count that time now (T13).
             lasts_s = store._ours.lasts_s
             store.rows.hints.keep_to(store._ours.late_s, lasts_s)
             store.store = Searched(store.rows, store.rows.tables, store._ours.late_s, former_s=lasts_s)
@@ -218,7 +219,7 @@ class BigtableStore(LeasedStore):
             self.rows.add(name, list(catalogue.groups(name)))
 
     def where(self) -> tuple[str, str]:
-        """The address; and the mark of its durability (S2): Bigtable acknowledges only what is durable."""
+        """The store's address; and the mark of its durability (S2), "": Bigtable acknowledges only what is durable."""
         return self.rows.place.shown, ""
 
     async def aclose(self) -> None:

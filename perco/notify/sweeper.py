@@ -5,7 +5,7 @@ N1  The lock on an observed cell stands for the pending notification: when the l
     are put. So the cell's observers run even if no transaction reads the cell.
 N5  Pending entries are settled, too: they are replaced with notify cells if their transaction has committed, and
     removed once its primary has been rolled back.
-N7  A lock that is unreadable, or whose primary is, stays, and is reported once; all others are settled. Such a lock may
+N7  A lock stays, and is reported once, if it or its primary is unreadable; all others are settled. Such a lock may
     stand for a notification, so it is kept in `stuck`.
 """
 

@@ -44,7 +44,8 @@ _CAUSES_PER_READ = 1024
 
 
 class Claims:
-    """Loop thread only. `marks`: by observer number, the head of its acknowledgements, and its step on a path."""
+    """Loop thread only. `marks`: for each observer, by its number: the head of its acknowledgements (N3), and its step
+    in the paths of chains (N9)."""
 
     def __init__(self, engine: Engine, marks: Mapping[int, tuple[bytes, bytes]]) -> None:
         self._engine, self._marks = engine, marks

@@ -20,7 +20,7 @@ _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _OWN: Final = re.compile(r"(?<=[?&])prefix=([^&]*)(&|$)")
 _EXAMPLE: Final = "postgresql://USER@HOST/DATABASE?prefix=NAME"
 # Settings of libpq, unless the address or the environment has others. With them, libpq refuses standbys, gives up on
-# hosts that do not answer, and ends connections to a server that disappeared without closing them.
+# hosts that do not answer, and ends the connections that a server left open when it disappeared.
 _DEFAULTS: Final = {
     "target_session_attrs": "read-write",
     "connect_timeout": "3",

@@ -16,7 +16,7 @@ N1  The mutation that replaces the lock of an observed cell with its record, or 
     also puts a notify cell for each observer.
 N2  The mutation that commits an acknowledgement removes the notify cells that its run saw, at exactly their timestamps.
 N5  A signal is put as a pending entry, without a check, so it never conflicts. The mutation that makes the signal final
-    checks that the entry is still there. A run for a signal removes the notify cells that it saw in the same way, and
+    checks that the entry is still there. In the same way, a run for a signal removes the notify cells that it saw, and
     leaves a record of its cause (N9). A bare primary is refused only by its own marker (T5), and leaves a trace at its
     start_ts.
 N6  An acknowledgement commits only if the failed list still has what its run saw there for the row and observer:
@@ -64,7 +64,7 @@ from perco.storage import (
 
 class Intent(NamedTuple):
     """A cell that a transaction writes. Kind READ: a cell that it has read under a lock; SIGNAL: a signal that it
-    raises (N5); BARE: its bare primary.
+    raises (N5); BARE: its bare primary, a cell of its own, if it writes no other cell.
 
     `body`: the short value, or the data group's name; for a run, the contents of its acknowledgement (N9). `data`: the
     long value, to be put into that group.

@@ -24,7 +24,7 @@ _HEAD: Final = struct.Struct(">IBH")
 HEAD_BYTES: Final = _HEAD.size
 MESSAGES_MAX: Final = (1 << 16) - 1  # in a frame
 GREETING_BYTES_MAX: Final = 1 << 16  # of a peer that is not known yet
-ELEMENTS_MAX: Final = 1 << 23  # of all arrays and maps in a frame; a client's have about four bytes each
+ELEMENTS_MAX: Final = 1 << 23  # of all arrays and maps in a frame; a client's elements have about four bytes each
 _CHECKED_BYTES: Final = 1 << 14
 
 

@@ -111,7 +111,7 @@ class Elsewhere:
             self._link.tell(Method.UNCLAIM, where)
 
     def released(self) -> None:
-        """Forget which rows others have: another process has released rows, without a look for changes whose
+        """Forget which rows others have: another process has released rows. It has not looked there for changes whose
         observers only this process may run."""
         self._held.clear()
         self._freed = self._asking > 0
@@ -123,7 +123,7 @@ class Elsewhere:
         self._full = False
 
     def woken(self) -> None:
-        """Note that the server has said that there may be work, and waits for an answer."""
+        """Record that the server has said that there may be work, and waits for an answer."""
         self._woken = True
 
     def full(self) -> None:

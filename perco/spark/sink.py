@@ -4,9 +4,9 @@
 Both keep rows and cells that are not in the frame: nothing is truncated.
 
 A row takes effect once, even if Spark runs a task again or twice at once, because the row's transaction also writes a
-mark of the ledger. Otherwise, a repeated task could put back a value that has been changed since. For the same reason,
-a micro-batch of a stream takes effect once, even if Spark writes it again: the ledger has the number of the last batch
-that was written.
+mark of the ledger. Otherwise, a repeated task could put back a value that has been changed since. A micro-batch of
+a stream, too, takes effect once, even if Spark writes it again: the ledger has the number of the last batch that was
+written.
 
 If several rows have one key, only one of them takes effect: for the others, its mark looks like that of an earlier
 attempt. The driver detects this when all tasks have ended. The attempts whose results Spark kept have processed each

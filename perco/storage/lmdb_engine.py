@@ -9,7 +9,7 @@ S4  Room is made before a batch is written: the file is allocated ahead, with a 
 S5  Write transactions begin and end on one thread (the tablet's writer).
 S6  The map grows between transactions, on the thread that reads (`grow`).
 P4  After a split, the transaction that removes the first of the moved rows from the old tablet also marks the tablet.
-    So a reader beside the owner that still has an old map of the tablets finds either the rows or the mark.
+    So a reader beside the owner finds either the rows or the mark, even with an old map of the tablets.
 F1  A process that takes over an environment raises the environment's epoch. Every batch checks, in its own write
     transaction, that the epoch is still that of its process. So a process that was presumed dead can no longer write.
 """

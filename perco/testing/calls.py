@@ -53,8 +53,8 @@ class Befalls(Protocol):
 
 
 class Step(NamedTuple):
-    """A call, as the table of steps and faults names it. `about`: its subject, for the names of choices; `faults`:
-    those that can hit it."""
+    """A call, as the table of steps and faults names it. `about`: its subject, for the name under which its
+    fault is chosen; `faults`: those that can hit it."""
 
     name: str
     about: str
@@ -175,7 +175,7 @@ class Service:
         return [Response(answers[0].rows)] if reads else answers[0]
 
     def ask_now(self, process: Process, step: Step, request: Any) -> Any:
-        """Make a call that blocks; it takes no time. Raises: gRPC's error."""
+        """Make a call that blocks in production; here it takes no time. Raises: gRPC's error."""
         if process.dead:
             raise rpc_error("CANCELLED")
         fault, _, more = self.befalls.call(process, step.name, step.about, step.faults).partition(" ")

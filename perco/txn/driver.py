@@ -6,7 +6,7 @@ T7  A transaction that holds locks never waits for another one. It releases all 
     its function runs again.
 T8  Every step that changes a lock checks that the lock is still there (`mutations.py`).
 T10 A cancellation before the primary's commit is sent raises Cancelled, and the locks are removed in the background.
-    After that the call completes and reports its outcome.
+    If the cancellation comes later, the call completes and reports its outcome.
 T14 A serializable transaction's reads are validated between the draw of its commit_ts and its primary's commit.
 """
 
@@ -59,7 +59,7 @@ from perco.txn.resolver import Resolver, make_token
 from perco.txn.validation import Validation
 
 _ASK_PAUSE_MAX_S = 0.5  # between two reads of a primary that does not answer
-_SHARED_MAX = 1024  # the most shared locks of one cell that are settled before the prewrite is sent again
+_SHARED_MAX = 1024  # how many shared locks of one cell are settled, at most, before the prewrite is sent again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,8 +198,8 @@ class Driver(Resolver):
         return True
 
     async def _in_one_step_late(self, store: Deferring, commit: Commit, version: int) -> bool:
-        """Like `_in_one_step`, but with a window: draws the timestamp, and enters the cells, when the window has ended.
-        Returns False if another commit was in the way by then, or no timestamp was available: try again."""
+        """Like `_in_one_step`, but with a delay window (D1): draws the timestamp, and enters the cells, when the window
+        has ended. Returns False if another commit was in the way by then, or no timestamp was available: try again."""
         entered, stale, has_entered = self.entered, False, False
 
         def make() -> Mutation | None:
@@ -502,7 +502,7 @@ class Driver(Resolver):
         self._observed_done(observed=observed)
 
     def _waits_for_others(self, start_ts: int) -> None:
-        """T7: mark a transaction that has released its locks as aborted before it waits, so that no other transaction,
+        """T7: before a transaction that has released its locks waits, mark it as aborted, so that no other transaction,
         in any process, waits for it. Otherwise two transactions that have encountered each other's locks would wait
         forever."""
         self.oracle.holds.open.discard(start_ts)

@@ -55,7 +55,7 @@ HITS_MAX = 1_000
 class ExportRow:
     """The state of a document from this version on. If `document` is None, the document is gone.
 
-    The key does not change when the document gets another URL because a duplicate becomes canonical.
+    If a duplicate becomes canonical, the document gets another URL, but its key does not change.
     """
 
     key: str
@@ -215,7 +215,8 @@ class SearchIndex:
     # ----------------------------------------------------------------------------------------- writing
 
     def _home(self) -> int:
-        """The number of the rows whose documents are here; negative while some are missing; 0 before `begin`."""
+        """The number (`places.Rows.home`) that identifies the rows whose documents are here; negative while some
+        documents are missing; 0 before `begin`."""
         return int(self._db.execute("PRAGMA application_id").fetchone()[0])
 
     def is_full(self, home: int) -> bool:
@@ -284,7 +285,7 @@ class SearchIndex:
             self._db.execute("INSERT INTO words (rowid, title, anchors, body) VALUES (?, ?, ?, ?)", (number, *new))
 
     def _anchor_words(self, document: Document) -> str:
-        """The distinct texts of the links: a word does not count more because many pages have it in their links."""
+        """The distinct texts of the links: a text counts once, however many links have it."""
         distinct = dict.fromkeys(text for _, text in document.anchors if text)
         return "\n".join(distinct)[: self._options.anchor_words_chars_max]
 
