@@ -171,7 +171,7 @@ class Hints:
         return self._mutate(HINT_KEY + key, made)
 
     def gone(self, hints: Sequence[Hint]) -> None:
-        """Note that the call that removes these hints has been answered."""
+        """Record that the call that removes these hints has been answered."""
         for hint in hints:
             self._first_seen.pop(hint, None)
         self.removed += len(hints)

@@ -66,7 +66,7 @@ class Tickets:
             raise SessionEnded()
 
     def end(self, ticket: str) -> None:
-        """Note that the session of this ticket has ended. `settle` then ends the ticket."""
+        """Record that the session of this ticket has ended. `settle` then ends the ticket."""
         if (known := self._all.get(ticket)) is not None:
             known.ended = True
 

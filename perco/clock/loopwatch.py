@@ -136,7 +136,7 @@ class LoopWatch:
         return Held(round(seconds, 3), self._most_seen())
 
     def _answer(self, asked: float) -> None:
-        """Note that the loop has answered. Runs on the loop."""
+        """Record that the loop has answered. Runs on the loop."""
         now = time.monotonic()
         self._lag = now - asked
         self._lag_max = max(self._lag_max, self._lag)

@@ -290,7 +290,7 @@ class Backfill:
         return seen.commit_ts
 
     async def _note(self, entry: ObserverEntry, far: Noted) -> None:
-        """Note that a page is done; this replaces the previous note. A note that takes effect late, or twice, does no
+        """Record that a page is done; this replaces the previous note. A note that takes effect late, or twice, does no
         harm: the rows that it covers are done."""
         put = (DATA, entry.number, 1, msgpack.packb(far))
         [verdict] = await self._driver.store.apply([Mutation(SYSTEM_TABLE, ((BACKFILL_ROW, (), (put,)),))])

@@ -51,7 +51,7 @@ class Delays:
         self._held: dict[_Key, float] = {}
 
     def _see(self, ts: int, now: float) -> None:
-        """Note that a timestamp was seen."""
+        """Record that a timestamp was seen."""
         upto, by = self._upto, self._by
         if ts <= (upto[-1] if upto else self._first):
             return
@@ -86,7 +86,7 @@ class Delays:
         return min(await self._since(newest) + delay_s, await self._since(oldest) + max_delay_s)
 
     def hold(self, key: _Key, until: float) -> None:
-        """Note that a row must wait longer than its notify cells suggested."""
+        """Record that a row must wait longer than its notify cells suggested."""
         self._held[key] = until
         if len(self._held) > _REMEMBERED_MAX:
             del self._held[next(iter(self._held))]

@@ -37,7 +37,7 @@ class Outputs:
         self.seen: dict[int, set[tuple[str, int]]] = {number: set() for number in observers}
 
     def note(self, observer: int, table: str, column: int) -> None:
-        """Note that a run has committed a write to a column that is not in `seen` yet."""
+        """Record that a run has committed a write to a column that is not in `seen` yet."""
         if observer_of(column):
             return  # the run's own acknowledgement
         self.seen[observer].add((table, column))

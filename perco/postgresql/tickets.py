@@ -120,7 +120,7 @@ class Tickets:
         return there == YES
 
     def end(self, ticket: str) -> None:
-        """Note that the session of this ticket has ended. `settle` then removes the ticket."""
+        """Record that the session of this ticket has ended. `settle` then removes the ticket."""
         if (known := self._all.get(ticket)) is not None:
             known.ended = True
 

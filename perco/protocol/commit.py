@@ -310,7 +310,7 @@ class Commit:
         self.state = State.ABORTED
 
     def ruled_out(self) -> None:
-        """Note that the primary has been rolled back: a request to commit that arrives later has no effect (T4, T5)."""
+        """The primary has been rolled back: a request to commit that arrives later has no effect (T4, T5)."""
         self.maybe_sent = False
 
     def committed_after_all(self, fate: int) -> None:

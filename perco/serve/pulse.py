@@ -50,7 +50,7 @@ class Pulse:
         return held is not None and now >= self._not_before
 
     def begin(self, now: float) -> bytes:
-        """Note that the connection has been made. Returns the bytes to send first."""
+        """Record that the connection has been made. Returns the bytes to send first."""
         self._decoder = FrameDecoder(GREETING_BYTES_MAX)
         self._welcome = self._told = False
         self._heard = self._say_at = now
@@ -90,7 +90,7 @@ class Pulse:
         return held is None and not self._told
 
     def failed(self, now: float) -> None:
-        """Note that the connection is lost: the next one is tried after a random pause."""
+        """Record that the connection is lost: the next one is tried after a random pause."""
         pause_s = self._wire.heartbeat_s * 2 ** (min(self._failures, _PAUSES_MAX) - 2)
         self._failures += 1
         self._not_before = now + min(pause_s, self._wire.silence_s / 2) * self._rng.uniform(0.5, 1.0)

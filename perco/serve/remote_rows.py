@@ -89,7 +89,7 @@ class RemoteRowStore:
         self.spread, self.alone = info["spread"], info["alone"]
 
     def lost(self) -> None:
-        """Note that the owner has ended the session (R5)."""
+        """Record that the owner has ended the session (R5)."""
         self.losses += 1
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class RemoteRowStore:
                     await self.refresh()
 
     def moved(self) -> None:
-        """Note that tablets have moved: tasks that look for a tablet look again."""
+        """Record that tablets have moved: tasks that look for a tablet look again."""
         self._stale = True
         self._moved.set()
         self._moved = trio.Event()

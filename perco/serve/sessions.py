@@ -225,7 +225,7 @@ class Sessions:
             self._let_go(session)
 
     def applied(self, session: Session) -> None:
-        """Note that the mutations of one of a session's calls are complete."""
+        """Record that the mutations of one of a session's calls are complete."""
         session.applying -= 1
         if session.ended and not session.applying:
             self._let_go(session)
@@ -283,7 +283,7 @@ class Sessions:
         self._fates.begin(start_ts)
 
     def done(self, session: Session, start_ts: Iterable[int]) -> None:
-        """Note that transactions and snapshots of a session have ended, and wake the tasks that wait for their end."""
+        """Record that transactions and snapshots of a session have ended, and wake those that wait for them."""
         for ts in start_ts:
             if ts in session.open:
                 session.open.discard(ts)

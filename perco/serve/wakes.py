@@ -73,7 +73,7 @@ class Wakes(Generic[P]):
         return woken
 
     def notified(self, now: float, by: P | None = None) -> list[P]:
-        """Note that there may be work. `by`: the client whose commit made the work; that client looks for it without
+        """Record that there may be work. `by`: the client whose commit made the work; that client looks for it without
         being woken."""
         woken: list[P] = []
         for runs, group in self._groups.items():
@@ -84,11 +84,11 @@ class Wakes(Generic[P]):
         return woken
 
     def heard(self, process: P) -> None:
-        """Note that a process looks for work."""
+        """Record that a process looks for work."""
         process.asked_at = math.inf
 
     def looked(self, process: P, now: float, *, full: bool) -> list[P]:
-        """Note that a process has found more than it may run (`full`), or that one of its scanners has found nothing
+        """Record that a process has found more than it may run (`full`), or that one of its scanners has found nothing
         and sleeps."""
         process.asked_at, process.full = math.inf, full
         group = self._groups.get(process.runs)

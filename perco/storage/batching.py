@@ -246,7 +246,7 @@ class Gathering:
             raise error
 
     def answered(self, key: Hashable) -> None:
-        """Note that a call to a tablet has ended: the batch that waited for this is sent (D2)."""
+        """Record that a call to a tablet has ended: the batch that waited for this is sent (D2)."""
         if not self._options.adaptive:
             return
         out = self._out.pop(key) - 1

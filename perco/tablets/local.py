@@ -302,7 +302,7 @@ class LocalStore:
         return {table for table, [cells] in zip(tables, found, strict=True) if cells}
 
     async def _note_made(self, tables: Sequence[str]) -> None:
-        """Note that the first tablets of these tables have been made. If this fails, the next process that opens the
+        """Record that the first tablets of these tables have been made. If this fails, the next process that opens the
         store notes it."""
         if self._folder is not None and tables and not self.readonly:
             rows = [(_made_row(table), (), ((DATA, 0, 1, b""),)) for table in tables]

@@ -45,7 +45,7 @@ class Fates:
         return self._alone
 
     def not_alone(self) -> None:
-        """Note that other processes read rows themselves."""
+        """Record that other processes read rows themselves."""
         self._alone = False
 
     def begin(self, start_ts: int) -> None:

@@ -245,7 +245,7 @@ class Resolver:
         return known or 0
 
     def written(self, commit_ts: int) -> None:
-        """Note that another process's one-step commit has been written, or will not be."""
+        """Record that another process's one-step commit has been written, or will not be."""
         writing = self.writing.pop(commit_ts)
         if writing is not None:
             writing.set()

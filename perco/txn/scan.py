@@ -125,7 +125,7 @@ class Scan(AsyncOnly, Generic[K]):
         return [row async for row in self]
 
     def _taken(self, taken: Range, row: bytes | None) -> None:
-        """Note that a row was taken; None: that the whole page was."""
+        """Record that a row was taken; None: that the whole page was."""
         if row is None:
             taken.passed(None if self._ended else self._high if self._reverse else self._low)
             return

@@ -152,7 +152,7 @@ class Turn:
             self.leave()  # a Ctrl-C came between the end of the attempt and `leave`
 
     def met(self, cells: Sequence[Where]) -> bool:
-        """Note that an attempt has failed on these cells. Returns whether to pause before `take`: the attempt
+        """Record that an attempt has failed on these cells. Returns whether to pause before `take`: the attempt
         was in their queues already, or there are no cells, so no queue helps (W1)."""
         self.leave()
         known = self._ticket.cells
