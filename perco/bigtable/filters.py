@@ -4,11 +4,11 @@ S1  CheckAndMutateRow checks one predicate, whether a filter lets any cell of th
     one atomic step. The checks that cells are *absent* become a filter for these cells, and the mutation writes if the
     filter finds nothing. Checks that k cells are *present* become a filter that lets a cell through only if it has
     found k of them. A mixture is counted in the same way, within one family. A filter returns cells in the order of
-    their qualifiers, and the cells that must be absent come before those that must be present. So the first k cells
-    found are the k that must be present only if no cell that must be absent was found.
+    their qualifiers, and the cells that must be absent come before those that must be present. So if the first k cells
+    found are the k that must be present, no cell that must be absent was found.
 
-perco never uses the filters `condition` and `sink`, because they are not atomic, or patterns (regular expressions),
-because those would need escapes.
+perco never uses the filters `condition` and `sink`, because they are not atomic. Nor does it use patterns (regular
+expressions), because those would need escapes.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def reading(queries: Sequence[Query]) -> Any:
 
 
 def _wider(parts: Sequence[tuple[str, int, int, int]]) -> Any:
-    """A filter with one range of columns and timestamps for each group, for more queries than fit into one filter."""
+    """A filter with one range of columns and timestamps for each group, if a part for each query would be too long."""
     ranges: dict[str, tuple[int, int, int, int]] = {}
     for group, column, low, high in parts:
         first, last, oldest, newest = ranges.get(group, (column, column, low, high))

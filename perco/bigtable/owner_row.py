@@ -37,7 +37,8 @@ class Holder(NamedTuple):
 
     Attributes: `number`, the cell's number, 0 if there is none; `token`, the owner's, "" if there is no owner;
     `call_s`, how long its clients' permits last; `late_s`, how late a mutation may take effect; `lease_s`, how long the
-    lease lasts (the next owner waits for as long); `told`, the command of the owner's process. Times are in seconds.
+    lease lasts (the next owner waits at least that long); `told`, the command of the owner's process. Times are in
+    seconds.
     """
 
     number: int

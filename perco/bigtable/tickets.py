@@ -3,8 +3,9 @@
 Each client gets a ticket with its session, and each ticket has a row in the table. To get a permit, which lasts for
 `call_s`, a client reads its ticket's row and the owner's row (`client.py`).
 
-F3   When a session has ended, the owner ends the session's ticket. Once `call_s` plus `late_s` have passed since then,
-     nothing that the session has sent can take effect, and nothing that it reads counts. Until then, the vacuum waits.
+F3   When a session has ended, the owner ends the session's ticket. Once `call_s` plus `late_s` have passed since the
+     ticket ended, nothing that the session has sent can take effect, and nothing that it reads counts. Until then, the
+     vacuum waits.
 T13  The floor is in the owner's row. Once `raise_floor` with `wait` has returned, no client's mutation below the floor
      can take effect.
 O1   Tickets of a former owner are void, but the permits of its clients may not have expired. So a new owner waits
@@ -112,7 +113,7 @@ class Tickets:
         """Note the tickets of former owners as ended: their clients may have died, and what those clients have sent may
         still take effect.
 
-        Raises: Unavailable; StoreLocked, because the tickets found may be those of the next owner."""
+        Raises: Unavailable; StoreLocked, if another process owns the store: the tickets found may be that process's."""
         found = await self._rows.tickets()
         self._rows.check()
         for name in found:

@@ -9,7 +9,7 @@ On the command line, the codec determines how a key or value is written:
     bool       true or false
     json       JSON
     msgpack    JSON
-    tuple      a JSON array of its parts; a part of bytes is a string, written as above
+    tuple      a JSON array of its parts; a bytes part is a string, written as above
 
 In JSON output, bytes are {"hex": "00ff"}, so that they cannot be mistaken for text; floats that JSON cannot express
 are {"float": "nan"}, and maps whose keys are not text are {"pairs": [[key, value], ...]}.

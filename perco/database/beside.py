@@ -1,4 +1,4 @@
-"""Reading beside the process that owns a folder.
+"""Reading a folder's files directly, *beside* the process that owns the folder.
 
 A reader beside the owner can neither draw timestamps nor settle locks. It reads at the newest note of the clock (a
 stored timestamp with its wall time; at most a second old while the owner writes). If there is no owner, it reads at
@@ -9,10 +9,10 @@ G5  The owner does not know of the reader, so every read looks at the table's cu
     table can be read), which the owner has published.
 T9  Like any other reader, the reader encounters locks. If the outcome of a lock's transaction is decided, the reader
     answers from the lock (S4). If not, and the owner is alive, it waits. If there is no owner, the transaction is
-    dead and can never commit, so the reader ignores the lock. A snapshot ends with the owner's term in which it was
-    taken (`PastSnapshot`). The reason: if an owner is killed, its last batch may be on disk but not yet visible to
-    readers beside it. The whole batch becomes visible when the next owner takes over, and may then lie in the past of a
-    snapshot that was taken in between.
+    dead and can never commit, so the reader ignores the lock. When the term in which a snapshot was taken ends, the
+    snapshot ends, too (`PastSnapshot`). The reason: if an owner is killed, its last batch may be on disk but not yet
+    visible to readers beside it. The whole batch becomes visible when the next owner takes over, and may then lie in
+    the past of a snapshot that was taken in between.
 P5  The owner may split tablets. A read of rows that have moved raises TabletSplit; the next snapshot finds the rows.
 P6  The owner may replace the files of a tablet. The old files hold all earlier commits, and nothing later. So the
     reader looks for new files after it has chosen a timestamp, and while it waits for a lock.

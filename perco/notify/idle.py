@@ -1,7 +1,7 @@
 """Decides, in the owner, whether a store is idle.
 
 N7  *Idle*: there was one moment at which no notify cell, pending signal or lock on an observed cell existed anywhere.
-    In one process, a counter on the loop helps. No notify cell can appear while no observed write, signal, removal or
+    Within a process, a counter helps to find it. No notify cell can appear while no observed write, signal, removal or
     recovery is in flight (`Fates.observed` is 0), and no orphaned lock is left (`Sweeper.clean`). At such a time, one
     look at all tablets proves that the store is idle. An unreadable lock on an observed cell may stand for a
     notification, so a store that has one is not idle, and a wait ends with an error. The store is not idle either while
@@ -55,10 +55,10 @@ class Idle:
         self._engine, self._waiting, self._store = engine, waiting, store
         self._sweeper, self._backfill, self._worker = sweeper, backfill, worker
         self._looked: trio.Event | None = None  # set when something has changed; None: no task waits
-        # Whether the last search is valid: nothing was left to settle before it (so no mutation of a former owner was
-        # left) or after it, and no claim or run of another process interfered.
+        # Whether the last search is valid: there was nothing to settle when it began (so no mutation of a former owner
+        # was left) and nothing when it ended, and no claim or run of another process interfered.
         self._trusted = False
-        self._again_at = -math.inf  # when cells that were found may be searched for once more
+        self._again_at = -math.inf  # when a search may next count cells again that an earlier one found
         self._begun = self._done = 0  # numbers of searches: the last one begun, and the last one completed
         self._searching: trio.Event | None = None  # set when the search under way has ended
         self._stuck_found = 0  # locks that cannot be settled, as of the last look
@@ -130,8 +130,8 @@ class Idle:
         self._trusted = settled and self._settled() and claimed == self._claimed()
 
     def _claimed(self) -> tuple[int, bool]:
-        """How many rows other processes that write directly have ever claimed, and whether one of them has a run in
-        flight."""
+        """How many rows have ever been claimed by other processes that write directly, and whether another process has
+        a run in flight."""
         if self.claimed_elsewhere is None:
             return 0, False
         return self.claimed_elsewhere(), self.busy_elsewhere is not None and self.busy_elsewhere()
@@ -142,7 +142,7 @@ class Idle:
 
     def _sure(self) -> bool:
         """Whether all required counts are known at this moment. The count of failed changes is one of them, because a
-        run may have removed a failed change since the count."""
+        run may have removed a failed change since they were counted."""
         if self._store.prompt is not None:
             return True
         wanted = [(table, group) for table in self._waiting.observed_tables() for group in self._wanted()]

@@ -99,7 +99,7 @@ def _clean(text: str) -> str:
 
 
 def count_attempt(ack: Cellref, ts: int, cause: bytes) -> Mutation:
-    """Put the notify cell at `ts` again, with `cause`, which has the new number of failed attempts."""
+    """Rewrite the notify cell at `ts` with `cause`, which has the new number of failed attempts."""
     return _of(ack, [(PRESENT, NOTIFY, ack.column, ts, ts)], [(NOTIFY, ack.column, ts, cause)])
 
 

@@ -1,16 +1,17 @@
 """The sessions of a served store's clients: what they hold, and when they end.
 
 R7  A session begins with a greeting and outlives its connection: a client that reconnects within `lease_s` finds its
-    session unchanged. A session ends only once: with BYE, or when the server has not heard from its client for
-    `lease_s`. Until then, the start timestamps that the session was given hold back the watermark (G1), their
+    session unchanged. A session ends once and for all: with BYE, or when the server has not heard from its client
+    for `lease_s`. Until then, the start timestamps that the session was given hold back the watermark (G1), their
     transactions are alive (L1), and the session's claims are valid (N8). From then on, the server accepts no request of
     the session, but it completes the mutations that are already queued.
     A client that reconnects reports what it still has: its open timestamps in the greeting, then its holds and claims.
     The server releases everything else that the session had, because messages that the client sent while it had no
     connection never arrived.
-R10 While a client's pulse reports that the client's loop is held, the client counts as heard from, and its connections
-    are not treated as silent. When the loop runs again, its connections are excused once more, so that the client has
-    time to send something.
+R10 While a client's event loop is held (blocked by code that does not yield), a thread of the client reports this over
+    a second connection, the client's pulse. As long as it does so, the client counts as heard from, and the client's
+    other connections are not treated as silent. When the loop runs again, they may be silent for `silence_s` once
+    more, so that the client has time to send something.
 R8  A new server holds the timestamps that a client's greeting lists, if none of them is below the watermark (L3).
     Otherwise versions that the client needs may be gone, and the server holds none of the timestamps. The server says
     that the session is new until it has heard what its client holds. The answer to a first greeting may be lost; if the
@@ -185,7 +186,7 @@ class Sessions:
         (R7, R8)."""
         session = self.all.get(name)
         if session is not None:
-            # Timestamps that the client did not list: their transactions have ended, or they never reached the client.
+            # Timestamps that the client did not list: it never received them, or their transactions have ended.
             lost = session.open.difference(held)
             if lost:
                 self._new_ticket(session)
@@ -208,8 +209,8 @@ class Sessions:
         return session, True, True
 
     def _new_ticket(self, session: Session) -> None:
-        """F3: replace a session's ticket, before any timestamp is released at which the client may read with the former
-        ticket."""
+        """F3: replace a session's ticket. Call this before `done` releases any timestamp at which the client may read
+        with the former ticket."""
         self.on_end(session.ticket)
         session.ticket = secrets.token_hex(16)
         self.on_begin(session.ticket)

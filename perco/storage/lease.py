@@ -100,7 +100,7 @@ class Lease(threading.Thread):
         raise NotImplementedError
 
     def end(self) -> None:
-        """Release the store. Waits for the server; call it from a thread."""
+        """Release the store. Waits for the database; call it from a thread."""
         self._ending.set()
         self.join()
 

@@ -113,8 +113,10 @@ class Splitter:
     async def split(self, table: str, row: bytes | None) -> Split:
         """Split a tablet at a row. If `row` is None, split the table's largest tablet in the middle.
 
-        The split runs in a task of its own: a caller that is cancelled or interrupted waits until the tablet has been
-        split, or is unchanged. Raises: UsageError if the tablet cannot be split there; StoreFull, Unavailable.
+        The split runs in a task of its own: a caller that is cancelled or interrupted waits for its end. The tablet has
+        then been split, or is unchanged.
+
+        Raises: UsageError if the tablet cannot be split there; StoreFull, Unavailable.
         """
         self._check(table, row)
 

@@ -1,7 +1,8 @@
 """Connections between the processes of a simulation, with faults that hit one message each.
 
 A connection carries the bytes that perco sends. The network decodes them to find out which call, answer or greeting
-each message is, and asks its run which fault hits the message. The run counts the faults for each kind of message.
+each message is, and asks the run of the simulation (`Befalls`) which fault hits the message. The run counts the
+faults for each kind of message.
 
     SLOW             the message arrives later, and so does everything after it
     LOSE             the connection breaks, and the message never arrives
@@ -50,8 +51,8 @@ _PIECE_MAX: Final = 200  # bytes of a piece, if data arrives in pieces
 
 
 class Message(NamedTuple):
-    """A message that is being sent. `step`: the name of a call, `... answer`, or the name of a push; `arguments`: those
-    of a call that changes rows, else None."""
+    """A message that is being sent. `step`: the name of a call, the name of a call and "answer", or the name of a push;
+    `arguments`: those of a call that changes rows, else None."""
 
     sender: Process
     receiver: Process
@@ -84,7 +85,7 @@ class _Way:
     def __init__(self) -> None:
         self.coming: deque[tuple[float, bytes, bool]] = deque()  # (arrival, data, whether it may come in pieces)
         self.not_before = 0.0  # when the next data may arrive: bytes stay in order
-        self.ended = self.broken = False  # what follows `coming`: no more bytes; an error
+        self.ended = self.broken = False  # `ended`: no more bytes follow `coming`; `broken`: an error follows it
         self.deaf = False
         self.wake = trio.Event()
         self.rest = b""  # the rest of a piece that was longer than the caller asked for
@@ -227,7 +228,7 @@ class Stream(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         way, rng = self._in, self._connection.network.befalls.rng
-        waited = False  # with nothing to wait for, one checkpoint is enough: half of a run's task switches are here
+        waited = False  # if there is nothing to await, make one checkpoint only: half of a run's task switches are here
         while True:
             arrived = way.rest or (way.coming and not way.deaf and way.coming[0][0] <= trio.current_time())
             over = way.ended and not way.coming

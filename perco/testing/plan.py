@@ -1,8 +1,8 @@
 """The choices of a run: drawn from a seed and noted, or replayed from a list.
 
-Every choice that a run can do without has a name: a client's transaction, a fault that hits a mutation, a death, a
-pause, a jump of a clock. The name says what the choice hits ("LOSE_REPLY" at "p0.1: commit of c2#5 in lists k3"), not
-when. So when `shrink.py` leaves out a choice, the other choices keep their meaning.
+Every choice that can be left out of a run has a name: a client's transaction, a fault that hits a mutation, a
+death, a pause, a jump of a clock. The name says what the choice hits ("LOSE_REPLY" at "p0.1: commit of c2#5 in lists
+k3"), not when. So when `shrink.py` leaves out a choice, the other choices keep their meaning.
 
 Noise (delays, which row a scanner looks at first) is drawn from generators that are seeded by name, so that the number
 of draws from one generator does not change what the others draw.
@@ -36,7 +36,7 @@ class Plan:
         return Random(f"{self.seed} {' '.join(map(str, names))}")
 
     def noise(self, *names: object) -> Random:
-        """Like `random`. Use it for what the salt may change: delays and orders."""
+        """Like `random`. Its numbers also depend on the salt. Use it for noise: delays, and the order of events."""
         return self.random(*names, "salt", self.salt) if self.salt else self.random(*names, "noise")
 
     def choose(self, name: str, chance: Callable[[], str], now: float) -> str:
@@ -58,6 +58,6 @@ class Plan:
 
 
 def lives_first(names: Iterable[str]) -> list[str]:
-    """Names in the order in which they are best left out: whole lives, then transactions, then everything else."""
+    """Names in the order in which to leave them out: whole lives of processes, then transactions, then all others."""
     rank = {"life": 0, "txn": 1}
     return sorted(names, key=lambda name: rank.get(name.split(" ", 1)[0], 2))

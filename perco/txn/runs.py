@@ -34,8 +34,8 @@ def acknowledge(txn: Transaction, ack: Intent) -> None:
 
 
 def observed(txn: Transaction, cell: WHERE, seen: Value | Missing) -> None:
-    """Note the value of the observed cell, which was read when it was decided to run the function: the function does
-    not read it again (T14)."""
+    """Note the value of the observed cell. The worker read it when it decided to run the function; the function does
+    not read the cell again (T14)."""
     txn._known = (cell, seen)
     if txn._reads is not None:
         txn._reads.note(*cell, seen.commit_ts)
