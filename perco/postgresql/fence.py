@@ -1,5 +1,5 @@
-"""The fence of a store on PostgreSQL: every transaction that writes names a token and a term, so a former owner, or a
-session that has ended, can change nothing."""
+"""The fence of a store on PostgreSQL: a transaction writes only if it names the current token and term, so a
+former owner, or a session that has ended, can change nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Shown(NamedTuple):
 
 class Fence:
     """The term and the token of this owner, or of a client; a client's token is its ticket. Each transaction that
-    writes names both, and writes nothing if the store has another term or token. A term alone is not enough: after a
-    failover to a standby that lacks the last term, the same number may be used again. Tokens are random, and never
-    used again.
+    writes names both, and writes nothing if the store has another term or token. A term alone is not enough: if
+    PostgreSQL fails over to a standby that lacks the last term, the same number may be used again. Tokens are random,
+    and never used again.
 
     Attributes: `term`, or 0 if no new term has begun and mutations sent under the last term may still take effect;
     `deposed`, the reason why this process no longer owns the store; `lock`, the number of the lock that guards the

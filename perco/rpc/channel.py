@@ -136,7 +136,7 @@ class Channel:
     Args:
         flush_soon: called when a message waits; must ensure that `flush` is called soon. None: the channel sends by
             itself.
-        maps: whether maps are accepted after the greeting.
+        maps: whether messages after the greeting may contain maps of msgpack (dicts).
     """
 
     closed: trio.Event

@@ -10,7 +10,7 @@
     async def parse(txn, change): ...
 
 A declaration is a plain value: it may be used with many stores. A store keeps its own record of the declaration, with
-the column's number and observers, in the catalogue (`catalogue.py`). The two are compared when the store is opened
+each column's number and observers, in the catalogue (`catalogue.py`). The two are compared when the store is opened
 (N10).
 """
 

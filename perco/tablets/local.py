@@ -1,9 +1,9 @@
 """Opens the row store behind a URL: `memory:` or a folder of LMDB tablets.
 
-P4  A split proceeds in this order: the whole copy is on disk; the new tablet is recorded; it gets its rows; the rows
-    are removed from the old tablet. If the process dies before the record is made, it leaves a folder that is never
-    read, and that the next split with the same number removes. If it dies afterwards, it leaves rows in the old tablet
-    that are never read.
+P4  A split proceeds in this order: the whole copy is on disk; the new tablet is recorded; it takes over the rows;
+    they are removed from the old tablet. If the process dies before the record is made, it leaves a folder that is
+    never read, and that the next split with the same number removes. If it dies afterwards, it leaves rows in the old
+    tablet that are never read.
     The first tablets of a table are made after the table has been recorded. Then a note in the system table says that
     they have been made. If a tablet that was added by a split, or that such a note covers, is missing, it has been
     lost, and the store is not opened.
@@ -56,7 +56,7 @@ from perco.storage.tablet import Resubmit
 
 
 class Elsewhere(Protocol):
-    """The other processes that have tablets open: all tablets, except the one of the system table."""
+    """The other processes that have this store's tablets open. They have all of them, except the system table's."""
 
     def tablet(
         self,
@@ -412,7 +412,7 @@ class LocalStore:
             with trio.CancelScope(shield=True):
                 await tablet.uncut()
                 if lost:
-                    raise AssertionError("P6: the new files count, and could not be opened") from error
+                    raise AssertionError("P6: the new files are the valid ones, and could not be opened") from error
                 await trio.to_thread.run_sync(folder.drop_next, table, number)
             raise
         with trio.CancelScope(shield=True):
@@ -441,7 +441,7 @@ class LocalStore:
         return self
 
     def where(self) -> tuple[str, str]:
-        """The folder, and the mark of its durability (S2)."""
+        """The folder, and whether its newest writes may be in memory only, as `unsynced` says (S2)."""
         return ("memory:", "") if self.path is None else (str(self.path.absolute()), unsynced(self.path))
 
     def write_from_thread(self, mutation: Mutation) -> None:

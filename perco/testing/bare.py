@@ -1,4 +1,4 @@
-"""A store without any capability, for tests: single rows only, and every call is awaited.
+"""A store without any optional capability, for tests: single rows only, and every call is awaited.
 
     BareStore(local)    replaces a `LocalStore`, which holds the rows; all calls go through `SingleRows`
 
@@ -94,7 +94,7 @@ class SingleRows:
 
 
 class BareStore:
-    """The backend of a store without any capability. It must be made in a trio task.
+    """The backend of a store without any optional capability. It must be made in a trio task.
 
     Args:
         local: the store that holds the rows.

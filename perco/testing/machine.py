@@ -30,7 +30,7 @@ class Machine:
 
     Args:
         groups: whether the store writes all rows of a mutation or none (S1, `RowStore.groups`).
-        bare_s: if given, the store has no capability at all (`bare.py`), and messages to it are in flight for at most
+        bare_s: if given, the store has no optional capability (`bare.py`), and messages to it are in flight for at most
             this many seconds.
     """
 
@@ -55,7 +55,7 @@ class Machine:
         return self._local.store
 
     def locks(self) -> int:
-        """How many locks there are in all tables, read locks and pending entries included."""
+        """How many locks there are in all tables, including read locks and stored pending entries (N5)."""
         groups = (LOCK, SHARED, PENDING)
         return sum(tablet.entries(group) for tablet in self.store.tablets() for group in groups)
 

@@ -78,7 +78,7 @@ _STEPS_MAX: Final = 1000  # in one run; a usual run makes a few dozen
 class Scenario:
     """A scenario to sweep. Each run has an object of its own, which may store the replies that processes got.
 
-    Attributes: `name`; `groups`, whether the store has groups (S1); `bare`, whether it has no capability at all
+    Attributes: `name`; `groups`, whether the store has groups (S1); `bare`, whether it has no optional capability
     (`bare.py`); `one_step`, whether processes commit in one step where they can; `vacuums`, whether they remove old
     versions; `backwards`, whether mutations that are sent together arrive in reverse order; `before`, the schema for
     `prepare`, if that is the schema of an older program.
@@ -113,7 +113,7 @@ class Scenario:
 
 
 def bare(make: type[Scenario]) -> type[Scenario]:
-    """The scenario on a store without any capability."""
+    """The scenario on a store without any optional capability."""
     more = {"name": f"{make.name}, bare", "bare": True, "groups": False, "one_step": False}
     return type(f"Bare{make.__name__}", (make,), more)
 

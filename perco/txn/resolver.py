@@ -325,7 +325,7 @@ class Resolver:
     def _learn(self, cell: Cellref, start_ts: int, fate: int) -> None:
         known = self.fates.known(start_ts)
         if known is not None and known != fate:
-            what = f"T1: by its lock transaction {start_ts} has the fate {fate} (0: aborted), and by others {known}"
+            what = f"T1: this lock gives transaction {start_ts} the fate {fate} (0: aborted); others gave it {known}"
             raise self.at(cell, Corruption("lock group", what))
         self.fates.learn(start_ts, fate)
 
@@ -412,7 +412,7 @@ class Resolver:
         """
         if recovery.conclusive:
             return
-        # After the primary was read: by then, nothing at or above this watermark had been collected.
+        # Read after the primary: when the primary was read, nothing at or above this watermark had been collected.
         watermark = await self.oracle.watermark()
         if recovery.start_ts < watermark:
             token = make_token(recovery.start_ts, recovery.primary)
@@ -420,7 +420,7 @@ class Resolver:
 
 
 def _collected(watermark: int) -> str:
-    return f"its traces may have been collected: db.outcome knows only transactions that began at {watermark} or later"
+    return f"its records may have been collected: db.outcome knows only transactions that began at {watermark} or later"
 
 
 def from_lock(lock: Lock, start_ts: int, commit_ts: int) -> Seen:

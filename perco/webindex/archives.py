@@ -164,7 +164,7 @@ def _as_sent(value: str | None) -> str | None:
 
 
 def _read_body(pieces: Iterable[bytes], limits: CrawlLimits) -> bytes:
-    """The body; of a body that is too long, one byte more than the limit, which shows that it is too long."""
+    """The body. If it is too long, only its beginning: one byte more than the limit, to show that it is too long."""
     body = bytearray()
     for piece in pieces:
         body += piece

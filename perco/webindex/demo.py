@@ -304,9 +304,7 @@ async def _edit(service: Service) -> tuple[str, float]:
     if after is not None:
         listing = Listing(*after)
         assert listing.canonical != url, "the page has left its duplicates"
-        console.print(
-            f"   its duplicates keep the old content; their canonical page is now {_short(listing.canonical)}:"
-        )
+        console.print(f"   the document with the old content has a new canonical page, {_short(listing.canonical)}:")
         _show_listing(listing)
     return url, edit_s
 

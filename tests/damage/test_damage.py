@@ -212,7 +212,7 @@ def test_a_child_that_goes_no_further_is_ended() -> None:
 def test_a_child_that_somebody_killed_is_not_a_damaged_tablet() -> None:
     code, told = run({tablet(1): signal.SIGKILL})
     assert code == FAILED
-    assert told.startswith("perco: ended by SIGKILL")
+    assert told.startswith("perco: the check was ended by SIGKILL")
 
 
 def test_a_death_at_no_tablet_ends_the_command() -> None:

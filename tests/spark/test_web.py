@@ -142,7 +142,7 @@ def test_each_source_is_a_task_of_its_own() -> None:
     assert split(["--synthetic", "9", "--seed", "2", "--limit", "3"]) == [
         ["--synthetic", "9", "--seed", "2", "--limit", "3"]
     ]
-    with pytest.raises(UsageError, match="give --limit with one source"):
+    with pytest.raises(UsageError, match="give --limit only with a single source"):
         split(["--mine", "a", "--mine", "b", "--limit", "3"])
 
 

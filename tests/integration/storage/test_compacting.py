@@ -342,7 +342,7 @@ async def test_killed_at_each_step(tmp_path: Path, step: str, when: str) -> None
 
 
 async def test_a_reader_without_an_owner_reads_what_counts(tmp_path: Path) -> None:
-    """Killed after the new files count and before the old ones are gone: both are there."""
+    """Killed after the new files are the valid ones and before the old ones are gone: both are there."""
     done = await trio.run_process(
         [
             sys.executable,
