@@ -1,4 +1,4 @@
-"""A hot cell: if one observer writes it, its runs conflict; if two share the work through a signal, no runs do.
+"""A hot cell: if one observer writes it, its runs conflict; if two share the work through a signal, no runs conflict.
 
     python examples/hotspot.py [FOLDER] [--documents N]
 

@@ -86,7 +86,7 @@ def _copy(
         bool, typer.Option("--wait", help="Follow the changes until no process has SOURCE open; then finish.")
     ] = False,
     switch: Annotated[
-        bool, typer.Option("--switch", help="At the end, mark SOURCE as moved to TARGET: no program can open it.")
+        bool, typer.Option("--switch", help="At the end, mark SOURCE as moved: programs can then open only TARGET.")
     ] = False,
     through: Annotated[
         str | None,

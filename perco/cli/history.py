@@ -58,7 +58,7 @@ async def vacuum(store: str, *, json: bool) -> int:
         return FINE
     kinds = [_counted(count, kind) for kind, count in asdict(result.removed).items() if count]
     left = "is left" if after == 1 else "are left"
-    print(f"removed {', '.join(kinds) or 'nothing'}; of {counted(before, 'record')} {after} {left}")
+    print(f"removed {', '.join(kinds) or 'nothing'}; {after} of {counted(before, 'record')} {left}")
     looked = f"looked at {counted(result.rows, 'row')}, settled {counted(result.locks, 'lock')}"
     print(f"{looked}, in {result.seconds:.1f} s")
     print(f"the past can be read from {watermark_line({'ts': result.watermark, 'age_s': age_s, 'holder': holder})}")

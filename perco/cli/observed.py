@@ -9,7 +9,7 @@ import typer
 from perco.cli import failing, observing, tracing
 from perco.cli.screen import perform
 
-Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder.")]
+Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder, or the address of a served one.")]
 Observer = Annotated[str, typer.Argument(metavar="OBSERVER", help="An observer's id; perco observers lists them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 All = Annotated[bool, typer.Option("--all", help="All failed changes.")]

@@ -22,7 +22,7 @@ from perco.settings import check_options
 if TYPE_CHECKING:
     from types import FrameType
 
-_LOOP: Final = "unrolled_run"  # trio's loop itself: frames outside of this function do not hold the loop
+_LOOP: Final = "unrolled_run"  # trio's loop itself: the functions that called it do not hold the loop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
 _BINARY: Final = 1
-# Errors that may not occur on a new connection: a read-only server, an unknown prepared statement, and a prepared
+# Errors that a new connection may avoid: a read-only server, an unknown prepared statement, and a prepared
 # statement whose types have changed.
 _OF_THE_SESSION: Final = frozenset({"25006", "26000", "0A000"})
 

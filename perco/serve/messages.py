@@ -118,7 +118,7 @@ MOVED: Final = 4  # tablets have moved
 QUIET: Final = 5  # from a tablet server or a client: notify cells have been removed (N7)
 DROPPED: Final = 6  # from a tablet server: it has lost a tablet to another process (F1)
 RELEASED: Final = 7  # rows the client wanted were released by a process that lacks some of the client's observers (N8)
-TASKS_ASKED: Final = 3  # what do the client's tasks wait for? The answer carries this number
+TASKS_ASKED: Final = 3  # (the question's number): what do the client's tasks wait for? The answer repeats the number
 
 PULSE: Final = 96  # over a pulse (R10): (process id, for how many seconds its loop has been held (0: it runs), where)
 

@@ -352,7 +352,7 @@ class open(AsyncOnly):
             return
         socket = Address(_absolute(path) / SOCKET)
         try:
-            await self._serving.enter_async_context(self.server.listening(socket, ours=True))  # ours, like the folder
+            await self._serving.enter_async_context(self.server.listening(socket, ours=True))  # the folder is ours
         except StoreError as error:  # a file system without sockets, or without space: the store itself works
             warnings.warn(
                 f"{error}: other processes cannot use the store while this one has it open. If that is "

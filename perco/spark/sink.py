@@ -121,7 +121,7 @@ class Sink:
     async def declare(self, schema: StructType) -> None:
         """Check that the frame fits the table, and declare the ledger and the table's column of marks. Raises:
         SchemaMismatch, UsageError if the frame does not fit; the errors of `perco.open`."""
-        async with self.store.joining() as db:  # with the store's own schema, as the columns exist already
+        async with self.store.joining() as db:  # with the store's own schema: the frame's columns must exist already
             table = _table(db, self.table)
             _must_fit(table, self.key, schema)
             ledgers.taken_in(table)

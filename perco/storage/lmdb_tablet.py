@@ -41,7 +41,7 @@ _Entry = tuple[Mutation, Call, int, int, int]
 
 
 # The writer's work: mutations, their room, what to do with the verdicts (on the writer's thread), the signal that the
-# cells are put, and the groups that were empty when the batch closed.
+# cells have been put, and the groups that were empty when the batch closed.
 _Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "Written | None", Container[str]]
 
 

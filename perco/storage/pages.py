@@ -171,7 +171,7 @@ class _Walk:
             raise PageDamaged(f"page {page}: the list of free pages is cut short")
         numbers = struct.unpack_from(f"={count}Q", packed, _NUMBER.size)
         for number in numbers:
-            self._take(number, 1, "is free, it says, and")
+            self._take(number, 1, "is on the list of free pages, and")
         if any(one <= other for one, other in pairwise(numbers)):
             raise PageDamaged(f"page {page}: free pages are out of order")
         self.found.free += count

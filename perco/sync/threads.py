@@ -104,7 +104,7 @@ class Threads(Portal):
         kwargs: Mapping[str, Any],
         waits: bool = False,
     ) -> T:
-        """Make a call, and wait for its answer. Any thread but the loop's."""
+        """Make a call, and wait for its answer. For any thread but the loop's."""
         if threading.get_ident() == self.thread:
             raise UsageError(
                 "a blocking call from the store's own thread would wait for itself. In an `async def` observer, await "

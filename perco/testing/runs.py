@@ -419,7 +419,7 @@ class Run(ABC):
             await trio.sleep(noise.choice((0.0, 0.01)))
 
         async with self._last(world, options) as (db, store):
-            use(db, FaultyRowStore(inside(db).driver.store, looking=slowly))  # N7: there must be something to wait for
+            use(db, FaultyRowStore(inside(db).driver.store, looking=slowly))  # N7: slow reads make `wait_idle` wait
             async with db.worker(options=WorkerOptions(concurrency=6, scanners=2, outputs=False)):
                 with trio.move_on_after(_HOUR_S) as scope:
                     await db.wait_idle()

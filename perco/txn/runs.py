@@ -19,7 +19,7 @@ from perco.txn.transaction import Transaction
 
 
 def under(txn: Transaction, version: int) -> None:
-    """Commit only under this version of the catalogue (N10)."""
+    """Let the run commit only under this version of the catalogue (N10)."""
     txn._version = version
 
 

@@ -29,7 +29,7 @@ URL_BYTES_MAX = 400
 """The maximum length of a canonical URL, in bytes of UTF-8. A URL is part of a row key, and keys are short."""
 
 URL_INPUT_CHARS_MAX = 8192
-"""A longer link is skipped without being parsed; most such links are data: URLs that lack their scheme."""
+"""A longer link is skipped without being parsed; most such links are `data:` URLs that lack their scheme."""
 
 HREFS_MAX = 20_000
 """The maximum number of link elements of a page that are looked at, including those that repeat a target."""

@@ -159,7 +159,7 @@ def test_a_page_in_use_that_is_noted_as_free(store: Path) -> None:
     damage(store, "docs-0", branch.to_bytes(8, "little"), free_list(store, "docs-0"))
     done = command("check", store)
     assert done.code == FOUND
-    assert f"tablet docs-0: page {branch} is free, it says, and has another use already" in done.out
+    assert f"tablet docs-0: page {branch} is on the list of free pages, and has another use already" in done.out
 
 
 # ------------------------------------------------------------------ a process of its own

@@ -39,12 +39,12 @@ async def history(tmp_path: Path) -> Path:
 async def test_vacuum_says_what_it_removed_and_who_held_it_back(history: Path) -> None:
     done = await run("vacuum", history)
     assert (done.code, done.err) == (0, "")
-    assert "removed 2 versions; of 10 records 8 are left" in done.out
+    assert "removed 2 versions; 8 of 10 records are left" in done.out
     assert "held back by pin 'export'" in done.out
     assert (await run("get", history, "short", "k", "n")).out == "4\n"
     assert (await run("check", history)).code == 0
     again = await run("vacuum", history)
-    assert "removed nothing; of 8 records 8 are left" in again.out
+    assert "removed nothing; 8 of 8 records are left" in again.out
 
 
 async def test_vacuum_as_json(history: Path) -> None:
