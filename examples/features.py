@@ -133,7 +133,7 @@ async def main(folder: Path, seconds: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("example-features"), metavar="FOLDER")
-    parser.add_argument("--day", type=float, default=0.5, metavar="SECONDS", help="length of a night: %(default)s")
+    parser.add_argument("--day", type=float, default=0.5, metavar="SECONDS", help="pause after each day: %(default)s")
     arguments = parser.parse_args()
     try:
         trio.run(main, arguments.folder, arguments.day)

@@ -39,7 +39,7 @@ _TOKEN_BYTES: Final = 8  # length of the token that names a process; the qualifi
 _MANY: Final = 32  # up to this many hints stay at a row that has such a cell or a lock
 _AT_ONCE: Final = 10_000  # hints that one call removes, at most
 _SEEN_MAX: Final = 1 << 17  # hints of other processes that this process remembers
-_FORGOTTEN: Final = 4  # a hint may be forgotten this many times `lasts_s` after it was first seen
+_FORGOTTEN: Final = 4  # times `lasts_s`: once this time has passed since a hint was first seen, it may be forgotten
 _REPLACES_LOCK: Final = b"\x01"  # a hint's value: its mutation has no effect without a lock in the row
 _OTHER: Final = b""
 

@@ -44,8 +44,8 @@ class Searched(Bare):
             await self.tickets.raise_floor(ts, wait=wait)
             if not wait:
                 # Permits with the former floor may not have expired, so this process must not raise its own floor yet.
-                # Nor need it: without `wait`, it is asked only because tables may have been added, and all tables have
-                # the same floor.
+                # It does not have to, either: this method is called without `wait` only because tables may have been
+                # added, and all tables have the same floor.
                 return
         await super().raise_floor(ts, wait=wait)
 
@@ -149,8 +149,8 @@ class BigtableStore(LeasedStore):
             while True:
                 if not holder.token or now() - seen >= max(lease_s, holder.lease_s):
                     before = now()
-                    # These times are never shorter than those of former owners, because this owner waits until the
-                    # permits of their clients have expired.
+                    # From these times, this owner computes how long it waits until the permits of former owners'
+                    # clients have expired. So they are never shorter than those of the former owners.
                     call_s, late_s = max(options.call_s, holder.call_s), max(options.late_s, holder.late_s)
                     # Each claim has a token of its own, so that an earlier claim that takes effect late does not count.
                     ours = Holder(holder.number + 1, secrets.token_hex(8), call_s, late_s, lease_s, command())

@@ -309,8 +309,8 @@ def serve(
 
     With --processes N, N tablet servers have the tablets of all tables, and clients call them directly. If a tablet
     server dies, the others take over its tablets, and a new one replaces it. Without --processes, the server commits a
-    transaction in one step if it stays within one tablet. So more processes help only if a single one is limited by
-    its CPU. A table that has grown has several tablets.
+    transaction in one step if it stays within one tablet; with tablet servers, every commit takes two phases. So more
+    processes help only if a single one is limited by its CPU. A table that has grown has several tablets.
 
     \b
     Examples:

@@ -1,11 +1,12 @@
 """Decides, in the owner, whether a store is idle.
 
 N7  *Idle*: there was one moment at which no notify cell, pending signal or lock on an observed cell existed anywhere.
-    Within a process, a counter helps to find it. No notify cell can appear while no observed write, signal, removal or
-    recovery is in flight (`Fates.observed` is 0), and no orphaned lock is left (`Sweeper.clean`). At such a time, one
-    look at all tablets proves that the store is idle. An unreadable lock on an observed cell may stand for a
-    notification, so a store that has one is not idle, and a wait ends with an error. The store is not idle either while
-    this process has a run in flight, because another run may have removed that run's notify cells (N5).
+    Within a process, a counter helps to find it. No notify cell can appear while two conditions hold: no observed
+    write, signal, removal or recovery is in flight (`Fates.observed` is 0), and no orphaned lock is left
+    (`Sweeper.clean`). At such a time, one look at all tablets proves that the store is idle. An unreadable lock on an
+    observed cell may stand for a notification, so a store that has one is not idle, and a wait ends with an error. The
+    store is not idle either while this process has a run in flight, because another run may have removed that run's
+    notify cells (N5).
     If a store does not count its cells, `Idle.look` searches the store to count them.
 """
 

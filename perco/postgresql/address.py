@@ -1,6 +1,6 @@
 """The address of a store on PostgreSQL: `postgresql://USER@HOST:PORT/DATABASE?prefix=NAME`, as libpq reads it.
 
-    Place("postgresql://localhost/shop?prefix=web")    its tables are web_cells, web_groups and web_owner
+    Place("postgresql://localhost/shop?prefix=web")    its tables: web_cells, web_groups, web_owner, web_sessions
 
 `prefix` is perco's own parameter; all others are libpq's: several hosts, TLS, a password file, a service.
 """

@@ -211,7 +211,7 @@ class Lock(NamedTuple):
 
 
 _packer = msgpack.Packer(use_bin_type=True)
-_WALL_AT: Final = 6  # the index, after kind and primary, of a wall time: in locks from before sessions (L1)
+_WALL_AT: Final = 6  # the index, after kind and primary, of a wall time, in locks stored by an earlier version (L1)
 
 
 def pack_lock(lock: tuple[Any, ...]) -> bytes:

@@ -566,8 +566,8 @@ class LmdbEngine:
             return True
 
     def remove_from(self, row: bytes, cells: int) -> bool:
-        """Remove at most `cells` cells from a row on; another tablet has them (P4). On the writer's thread, between
-        batches.
+        """Remove at most `cells` cells of this row and of the rows after it; another tablet has them (P4). On the
+        writer's thread, between batches.
 
         Returns whether there may be more. Raises: MapTooSmall; StoreFull; Unavailable.
         """
@@ -576,7 +576,8 @@ class LmdbEngine:
         with self._beside_batches() as txn:
             self._check_epoch(txn)
             txn.put(_STOP, row)
-            # First the groups whose cells come and go: until these are removed here, a count includes them twice.
+            # DATA and WRITE last: the waiting changes and the locks are counted in other groups (`entries`), and until
+            # their moved cells are removed here, both tablets count them.
             for group in sorted(self._dbs, key=lambda group: group in (DATA, WRITE)):
                 with txn.cursor(self._dbs[group]) as cursor:
                     if not cursor.set_range(prefix):

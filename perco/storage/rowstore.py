@@ -310,7 +310,7 @@ class LocalRowStore:
     def find_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
         """Like `read_first`, but without an await."""
         found = read_first_of(requests, bytes_max, self.tablet)
-        assert found is not None, "here are all tablets"
+        assert found is not None, "all tablets are here"
         return found
 
     async def scan(self, request: ScanRequest) -> ScanPage:

@@ -68,7 +68,7 @@ _CALLS_S: Final = (0.5, 1.0, 1.0, 1.5)
 LEASE_S: Final = 1.0
 URL: Final = "bigtable://simulated/main?prefix=rows"
 _STANDBY_S: Final = 0.2
-_NOW: Final = 1000.0  # what `now()`, as the modules for Bigtable call it, returns at the beginning of a run
+_NOW: Final = 1000.0  # what the replaced `now()` of the modules for Bigtable returns at the beginning of a run
 _CALLED_OFTEN: Final = frozenset({"read", "scan", "prewrite", "commit", "marker", "notify", "hint", "scan hints"})
 _RATES: Final = {"renew the lease": 0.02, "look at the owner": 0.01, "rollback": 0.02, "tidy": 0.02}
 _RARELY: Final = 0.06

@@ -42,7 +42,7 @@ class Fault(Enum):
     LOSE_REPLY = "it was made, its reply was lost"
     DELAY = "presumed lost, it is made later"
     REPEAT = "made, and once more later"
-    ECHO = "made, and once more at once; the second answer is told"
+    ECHO = "made twice in a row; the caller gets the second answer"
     FAIL = "the store could not"
     HANG = "no answer until the caller gives up; it never arrived"
     HANG_MADE = "no answer until the caller gives up; it was made"

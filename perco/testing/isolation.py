@@ -31,7 +31,7 @@ from perco.errors import UsageError
 from perco.testing.history import FAIL, OK, UNKNOWN, Key, Transaction, verify
 
 ANOMALIES_MAX: Final = 20
-_FOLLOWED_MAX: Final = 64  # possible next versions that are followed; if there are more, updates were lost
+_FOLLOWED_MAX: Final = 64  # possible next versions that get edges; if there are more, the tested store has lost updates
 _BUDGET: Final = 3_000_000  # edges that the search for the shortest cycle of one component may follow
 
 

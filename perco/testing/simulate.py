@@ -48,7 +48,7 @@ _COUNTED = {  # fields of an outcome, and what they are called
     "splits": "splits",
     "pins": "pins",
     "jumps": "jumps of the clock",
-    "mistaken": "times the living taken for dead",
+    "mistaken": "live transactions presumed dead",
     "late": "messages late",
     "removed": "cells removed by vacuums",
 }

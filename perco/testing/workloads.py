@@ -58,7 +58,7 @@ _NAMES: Final = [f"n{i}" for i in range(4)]
 _PAST_MAX: Final = 16  # snapshots that are read again
 _TOKENS_MAX: Final = 40  # transactions whose outcome is asked for again
 _WAIT_S: Final = 0.5  # for observers, at most
-_SINCE_MAX: Final = 16  # changes
+_SINCE_MAX: Final = 16  # changes newer than a dropped one that are checked
 
 
 class Began(Protocol):
