@@ -95,10 +95,10 @@ async def in_task(store: Store, opening: AbstractAsyncContextManager[perco.Datab
             db = await stack.enter_async_context(opening)
         except Unavailable as error:
             raise Unavailable(
-                f"the executor on {socket.gethostname()} does not reach the store at {store.url}. If the driver serves "
-                "it, give an address of the driver's machine that executors can reach, with serve(host=...) or "
-                "spark.driver.host; otherwise start its server at such an address. Open its port in the firewall "
-                f"({error.what})"
+                f"the executor on {socket.gethostname()} does not reach the store at {store.url} ({error.what})",
+                remedy="If the driver serves it, give an address of the driver's machine that executors can reach, "
+                "with serve(host=...) or spark.driver.host; otherwise start its server at such an address. Open its "
+                "port in the firewall.",
             ) from error
         yield db
 
@@ -190,7 +190,9 @@ def _ordered(child: subprocess.Popen[bytes], order: dict[str, Any], path: Path) 
     child.stdin.flush()
     line = child.stdout.readline()
     if not line:
-        raise Unavailable(f"the process started to serve {path} ended with {child.wait()}; its stderr says why")
+        raise Unavailable(
+            f"the process started to serve {path} ended with exit code {child.wait()}", remedy="Its stderr says why."
+        )
     answer = json.loads(line)
     if "error" in answer:
         raise unpack_error(msgpack.unpackb(bytes.fromhex(answer["error"])))

@@ -230,7 +230,8 @@ class LmdbEngine:
 
     def _unreadable(self, error: lmdb.Error) -> PercoError:
         if isinstance(error, lmdb.ReadersFullError):
-            return Unavailable(f"{self.path}: all {self.options.readers_max} reader slots are taken (readers_max)")
+            what = f"{self.path}: all {self.options.readers_max} reader slots are taken"
+            return Unavailable(what, remedy="Close some readers, or raise LmdbOptions.readers_max.")
         return Corruption(str(self.path), f"LMDB cannot read it ({error})")
 
     def scan(self, request: ScanRequest) -> ScanPage:

@@ -93,7 +93,7 @@ class Copying:
         self._noted_bytes += size
         if self._noted_bytes - self._applied_bytes > _NOTED_BYTES_MAX:
             self._failure = Unavailable(
-                "rows were written faster than they could be copied; try again when less is written"
+                "rows were written faster than they could be copied", remedy="Try again when less is written."
             )
 
     # ------------------------------------------------------------ the copying thread
@@ -116,7 +116,9 @@ class Copying:
             self._sync()
         self._rounds += 1
         if self._rounds > _ROUNDS:
-            raise Unavailable("rows are written faster than they can be copied; try again when less is written")
+            raise Unavailable(
+                "rows are written faster than they can be copied", remedy="Try again when less is written."
+            )
         return len(self._noted) <= _FEW
 
     def _sync(self) -> None:

@@ -263,7 +263,7 @@ class LocalStore:
             except UnsuitableFolder:
                 if tablet_path(self._folder.path, table, number) == path and path.exists():
                     raise  # else its owner has just compacted it (P6)
-        raise Unavailable(f"{path} is being compacted; try again")
+        raise Unavailable(f"{path} is being compacted")
 
     async def adapt(self, catalogue: Catalogue) -> None:
         """Open, or make, the tablets and groups that a catalogue names.

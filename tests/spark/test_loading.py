@@ -245,7 +245,9 @@ def test_executors_that_do_not_reach_the_store_say_what_to_do(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a path that begins here: Spark's processes have been begun elsewhere."""
-    said = r"the executor on .* does not reach the store at unix:s/socket\. If the driver .* serve\(host=\.\.\.\)"
+    said = (
+        r"the executor on .* does not reach the store at unix:s/socket \(.*\)\. If the driver .* serve\(host=\.\.\.\)"
+    )
     with perco.spark.serve(tmp_path / "s", spark) as served:
         monkeypatch.chdir(tmp_path)
         there = perco.spark.Store(url="unix:s/socket")

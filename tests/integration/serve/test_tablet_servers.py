@@ -311,5 +311,5 @@ def test_tablets_of_tablet_servers_are_not_compacted(serve: Callable[..., Served
     )
     assert done.returncode == 2
     assert "open in tablet servers" in done.stderr
-    assert "Serve the store without them" in done.stderr
+    assert "serve the store without --processes" in done.stderr
     served.ends()
