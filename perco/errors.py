@@ -99,7 +99,7 @@ class WriteConflict(TransientError):
         done = "read under a lock" if read else "written"
         super().__init__(
             f"{where}: {done} by another transaction (timestamp {other_ts}), which this transaction (begun at "
-            f"{start_ts}) cannot see; nothing was written"
+            f"{start_ts}) cannot see; this transaction wrote nothing"
         )
 
 
@@ -128,7 +128,7 @@ class ReadConflict(TransientError):
         where += [f"the rows of {table} from {low!r} to {high!r}" for table, low, high in self.ranges[:3]]
         super().__init__(
             f"{', '.join(where)}: written by another transaction between this one's start ({start_ts}) and its "
-            f"commit timestamp ({commit_ts}), or locked by an undecided transaction; nothing was written"
+            f"commit timestamp ({commit_ts}), or locked by an undecided transaction; this one wrote nothing"
         )
 
 

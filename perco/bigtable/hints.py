@@ -129,8 +129,8 @@ class Hints:
     # ------------------------------------------------------------ removing them
 
     def removable(self, cells: Iterable[ReadCell]) -> list[Hint]:
-        """Those hints of a hint row that may be removed if the row that they are about has no cell of `HINTED`: their
-        mutations have ended, or replace a lock. Call this before you read that row."""
+        """Those hints of a hint row that may be removed if the row that they are about has no cell of `HINTED` and no
+        lock: their mutations have ended, or replace a lock. Call this before you read that row."""
         now = trio.current_time()
         while self._late and self._late[0][0] <= now:
             self._flying.discard(self._late.popleft()[1])

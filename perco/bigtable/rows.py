@@ -252,7 +252,10 @@ class BigtableRows(Repeating):
         found = answer.rows
         if forward:
             if len(found) >= _REVERSED_MAX:
-                raise Unavailable(f"{self.place.shown}: this server cannot scan so many rows in reverse")
+                raise Unavailable(
+                    f"{self.place.shown}: this server cannot scan so many rows in reverse",
+                    remedy="Scan a smaller range, or forward. Bigtable itself has no such limit.",
+                )
             found = found[::-1]
         rows: list[ScanRow] = []
         size = 0

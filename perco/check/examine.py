@@ -115,8 +115,8 @@ def _of_column(image: Image, cell: Cellref, book: Book) -> Iterator[tuple[Severi
 def _of_strays(image: Image, column: int, book: Book) -> Repair | None:
     """The repair of a column that has only notify cells, for an observer that does not observe the column.
 
-    There is no repair if the catalogue does not have the observer: the catalogue grows, and the check may have read it
-    before the observer was registered.
+    There is no repair if the catalogue does not have the observer: the catalogue never loses an observer, so it may be
+    older than these cells, for example restored from an earlier copy.
     """
     notified = image.notify.get(column)
     others = {*image.locks, *image.records, *image.markers, *image.broken, *image.pending}

@@ -81,7 +81,7 @@ def _copy(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="A store: its folder, postgresql://... or bigtable://...")
     ],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="The address of the copy, of any of these kinds.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new place for the copy, of any of these kinds.")],
     wait: Annotated[
         bool, typer.Option("--wait", help="Follow the changes until no process has SOURCE open; then finish.")
     ] = False,

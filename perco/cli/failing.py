@@ -92,7 +92,9 @@ async def replay(store: str, observer: str | None, key: str | None, *, everythin
 async def drop(store: str, observer: str, key: str | None, *, everything: bool, json: bool) -> int:
     """Acknowledge failed changes without a run."""
     if key is None and not everything:
-        raise UsageError("no observer runs for a dropped change: name the row's KEY, or give --all to drop all")
+        raise UsageError(
+            "no observer runs for a dropped change: name the row's KEY, or give --all to drop all of OBSERVER's"
+        )
 
     async def act(db: perco.Database, parsed: Any) -> int:
         return await db.drop_failed(observer, key=parsed)

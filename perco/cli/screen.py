@@ -102,7 +102,8 @@ def _perform(
                 _fail(str(error))
             _fail(
                 f"{error.path} is in use by process {error.pid or 'unknown'} ({error.command or 'unknown command'}). "
-                "Stop that process first. Commands that only read or write rows work while it runs."
+                "Stop that process first. Commands that only read rows work while it runs; those that only write rows "
+                "do, too, if it shares the store."
             )
         except PercoError as error:
             _fail(str(error))

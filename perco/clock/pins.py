@@ -106,7 +106,7 @@ class Pins:
 
     async def _put(self, name: str, owner: str, ts: int, lease_ms: int, id: str, over: str | None) -> Pin:
         if id in self._dropped:
-            raise StoreError(f"pin {name!r} was dropped while it was being made")
+            raise StoreError(f"pin {name!r} has been dropped, so it is neither made nor renewed")
         now_ms = self._now_ms()
         pin = Pin(name, owner, ts, now_ms, now_ms + lease_ms, id)
         before = self._holds.pins.get(name)

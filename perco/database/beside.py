@@ -9,8 +9,8 @@ G5  The owner does not know of the reader, so every read looks at the table's cu
     table can be read), which the owner has published.
 T9  Like any other reader, the reader encounters locks. If the outcome of a lock's transaction is decided, the reader
     answers from the lock (S4). If not, and the owner is alive, it waits. If there is no owner, the transaction is
-    dead and can never commit, so the reader ignores the lock. When the term in which a snapshot was taken ends, the
-    snapshot ends, too (`PastSnapshot`). The reason: if an owner is killed, its last batch may be on disk but not yet
+    dead and can never commit, so the reader ignores the lock. When another owner takes over, the snapshots taken
+    before that end (`PastSnapshot`). The reason: if an owner is killed, its last batch may be on disk but not yet
     visible to readers beside it. The whole batch becomes visible when the next owner takes over, and may then lie in
     the past of a snapshot that was taken in between.
 P5  The owner may split tablets. A read of rows that have moved raises TabletSplit; the next snapshot finds the rows.

@@ -3,8 +3,8 @@
 G5  A read of such a snapshot reads its table's cut (the oldest timestamp at which the table can be read) after the
     cells, and fails if the cut is above the snapshot's timestamp. The cut is raised before any version is removed, so a
     cut at or below the timestamp proves that no version was missing.
-T9  For a reader beside the owner, the snapshot ends with the owner's term, which is also read after the cells (see
-    `beside.py`).
+T9  For a reader beside the owner, the snapshot ends when another owner takes over. So the term of the current or last
+    owner is also read after the cells (see `beside.py`).
 T15 The error for a moment that is no longer kept names a time or a timestamp, as the request did.
 """
 

@@ -40,8 +40,8 @@ T = TypeVar("T")
 async def alone(
     rows: PostgresqlRows, connection: Connection, lock: bytes, statement: Statement, parameters: list[bytes]
 ) -> Rows:
-    """Run a statement that begins or ends a term (its number is named in each transaction of an owner or of a
-    direct client; see `fence.py`), once no transaction of an earlier term is under way. Such a transaction holds `lock`
+    """Run a statement that begins or ends a term (its number is named in each transaction in which an owner or a direct
+    client writes; see `fence.py`), once no transaction of an earlier term is under way. Such a transaction holds `lock`
     in shared mode. If it holds the lock for more than a second, its backend is terminated: the process may have been
     stopped, or its host lost, before it had sent the whole transaction. Raises: Refusal, Lost, Unavailable."""
     statements = rows.statements

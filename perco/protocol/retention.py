@@ -12,10 +12,10 @@ G3  Of each cell, the newest version at or below the cut stays. If this version 
     row removes it together with everything that it hides, and with the column's acknowledgements at or below the cut.
     The mutation checks that the column has no notify cell and no failed change, because an observer with one of these
     must still see the delete. Long values are removed together with their records (T2).
-G4  Rollback markers below the watermark are removed, and so are traces, which committed read locks (T14) and bare
-    primaries (N5) leave. Of an acknowledgement, the newest version at or below the cut stays, because an observer would
-    otherwise run twice; it is removed together with the cell that it acknowledges. A run for a signal acknowledges no
-    cell (N5), so its record is removed once it is below the cut.
+G4  Rollback markers and traces are removed once they are below the watermark. (Committed read locks, T14, and bare
+    primaries, N5, leave traces.) Of an acknowledgement, the newest version at or below the cut stays, because an
+    observer would otherwise run twice; it is removed together with the cell that it acknowledges. A run for a signal
+    acknowledges no cell (N5), so its record is removed once it is below the cut.
 """
 
 from __future__ import annotations

@@ -218,6 +218,6 @@ class Door(ABC, Generic[Who]):
             return  # R10: the limit does not count pulses
         if self._connections - self._pulses - self._replaces(said.session) > self._options.connections_max:
             raise Unavailable(
-                f"this server has {self._options.connections_max} connections already",
-                remedy="Close some, or allow more (WireOptions.connections_max, perco serve --connections).",
+                f"this server has {self._options.connections_max} connections already; close some, or allow more "
+                "(WireOptions.connections_max, perco serve --connections)"
             )

@@ -67,7 +67,7 @@ class Method(IntEnum):
     WORKS = 18  # ids of the observers that this client has, and of those that it may run -> nothing
     LOOKED = 43  # True: the client found more than it may run; False: a scanner found nothing, and sleeps -> no answer
     IDLE = 19  # -> whether the store is idle, and more; answered once it is idle, or after a while (N7)
-    UP_TO = 25  # a timestamp -> as IDLE, counting only changes whose root cause committed at or below it (N9)
+    UP_TO = 25  # a timestamp -> as IDLE, counting only changes whose root cause is at or below it (N9)
     VACUUM = 20  # -> what the vacuum did
     BACKFILL = 21  # -> what the backfill did, for each observer
     LAST = 22  # -> the last timestamp that was handed out

@@ -25,8 +25,8 @@ ROLLBACK: Final = "rollback"
 NOTIFY: Final = "notify"
 PENDING: Final = "pending"  # pending entries: signals of transactions that are still undecided (N5)
 SHARED: Final = "shared"  # read locks (T14)
-# The traces that committed transactions leave at read locks (T14) and, if they only raised signals, at their primaries,
-# which are called bare (N5).
+# The traces that committed transactions leave at read locks (T14) and, if they wrote no cell, at their primaries, which
+# are called bare (N5).
 TRACE: Final = "trace"
 FAILED_LIST: Final = "failed"  # changes whose observers have failed too often (N6)
 PROTOCOL_GROUPS: Final = (DATA, LOCK, WRITE, ROLLBACK, NOTIFY, PENDING, SHARED, TRACE, FAILED_LIST)

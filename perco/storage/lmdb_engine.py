@@ -231,7 +231,8 @@ class LmdbEngine:
     def _unreadable(self, error: lmdb.Error) -> PercoError:
         if isinstance(error, lmdb.ReadersFullError):
             what = f"{self.path}: all {self.options.readers_max} reader slots are taken"
-            return Unavailable(what, remedy="Close some readers, or raise LmdbOptions.readers_max.")
+            remedy = "Close some readers. LmdbOptions.readers_max counts in the process that opens the store first."
+            return Unavailable(what, remedy=remedy)
         return Corruption(str(self.path), f"LMDB cannot read it ({error})")
 
     def scan(self, request: ScanRequest) -> ScanPage:

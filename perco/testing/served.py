@@ -149,7 +149,7 @@ class Served(Run):
         self._latency = rng.choice((0.0, 0.0005, 0.004, 0.02))
         self._pieces = rng.choice((0.0, 0.05, 0.5))
         self._disk_s = rng.choice((0.0, 0.0002, 0.003, 0.02))
-        self._beside_s = rng.choice((0.0, 0.05, 0.2))  # the longest pause before a step of long work: a copy, say (P2)
+        self._beside_s = rng.choice((0.0, 0.05, 0.2))  # like `_disk_s`, for a step of long work (P2); the larger counts
         self._far_s = rng.choice((0.0, 0.0, 0.05, 0.1))  # added to and from processes that are far away
         self._wire_rate = rng.choice((0.0003, 0.001, 0.003))  # faults for each message that is sent often
         self._disk_rate = rng.choice((0.0002, 0.001, 0.004))

@@ -44,9 +44,9 @@ class Attempts(AsyncOnly):
         async with attempt as txn:
             txn.set(...)
 
-    The loop ends by itself. An attempt cannot see whether `break` or `return` has ended its block. So after one of
-    these statements, the program goes on after the loop even if the commit conflicted; a PercoWarning then says that
-    nothing was written.
+    The loop ends by itself. An attempt cannot see whether `break` or `return` has ended its block. So after
+    `break`, the code behind the loop runs, and after `return`, the caller goes on, even if the commit conflicted; a
+    PercoWarning then says that nothing was written.
     """
 
     _write = "async for attempt in db.attempts():"

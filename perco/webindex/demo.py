@@ -87,7 +87,7 @@ def fresh(folder: Path) -> Path:
             if (folder / name).exists():
                 shutil.rmtree(folder / name)
         folder.mkdir(parents=True, exist_ok=True)
-        mark.write_text(f"`perco demo` made this folder; each run replaces these stores in it: {', '.join(_STORES)}\n")
+        mark.write_text(f"`perco demo` uses this folder; each run first removes these from it: {', '.join(_STORES)}\n")
     except OSError as error:
         raise perco.UsageError(f"{folder} cannot be made: {error.strerror}; name another folder with --dir") from None
     return folder / "store"

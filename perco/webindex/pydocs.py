@@ -327,7 +327,8 @@ def _below(module: types.ModuleType) -> tuple[str, ...]:
 
 def _members(module: types.ModuleType) -> tuple[tuple[tuple[str, Any], ...], tuple[Skipped, ...]]:
     """The public classes and functions of a module, and those that could not be read. As in pydoc, a name is public
-    if `__all__` contains it or, without `__all__`, if it is defined in the module itself."""
+    if `__all__` contains it or, without `__all__`, if pydoc does not hide it as private (`pydoc.visiblename`) and it
+    is defined in the module itself."""
     exported = vars(module).get("__all__")
     names = {str(name) for name in (vars(module) if exported is None else exported)}
     members, problems = [], []

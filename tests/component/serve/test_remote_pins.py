@@ -162,7 +162,7 @@ async def test_a_pin_that_is_asked_for_twice_is_not_made_again_once_it_was_dropp
         lost, failed = Lost(place, Method.PIN), trio.Event()
 
         async def pin() -> None:
-            with pytest.raises(perco.StoreError, match="was dropped while it was being made"):
+            with pytest.raises(perco.StoreError, match="has been dropped, so it is neither made nor renewed"):
                 async with one.pin("export", lease_s=600):
                     pass
             failed.set()
