@@ -36,7 +36,8 @@ def must_be_two_places(source: str, target: str) -> None:
         if url == "memory:" or addresses.is_address(url):
             what = "a served store" if addresses.is_address(url) else "a store in memory"
             raise UsageError(
-                f"{url}: {what} can be neither the source nor the target of a copy; give a folder, postgresql://... or bigtable://..."
+                f"{url}: {what} can be neither the source nor the target of a copy; give a folder, postgresql://... or "
+                "bigtable://..."
             )
     if shown(source) == shown(target):
         raise UsageError(f"{shown(source)} cannot be copied to itself")

@@ -164,7 +164,7 @@ async def test_past_the_timeout_what_nobody_knows_is_not_told_as_nothing(
 
 async def test_one_try_is_told_to_run_again() -> None:
     async with perco.open("memory:", SCHEMA) as db:
-        with pytest.raises(perco.WriteConflict, match=r"wrote nothing\. Run it again"):  # noqa: PT012
+        with pytest.raises(perco.WriteConflict, match=r"this transaction wrote nothing\. Run it again"):  # noqa: PT012
             async with db.transaction() as txn:
                 txn.set(n, "k", -1)
                 await overtake(db, 1)
