@@ -38,6 +38,7 @@ LAYERS = [
     "fronts",
     "sync",
     "aio",
+    "views",
     "spark",
     "testing",
     "webindex",

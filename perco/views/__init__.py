@@ -1,0 +1,12 @@
+"""Views: derived tables that are declared once. Observers keep them, and a batch build proves them."""
+
+from perco.views.aggregates import (
+    Aggregate as Aggregate,
+    count as count,
+    largest as largest,
+    smallest as smallest,
+    sum as sum,
+)
+from perco.views.compiled import Prefix as Prefix, prefix as prefix
+from perco.views.declaring import Views as Views
+from perco.views.rows import Group as Group, Put as Put

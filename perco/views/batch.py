@@ -1,0 +1,108 @@
+"""The definition itself: what the views are, computed from all source rows at once.
+
+It is as plain as possible, so that it cannot go wrong in the same way as the incremental runs: no memory, no deltas, no
+signals. Only the functions of the views, the exact sums and the order of values are the same.
+
+V7  When nothing waits to run, the tables of the views equal this build of their sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from perco.errors import UsageError
+from perco.schema.schema import Column, Table
+from perco.txn.row import Row
+from perco.views.aggregates import Ordered, tallied
+from perco.views.compiled import Each, Grouped
+from perco.views.memory import Given, Where, given
+from perco.views.rows import Group, Put, in_order
+
+Rows = Mapping[Any, Mapping[Column[Any, Any], Any]]
+"""A table's rows: by key, the values by column."""
+
+
+def build(
+    declared: Iterable[Each | Grouped], sources: Mapping[Table[Any], Rows]
+) -> dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]]:
+    """See `Views.build`."""
+    views = list(declared)
+    stored: dict[Table[Any], dict[bytes, dict[Column[Any, Any], Any]]] = {}
+    for table, rows in sources.items():
+        at = stored.setdefault(table, {})
+        for key, values in rows.items():
+            at[table.row(key)] = {
+                column: column.codec.decode(column.codec.encode(value))
+                for column, value in values.items()
+                if value is not None
+            }
+    for view in views:
+        table = view.source if isinstance(view, Grouped) else view.table
+        found = _rows(table, view.columns, stored.get(table, {}))
+        owners: dict[Where, Any] = {}
+        for owner, puts in _each(view, found) if isinstance(view, Each) else _groups(view, found):
+            for where, row in given(view.id, puts, view.outputs).items():
+                if where in owners:
+                    raise UsageError(
+                        f"view {view.id!r} gives {row.table.name}[{row.key!r}] for {owners[where]!r} and for "
+                        f"{owner!r}: a row has one owner"
+                    )
+                owners[where] = owner
+                _store(stored, where, row)
+    out: dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]] = {}
+    for view in views:
+        for table, columns in view.outputs.items():
+            written = out.setdefault(table, {})
+            for stored_key, values in sorted(stored.get(table, {}).items()):
+                present = {column: value for column, value in values.items() if column in columns}
+                if present:
+                    written.setdefault(table.key.decode(stored_key), {}).update(present)
+    return out
+
+
+def _rows(
+    table: Table[Any], columns: Iterable[Column[Any, Any]], stored: Mapping[bytes, Mapping[Any, Any]]
+) -> list[Row[Any]]:
+    """The rows that have a value in one of the columns, in the order of their keys."""
+    found = []
+    for row, values in sorted(stored.items()):
+        cells = {column: (values.get(column), 0) for column in columns}
+        if any(value is not None for value, _ in cells.values()):
+            found.append(Row(table.key.decode(row), cells))
+    return found
+
+
+def _store(stored: dict[Table[Any], dict[bytes, dict[Column[Any, Any], Any]]], where: Where, row: Given) -> None:
+    values = stored.setdefault(row.table, {}).setdefault(where[1], {})
+    for column, value in row.values.items():
+        values[column] = column.codec.decode(column.codec.encode(value))
+
+
+def _each(view: Each, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Iterable[Put[Any]]]]:
+    for row in rows:
+        yield row.key, view.function(row)
+
+
+def _groups(view: Grouped, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Iterable[Put[Any]]]]:
+    members: dict[bytes, tuple[Any, list[Row[Any]]]] = {}
+    for row in rows:
+        group = view.group_of(row)
+        if group is not None:
+            stored = view.table.row(group)
+            members.setdefault(stored, (view.table.key.decode(stored), []))[1].append(row)
+    for _, (group, found) in sorted(members.items()):
+        yield group, view.function(group, _group(view, found))
+
+
+def _group(view: Grouped, rows: list[Row[Any]]) -> Group[Any]:
+    if view.deltas is None:
+        return Group(rows)
+    ordered: dict[Ordered, list[tuple[Any, Any]]] = {}
+    for each in view.orders:
+        if each.first:
+            ordered[Ordered(each.column, first=each.first)] = in_order(rows, each.column, each.first, last=False)
+        if each.last:
+            ordered[Ordered(each.column, last=each.last)] = in_order(rows, each.column, each.last, last=True)
+    tally = tallied(view.sums, ([row[each.column] for each in view.sums] for row in rows))
+    return Group(None, tally, view.sums, ordered)

@@ -1,0 +1,134 @@
+"""What views compile to. Plain values; no I/O.
+
+The owner of a row is the source row, or the group, whose run gave it. What it gave is in a hidden column of the
+owner's row (`memory.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from perco.errors import UsageError
+from perco.schema.codecs import Codec, TupleCodec
+from perco.schema.schema import Column, Signal, Table
+from perco.txn.row import Row
+from perco.views.aggregates import Ordered, Sum
+from perco.views.rows import Group, Put
+
+PARTS_MAX: Final = 8
+"""Of a tuple key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Groups by the first parts of a tuple key."""
+
+    parts: int
+
+
+def prefix(parts: int) -> Prefix:
+    """Group rows by the first `parts` parts of their tuple key. Of one part, the group is that part;
+    of more, a tuple of them."""
+    if isinstance(parts, bool) or not isinstance(parts, int) or not 1 <= parts < PARTS_MAX:
+        raise UsageError(f"views.prefix takes a number of parts from 1 to {PARTS_MAX - 1}, not {parts!r}")
+    return Prefix(parts)
+
+
+def parts_of(codec: Codec[Any], key: Any) -> tuple[Any, ...]:
+    """A key as a tuple of its parts."""
+    return tuple(key) if isinstance(codec, TupleCodec) else (key,)
+
+
+def key_of(codec: Codec[Any], parts: tuple[Any, ...]) -> Any:
+    """The key that has these parts."""
+    return parts if isinstance(codec, TupleCodec) else parts[0]
+
+
+def codecs_of(codec: Codec[Any]) -> tuple[Codec[Any], ...]:
+    return codec.parts if isinstance(codec, TupleCodec) else (codec,)
+
+
+@dataclass(slots=True, eq=False)
+class Owners:
+    """What the runs of all views have in common: who owns rows, and which rows they may write.
+
+    Attributes:
+        table: a row of it is an owner.
+        memory: the hidden column of the owner's row.
+        outputs: the columns that the view writes, by table.
+        owned: for each of these tables, the hidden column that names a row's owner (V5); none for tables of a view's
+            own, whose keys contain the owner's.
+        told: the groups whose members are rows that this view writes, by table.
+    """
+
+    id: str
+    version: int
+    table: Table[Any]
+    memory: Column[Any, bytes]
+    outputs: dict[Table[Any], frozenset[Column[Any, Any]]]
+    owned: dict[Table[Any], Column[Any, bytes]]
+    told: dict[Table[Any], list[Grouped]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Each(Owners):
+    """A view of single source rows."""
+
+    columns: tuple[Column[Any, Any], ...] = ()
+    function: Callable[[Row[Any]], Iterable[Put[Any]]] = lambda row: ()
+
+    @property
+    def several(self) -> bool:
+        """Whether several observers run for one owner: their runs could overlap (V2)."""
+        return len(self.columns) > 1
+
+
+@dataclass(slots=True, eq=False)
+class Grouped(Owners):
+    """A view of groups of source rows.
+
+    Attributes:
+        source, columns: what it reads.
+        by: the group of a source row; None: the row is in no group.
+        members: the table that sorts the source rows by groups: `source` itself, or a table of the view's own.
+        copied: the columns of `members`, by those of the source.
+        parts: how many parts of a member's key are the group.
+        changed: the signal that a group's members have changed (V3).
+        tally: the hidden column with the group's count and sums.
+        deltas: the column, in a table of slots, of what is still to be folded; None: the view keeps no aggregates.
+        orders: for each kept order, the column of the table that has it.
+    """
+
+    source: Table[Any] = field(kw_only=True)
+    columns: tuple[Column[Any, Any], ...] = field(kw_only=True)
+    by: Prefix | Callable[[Row[Any]], Any] = field(kw_only=True)
+    members: Table[Any] = field(kw_only=True)
+    copied: Mapping[Column[Any, Any], Column[Any, Any]] = field(kw_only=True)
+    parts: int = field(kw_only=True)
+    changed: Signal[Any] = field(kw_only=True)
+    tally: Column[Any, bytes] = field(kw_only=True)
+    deltas: Column[Any, bytes] | None = field(kw_only=True)
+    orders: dict[Ordered, Column[Any, Any]] = field(kw_only=True)
+    sums: tuple[Sum, ...] = field(kw_only=True)
+    members_max: int = field(kw_only=True)
+    function: Callable[[Any, Group[Any]], Iterable[Put[Any]]] = lambda group, rows: ()
+
+    def group_of(self, row: Row[Any]) -> Any:
+        """The group of a source row; None: none."""
+        if isinstance(self.by, Prefix):
+            parts = parts_of(self.source.key, row.key)[: self.by.parts]
+            return key_of(self.table.key, parts)
+        return self.by(row)
+
+    def split(self, member: Any) -> tuple[Any, tuple[Any, ...]]:
+        """(group, the rest of the parts) of a member's key."""
+        parts = parts_of(self.members.key, member)
+        return key_of(self.table.key, parts[: self.parts]), parts[self.parts :]
+
+    def source_key(self, group: Any, rest: tuple[Any, ...]) -> Any:
+        """The key of the source row that is this member of the group."""
+        if self.members is self.source:
+            return key_of(self.source.key, (*parts_of(self.table.key, group), *rest))
+        return key_of(self.source.key, rest)

@@ -1,0 +1,279 @@
+"""Derived tables, declared once: which rows a view gives, and what keeps them.
+
+    v = views.Views(schema)
+
+    @v.each(body, id="index", into=postings)                      # a source row -> rows of `postings`
+    def index(doc):
+        for word, n in Counter(doc[body].split()).items():
+            yield views.Put(postings, (word, doc.key), {count: n})
+
+    @v.group(count, id="totals", by=views.prefix(1), into=words)  # all rows with one word -> a row of `words`
+    def totals(word, rows):
+        yield views.Put(words, word, {total: rows.sum(count)})
+
+A view compiles to tables, columns, signals and observers of the schema, so whatever shows these shows views too. For a
+view `totals`, these are:
+
+    totals.groups      a row for each group: the signal `changed`, and hidden columns
+    totals.members     (group, source key) -> the columns that the view reads, if its source does not sort by groups
+    totals.deltas      (group, slot) -> what is still to be added to the count and the sums
+    totals.by COLUMN   (group, value, source key): the members in the order of a column
+
+The owner of a row is the source row, or the group, whose run gave it. What it gave is in a hidden column of the
+owner's row (`memory.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from perco.errors import UsageError
+from perco.schema.codecs import BYTES, Codec
+from perco.schema.schema import Change, Column, Schema, Table
+from perco.txn.row import Row
+from perco.txn.transaction import Transaction
+from perco.views import batch, wiring
+from perco.views.aggregates import Aggregate
+from perco.views.batch import Rows
+from perco.views.compiled import Each, Grouped, Owners, Prefix
+from perco.views.rows import Group, Put
+from perco.views.running import run_each, run_group
+
+K = TypeVar("K")
+G = TypeVar("G")
+
+EachFunction = Callable[[Row[K]], Iterable[Put[Any]]]
+GroupFunction = Callable[[G, Group[K]], Iterable[Put[Any]]]
+Into = Table[Any] | Column[Any, Any] | Sequence[Table[Any] | Column[Any, Any]]
+
+MEMBERS_MAX: Final = 100_000
+_ID_MAX: Final = 40  # the names of a view's tables and observers begin with it
+
+
+class Views:
+    """The views of a program: they add tables and observers to the schema that is given.
+
+    Declare a view after the views that it reads from. Open stores with `views.schema`, as ever.
+
+    Attributes:
+        schema: the schema, with all that the views compile to.
+        declared: the views, by id, in the order of their declaration.
+    """
+
+    schema: Schema
+    declared: dict[str, Each | Grouped]
+
+    def __init__(self, schema: Schema) -> None:
+        if not isinstance(schema, Schema):
+            raise UsageError(f"Views takes a perco.Schema, not {schema!r}")
+        self.schema = schema
+        self.declared = {}
+        self._readers: dict[Column[Any, Any], str] = {}
+        self._writers: dict[Column[Any, Any], Owners] = {}
+
+    def each(
+        self, *columns: Column[K, Any], id: str, into: Into, version: int = 1
+    ) -> Callable[[EachFunction[K]], EachFunction[K]]:
+        """A view whose function takes one source row and gives rows: `function(row) -> Iterable[Put]`.
+
+        The function must be pure: it depends on the row's key and these columns only. It runs again after each change
+        of one of the columns. The rows that it no longer gives are deleted; those that it gives again unchanged are not
+        written. It is not called for a row in which none of the columns has a value: such a row gives nothing.
+
+        Args:
+            columns: of one table; the row that the function gets has these.
+            id: recorded in the store, as an observer's is; never change it. At most 40 characters.
+            into: the tables, or the single columns, that the function gives. A column belongs to one view.
+            version: raise it when the function has changed: it then runs again for all source rows.
+
+        Raises: UsageError.
+        """
+        table = self._must_read(id, columns)
+        outputs = self._must_write(id, into)
+
+        def register(function: EachFunction[K]) -> EachFunction[K]:
+            owned = {each: each.hide(f"_owner {id}", BYTES) for each in outputs}
+            view = Each(id, version, table, table.hide(f"_view {id}", BYTES), outputs, owned)
+            view.columns, view.function = columns, function
+            self._declare(view, columns)
+            self._observe_each(view)
+            return function
+
+        return register
+
+    def group(
+        self,
+        *columns: Column[K, Any],
+        id: str,
+        by: Prefix | Callable[[Row[K]], Any],
+        into: Into,
+        key: Codec[Any] | None = None,
+        keep: Sequence[Aggregate] = (),
+        members_max: int = MEMBERS_MAX,
+    ) -> Callable[[GroupFunction[Any, K]], GroupFunction[Any, K]]:
+        """A view whose function takes a group of source rows and gives rows: `function(group, rows) -> Iterable[Put]`.
+
+        The function must be pure. It is not called for a group without members: such a group gives nothing.
+
+        Without `keep`, a run reads all members. With it, a run costs the same for a group of ten and one of a million:
+        count and sums are kept by deltas, and the smallest and largest members are read from an ordered index.
+
+        Args:
+            columns: of one table. A row is a member if at least one of them has a value.
+            by: `views.prefix(n)`, or a pure function of the row that returns the group's key; None: no group.
+            into: see `each`.
+            key: the codec of the group's key. By default, that of the prefix's parts, or of the only table in `into`.
+            keep: `views.count()`, `views.sum(column)`, `views.smallest(column, n)`, `views.largest(column, n)`.
+            members_max: without `keep`, the run for a group of more members fails.
+            id: see `each`.
+
+        Raises: UsageError.
+        """
+        source = self._must_read(id, columns)
+        outputs = self._must_write(id, into)
+        codec = wiring.group_codec(id, source, by, key, outputs)
+        sums, ordered = wiring.kept(id, columns, keep)
+        if isinstance(members_max, bool) or not isinstance(members_max, int) or members_max < 1:
+            raise UsageError(f"view {id!r}: members_max is a number of rows, at least 1, not {members_max!r}")
+
+        def register(function: GroupFunction[Any, K]) -> GroupFunction[Any, K]:
+            writers = {self._writers.get(column) for column in columns}
+            writer = writers.pop() if isinstance(by, Prefix) and len(writers) == 1 else None
+            members = source if writer is not None else wiring.members(id, codec, source, columns)
+            view = wiring.grouped(id, codec, source, columns, by, members, outputs, sums, ordered, keep, members_max)
+            view.function = function
+            self._declare(view, columns)
+            self._add_tables(view)
+            if writer is not None:
+                writer.told.setdefault(source, []).append(view)
+            else:
+                self._observe_each(wiring.indexing(view))
+            self._observe_groups(view)
+            return function
+
+        return register
+
+    def build(self, sources: Mapping[Table[Any], Rows]) -> dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]]:
+        """The definition itself: what the views are, given all rows of the tables that they read (V7).
+
+        Args:
+            sources: by table and key, the values by column. Columns that a view writes must not be among them.
+
+        Returns the rows of all tables that views write, in the same form and in the order of their keys: only columns
+        that views write, and values as a store would return them.
+
+        Raises: UsageError for a row with two owners, and for sources that are not tables of the schema; whatever the
+        functions raise.
+        """
+        for table, rows in sources.items():
+            if self.schema.tables.get(table.name) is not table:
+                raise UsageError(f"build: {table!r} is not in the schema of these views")
+            for column in frozenset[Column[Any, Any]]().union(*rows.values()):
+                if column in self._writers:
+                    raise UsageError(
+                        f"build: {column!r} is what view {self._writers[column].id!r} gives, and no source"
+                    )
+        return batch.build(self.declared.values(), sources)
+
+    @property
+    def sources(self) -> dict[Table[Any], frozenset[Column[Any, Any]]]:
+        """The columns that views read and no view writes, by table."""
+        out: dict[Table[Any], set[Column[Any, Any]]] = {}
+        for column in self._readers.keys() - self._writers.keys():
+            out.setdefault(column.table, set()).add(column)
+        return {table: frozenset(columns) for table, columns in out.items()}
+
+    @property
+    def outputs(self) -> dict[Table[Any], frozenset[Column[Any, Any]]]:
+        """The columns that views write, by table."""
+        out: dict[Table[Any], set[Column[Any, Any]]] = {}
+        for column in self._writers:
+            out.setdefault(column.table, set()).add(column)
+        return {table: frozenset(columns) for table, columns in out.items()}
+
+    # ------------------------------------------------------------ checks
+
+    def _must_read(self, id: str, columns: Sequence[object]) -> Table[Any]:
+        if not isinstance(id, str) or not 0 < len(id) <= _ID_MAX:
+            raise UsageError(f"a view's id is a str of 1 to {_ID_MAX} characters, not {id!r}")
+        if id in self.declared:
+            raise UsageError(f"there are two views with the id {id!r}")
+        if not columns:
+            raise UsageError(f"view {id!r} names no columns to read")
+        tables = set()
+        for column in columns:
+            if not isinstance(column, Column):
+                raise UsageError(f"view {id!r} reads columns, as made by Table.column, not {column!r}")
+            tables.add(column.table)
+        if len(tables) != 1:
+            names = ", ".join(sorted(table.name for table in tables))
+            raise UsageError(f"view {id!r} reads columns of one table, not of {names}")
+        (table,) = tables
+        if self.schema.tables.get(table.name) is not table:
+            raise UsageError(f"view {id!r}: table {table.name!r} is not in this schema")
+        return table
+
+    def _must_write(self, id: str, into: Into) -> dict[Table[Any], frozenset[Column[Any, Any]]]:
+        found: dict[Table[Any], set[Column[Any, Any]]] = {}
+        for each in into if isinstance(into, list | tuple) else [into]:
+            if isinstance(each, Table):
+                found.setdefault(each, set()).update(each.columns.values())
+            elif isinstance(each, Column):
+                found.setdefault(each.table, set()).add(each)
+            else:
+                raise UsageError(f"view {id!r}: into= takes tables and columns, not {each!r}")
+        for table, columns in found.items():
+            if self.schema.tables.get(table.name) is not table:
+                raise UsageError(f"view {id!r}: table {table.name!r} is not in this schema")
+            for column in columns:
+                if column in self._writers:
+                    raise UsageError(f"views {self._writers[column].id!r} and {id!r} both write {column!r}")
+                if column in self._readers:
+                    raise UsageError(
+                        f"view {id!r} writes {column!r}, which view {self._readers[column]!r} reads: declare {id!r} "
+                        "first; views cannot form a cycle"
+                    )
+        if not any(found.values()):
+            raise UsageError(f"view {id!r}: into= names no column")
+        return {table: frozenset(columns) for table, columns in found.items()}
+
+    def _declare(self, view: Each | Grouped, columns: Iterable[Column[Any, Any]]) -> None:
+        if view.id in self.declared:
+            raise UsageError(f"there are two views with the id {view.id!r}")
+        for column in columns:
+            if column in view.outputs.get(column.table, ()):
+                raise UsageError(f"view {view.id!r} reads {column!r} and writes it; views cannot form a cycle")
+            self._readers.setdefault(column, view.id)
+        for written in view.outputs.values():
+            for column in written:
+                self._writers[column] = view
+        self.declared[view.id] = view
+
+    # ------------------------------------------------------------ tables and observers
+
+    def _add_tables(self, view: Grouped) -> None:
+        own = [view.table, *(column.table for column in view.orders.values())]
+        if view.members is not view.source:
+            own.append(view.members)
+        if view.deltas is not None:
+            own.append(view.deltas.table)
+        for table in own:
+            if table.name in self.schema.tables:
+                raise UsageError(f"view {view.id!r} needs the table name {table.name!r}, which the schema has already")
+        for table in own:
+            self.schema.tables[table.name] = table
+
+    def _observe_each(self, view: Each) -> None:
+        async def run(txn: Transaction, change: Change[Any, Any]) -> None:
+            await run_each(view, txn, change)
+
+        for column in view.columns:
+            name = f"{view.id}: {column.name}" if view.several else view.id
+            self.schema.observe(column, id=name, version=view.version)(run)
+
+    def _observe_groups(self, view: Grouped) -> None:
+        async def run(txn: Transaction, change: Change[Any, Any]) -> None:
+            await run_group(view, txn, change.key)
+
+        self.schema.observe(view.changed, id=view.id)(run)

@@ -1,0 +1,111 @@
+"""What an owner remembers of the rows that its last run gave, and the difference that a new run makes. No I/O.
+
+V1  The memory lists exactly the rows that the owner's last committed run gave: the table and key of each, and a digest
+    of its values. It changes in the transaction that changes the rows.
+V6  A row whose digest is the same is not written, so nothing that reads it is told of it (early cut-off). The digest is
+    taken of the values in stored form, with the columns' names, and has 128 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from perco.errors import UsageError
+from perco.schema.codecs import encoded
+from perco.schema.schema import Column, Table
+from perco.views.rows import Put
+
+_DIGEST_BYTES: Final = 16
+
+Where = tuple[str, bytes]  # a table, and a row of it in stored form
+
+
+class Given(NamedTuple):
+    """A row that a run gave. `values`: those that are present; `stored`: the same, in stored form."""
+
+    table: Table[Any]
+    key: Any
+    values: dict[Column[Any, Any], Any]
+    digest: bytes
+
+
+@dataclass(slots=True)
+class Memory:
+    """What an owner remembers.
+
+    Attributes:
+        version: the version of the view whose run this was; 0: none has run.
+        seen_ts: the run has seen all changes of the owner up to this timestamp; 0 if the view does not ask.
+        columns: for each table, the names of the columns that the view could write.
+        rows: a digest for each row.
+    """
+
+    version: int = 0
+    seen_ts: int = 0
+    columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    rows: dict[Where, bytes] = field(default_factory=dict)
+
+    def pack(self) -> bytes:
+        """As stored."""
+        tables: dict[str, list[bytes]] = {table: [] for table in self.columns}
+        for (table, row), digest in self.rows.items():
+            tables[table] += (row, digest)
+        parts = [(table, self.columns[table], rows) for table, rows in tables.items() if rows]
+        packed: bytes = msgpack.packb([self.version, self.seen_ts, parts])
+        return packed
+
+    @classmethod
+    def unpack(cls, stored: bytes | None) -> Memory:
+        """As it was stored; an empty one for None."""
+        if stored is None:
+            return cls()
+        version, seen_ts, parts = msgpack.unpackb(stored, use_list=False)
+        columns = {table: names for table, names, _ in parts}
+        rows = {}
+        for table, _, flat in parts:
+            for at in range(0, len(flat), 2):
+                rows[table, flat[at]] = flat[at + 1]
+        return cls(version, seen_ts, columns, rows)
+
+
+def given(
+    view: str, puts: Iterable[object], outputs: Mapping[Table[Any], frozenset[Column[Any, Any]]]
+) -> dict[Where, Given]:
+    """The rows that a run gave, checked and in stored form.
+
+    Raises: UsageError for anything but a `Put` to a table and columns that the view writes, and for two of one row;
+    TooLarge, TypeError, ValueError for a key or a value that cannot be stored.
+    """
+    out: dict[Where, Given] = {}
+    for each in puts:
+        if not isinstance(each, Put):
+            raise UsageError(
+                f"view {view!r} gave {each!r}; a view's function gives views.Put(table, key, {{column: value}})"
+            )
+        columns = outputs.get(each.table)
+        if columns is None:
+            raise UsageError(f"view {view!r} gave a row of {each.table!r}, which its into= does not name")
+        where = each.table.name, each.table.row(each.key)
+        if where in out:
+            raise UsageError(f"view {view!r} gave {each.table.name}[{each.key!r}] twice in one run")
+        digest = blake2b(digest_size=_DIGEST_BYTES)
+        values = {}
+        for column in sorted(each.values, key=lambda column: column.name):
+            if column not in columns:
+                raise UsageError(f"view {view!r} gave a value of {column!r}, which its into= does not name")
+            value = each.values[column]
+            if value is not None:
+                data = encoded(column.codec, value, column, "value of ")
+                name = column.name.encode()
+                digest.update(b"%d %d " % (len(name), len(data)))
+                digest.update(name)
+                digest.update(data)
+                values[column] = value
+        if values:
+            out[where] = Given(each.table, each.key, values, digest.digest())
+    return out

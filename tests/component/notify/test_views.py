@@ -1,0 +1,378 @@
+"""Views, one rule at a time (V1 to V7). `test_views_equal.py` has random graphs of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import perco
+from perco import views
+from perco.schema.schema import Change
+from perco.views import running
+from perco.views.compiled import Grouped
+from tests.component.notify.kit import OPTIONS, client, get, memory, put, settle
+from tests.support.places import local_of
+
+
+class Library:
+    """Documents, their words, and totals of the words."""
+
+    def __init__(self) -> None:
+        self.docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
+        self.body = self.docs.column("body", perco.TEXT)
+        self.author = self.docs.column("author", perco.TEXT)
+        self.postings = perco.Table("postings", key=perco.Tuple(perco.TEXT, perco.TEXT))
+        self.n = self.postings.column("n", perco.INT64)
+        self.words = perco.Table("words", key=perco.TEXT)
+        self.total = self.words.column("total", perco.INT64)
+        self.top = self.words.column("top", perco.JSON)
+        self.authors = perco.Table("authors", key=perco.TEXT)
+        self.wrote = self.authors.column("wrote", perco.JSON)
+        self.views = views.Views(perco.Schema(self.docs, self.postings, self.words, self.authors))
+        self.schema = self.views.schema
+        self.calls: Counter[str] = Counter()
+
+    def index(self, *, version: int = 1, grow: int = 0) -> None:
+        @self.views.each(self.body, id="index", into=self.postings, version=version)
+        def index(doc: perco.Row[str]) -> Iterator[views.Put[Any]]:
+            self.calls["index"] += 1
+            for word, n in Counter((doc[self.body] or "").split()).items():
+                yield views.Put(self.postings, (word, doc.key), {self.n: n + grow})
+
+    def totals(self, *, keep: bool = True) -> Grouped:
+        kept = [views.sum(self.n), views.largest(self.n, 2)] if keep else []
+
+        @self.views.group(self.n, id="totals", by=views.prefix(1), into=self.words, keep=kept)
+        def totals(word: str, rows: views.Group[Any]) -> Iterator[views.Put[Any]]:
+            self.calls["totals"] += 1
+            top = [[key[1], n] for key, n in rows.largest(self.n, 2)]
+            yield views.Put(self.words, word, {self.total: rows.sum(self.n), self.top: top})
+
+        found = self.views.declared["totals"]
+        assert isinstance(found, Grouped)
+        return found
+
+    def by_author(self, **how: Any) -> Grouped:
+        @self.views.group(
+            self.author, self.body, id="by author", by=lambda row: row[self.author], into=self.authors, **how
+        )
+        def by_author(author: str, rows: views.Group[Any]) -> Iterator[views.Put[Any]]:
+            self.calls["by author"] += 1
+            yield views.Put(self.authors, author, {self.wrote: [row.key for row in rows]})
+
+        found = self.views.declared["by author"]
+        assert isinstance(found, Grouped)
+        return found
+
+
+@pytest.fixture
+def library() -> Library:
+    return Library()
+
+
+async def rows(db: perco.Database, table: perco.Table[Any]) -> dict[Any, dict[str, Any]]:
+    """All rows of a table, with the columns that perco hides."""
+    columns = [*table.columns.values(), *table.hidden.values()]
+    async with db.snapshot() as snap:
+        return {row.key: row.values() async for row in snap.scan(table, columns=columns)}
+
+
+async def test_rows_follow_their_source(library: Library) -> None:  # V1
+    library.index()
+    async with perco.open("memory:", library.schema, options=OPTIONS) as db, db.worker():
+        await put(db, library.body, "a", "to be or not to be")
+        await settle(db)
+        async with db.snapshot() as snap:
+            found = {row.key: row[library.n] async for row in snap.scan(library.postings)}
+        assert found == {("be", "a"): 2, ("not", "a"): 1, ("or", "a"): 1, ("to", "a"): 2}
+        await put(db, library.body, "a", "to be")
+        await settle(db)
+        async with db.snapshot() as snap:
+            found = {row.key: row[library.n] async for row in snap.scan(library.postings)}
+        assert found == {("be", "a"): 1, ("to", "a"): 1}
+        await put(db, library.body, "a", None)
+        await settle(db)
+        assert await rows(db, library.postings) == await rows(db, library.docs) == {}
+
+
+async def test_what_has_not_changed_is_not_written_and_nobody_is_told(library: Library) -> None:  # V6
+    library.index()
+    library.totals()
+    async with perco.open("memory:", library.schema, options=OPTIONS) as db, db.worker() as worker:
+        await put(db, library.body, "a", "one two two")
+        await settle(db)
+        async with db.snapshot() as snap:
+            before = {row.key: row.commit_ts(library.n) async for row in snap.scan(library.postings)}
+        calls = dict(library.calls)
+        await put(db, library.body, "a", "two one two")  # the same words
+        await settle(db)
+        assert library.calls == Counter(calls) + Counter(index=1)
+        await put(db, library.body, "a", "two one three two")
+        await settle(db)
+        assert library.calls == Counter(calls) + Counter(index=2, totals=1)
+        async with db.snapshot() as snap:
+            after = {row.key: row.commit_ts(library.n) async for row in snap.scan(library.postings)}
+        assert after.items() > before.items()
+        assert worker.statistics()["index"].commits == 3
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_group_follows_its_members(library: Library, keep: bool) -> None:  # V3, V4
+    library.index()
+    group = library.totals(keep=keep)
+    async with perco.open("memory:", library.schema, options=OPTIONS) as db, db.worker():
+        for key, body in {"a": "x x y", "b": "x", "c": "x x x", "d": "y"}.items():
+            await put(db, library.body, key, body)
+        await settle(db)
+        assert await get(db, library.total, "x") == 6
+        assert await get(db, library.top, "x") == [["c", 3], ["a", 2]]
+        await put(db, library.body, "c", "y")
+        await put(db, library.body, "a", None)
+        await settle(db)
+        assert (await get(db, library.total, "x"), await get(db, library.total, "y")) == (1, 2)
+        assert await get(db, library.top, "y") == [["d", 1], ["c", 1]]  # equal values: by key, descending
+        for key in "bcd":
+            await put(db, library.body, key, None)
+        await settle(db)
+        own = [group.table, *(column.table for column in group.orders.values())]
+        for table in [*own, *([group.deltas.table] if group.deltas else []), library.words, library.postings]:
+            assert await rows(db, table) == {}, table
+
+
+async def test_a_member_moves_from_group_to_group(library: Library) -> None:  # V3
+    group = library.by_author()
+    async with perco.open("memory:", library.schema, options=OPTIONS) as db, db.worker():
+        for key, author in {"a": "ann", "b": "ann", "c": "bob"}.items():
+            await put(db, library.author, key, author)
+        await settle(db)
+        assert await get(db, library.wrote, "ann") == ["a", "b"]
+        await put(db, library.author, "a", "bob")
+        await put(db, library.author, "b", None)  # still a row, but in no group
+        await put(db, library.body, "b", "words")
+        await settle(db)
+        assert await get(db, library.wrote, "ann") is None
+        assert await get(db, library.wrote, "bob") == ["a", "c"]
+        assert set(await rows(db, group.members)) == {("bob", "a"), ("bob", "c")}
+
+
+async def test_existing_rows_are_taken_up(library: Library) -> None:  # N10
+    async with client(memory(), perco.Schema(library.docs)) as first:
+        await put(first, library.body, "a", "x y")
+        await put(first, library.author, "a", "ann")
+        library.index()
+        library.totals()
+        library.by_author()
+        local = local_of(first)
+    async with client(local, library.schema) as db, db.worker():
+        await settle(db)
+        assert await get(db, library.total, "x") == 1
+        assert await get(db, library.wrote, "ann") == ["a"]
+
+
+async def test_a_new_version_replaces_what_the_old_one_gave(library: Library) -> None:  # N10, V1
+    library.index()
+    library.totals()
+    async with client(memory(), library.schema) as first, first.worker():
+        await put(first, library.body, "a", "x y")
+        await settle(first)
+        local = local_of(first)
+    changed = Library()
+    changed.index(version=2, grow=10)
+    changed.totals()
+    async with client(local, changed.schema) as db, db.worker():
+        await settle(db)
+        assert await get(db, changed.total, "x") == 11
+        assert await get(db, changed.top, "y") == [["a", 11]]
+
+
+# ------------------------------------------------------------ runs that overlap
+
+
+def change(key: Any, commit_ts: int = 1 << 50) -> Change[Any, Any]:
+    return Change(key, None, commit_ts, 1, commit_ts)
+
+
+async def test_runs_of_one_row_for_two_columns_cannot_overlap(library: Library) -> None:  # V2
+    @library.views.each(library.body, library.author, id="both", into=library.postings)
+    def both(doc: perco.Row[str]) -> Iterator[views.Put[Any]]:
+        if doc[library.body] == doc[library.author]:
+            yield views.Put(library.postings, ("same", doc.key), {library.n: 1})
+
+    view: Any = library.views.declared["both"]
+    async with perco.open("memory:", library.schema, options=OPTIONS) as db:
+        await put(db, library.body, "a", "x")
+        await put(db, library.author, "a", "x")  # both agree, but the run that comes to write it is slow
+        with pytest.raises(perco.WriteConflict):
+            async with db.transaction() as slow:
+                await running.run_each(view, slow, change("a"))
+                await put(db, library.author, "a", "y")
+                async with db.transaction() as quick:  # it has nothing to write, for it sees nothing to retract
+                    await running.run_each(view, quick, change("a"))
+        assert await rows(db, library.postings) == {}
+
+
+async def test_a_run_for_a_column_that_an_earlier_run_has_seen_is_spared(library: Library) -> None:
+    calls: list[str] = []
+
+    @library.views.each(library.body, library.author, id="both", into=library.postings)
+    def both(doc: perco.Row[str]) -> Iterator[views.Put[Any]]:
+        calls.append(doc.key)
+        yield views.Put(library.postings, ("", doc.key), {library.n: 1})
+
+    async with perco.open("memory:", library.schema, options=OPTIONS) as db:
+        async with db.transaction() as txn:
+            txn.set(library.body, "a", "x")
+            txn.set(library.author, "a", "y")
+        async with db.worker() as worker:
+            await settle(db)
+            assert calls == ["a"]
+            assert sum(each.commits for each in worker.statistics().values()) == 2
+
+
+async def test_runs_of_one_group_cannot_overlap(library: Library) -> None:  # V2
+    library.index()
+    view = library.totals(keep=False)
+    async with client(memory(), library.schema) as db:
+        async with db.worker():
+            await put(db, library.body, "a", "x")
+            await settle(db)
+        with pytest.raises(perco.WriteConflict):
+            async with db.transaction() as slow:
+                await running.run_group(view, slow, "x")
+                async with db.transaction() as quick:
+                    await running.run_group(view, quick, "x")
+
+
+async def test_a_delta_that_comes_while_another_is_folded_is_not_lost(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:  # V4
+    monkeypatch.setattr(running, "_SLOTS", 1)
+    library.index()
+    view = library.totals()
+    index: Any = library.views.declared["index"]
+    async with client(memory(), library.schema) as db:
+        await put(db, library.body, "a", "x")
+        async with db.transaction() as txn:
+            await running.run_each(index, txn, change("a"))
+        await put(db, library.body, "b", "x")
+        with pytest.raises(perco.WriteConflict):
+            async with db.transaction() as fold:
+                await running.run_group(view, fold, "x")
+                async with db.transaction() as txn:
+                    await running.run_each(index, txn, change("b"))
+        async with db.transaction() as fold:
+            await running.run_group(view, fold, "x")
+        assert await get(db, library.total, "x") == 2
+
+
+# ------------------------------------------------------------ rows with two owners
+
+
+async def test_a_row_has_one_owner_and_may_change_it(library: Library, caplog: pytest.LogCaptureFixture) -> None:  # V5
+    @library.views.each(library.body, id="by body", into=library.authors)
+    def by_body(doc: perco.Row[str]) -> Iterator[views.Put[Any]]:
+        yield views.Put(library.authors, doc[library.body] or "", {library.wrote: doc.key})
+
+    async with perco.open("memory:", library.schema, options=OPTIONS) as db, db.worker():
+        await put(db, library.body, "a", "same")
+        await settle(db)
+        await put(db, library.body, "b", "same")
+        with pytest.raises(perco.NotIdle):
+            await db.wait_idle(timeout=1.0)
+        assert "docs['a'] and for docs['b']: a row has one owner" in caplog.text
+        assert await get(db, library.wrote, "same") == "a"
+        await put(db, library.body, "a", "other")
+        await settle(db)
+        assert await get(db, library.wrote, "same") == "b"
+        assert await get(db, library.wrote, "other") == "a"
+
+
+def test_the_build_refuses_two_owners(library: Library) -> None:  # V5
+    @library.views.each(library.body, id="by body", into=library.authors)
+    def by_body(doc: perco.Row[str]) -> Iterator[views.Put[Any]]:
+        yield views.Put(library.authors, doc[library.body] or "", {library.wrote: doc.key})
+
+    with pytest.raises(perco.UsageError, match="for 'a' and for 'b': a row has one owner"):
+        library.views.build({library.docs: {"a": {library.body: "same"}, "b": {library.body: "same"}}})
+
+
+async def test_a_group_too_large_to_be_read_says_what_to_do(library: Library, caplog: pytest.LogCaptureFixture) -> None:
+    library.by_author(members_max=2)
+    async with perco.open("memory:", library.schema, options=OPTIONS) as db, db.worker():
+        for key in "abc":
+            await put(db, library.author, key, "ann")
+        with pytest.raises(perco.NotIdle):
+            await db.wait_idle(timeout=1.0)
+        assert "more than 2 members" in caplog.text
+        await put(db, library.author, "a", "bob")
+        await settle(db)
+        assert await get(db, library.wrote, "ann") == ["b", "c"]
+
+
+# ------------------------------------------------------------ declarations
+
+
+def _cases() -> dict[str, tuple[Callable[[Library], object], str]]:
+    def each(*columns: str, **how: Any) -> Callable[[Library], object]:
+        def declare(library: Library) -> object:
+            given: dict[str, Any] = {"id": "v", "into": library.words} | how
+            given |= {name: value(library) for name, value in how.items() if callable(value)}
+            found: list[Any] = [getattr(library, column) for column in columns]
+            return library.views.each(*found, **given)(lambda row: [])
+
+        return declare
+
+    def group(*columns: str, **how: Any) -> Callable[[Library], object]:
+        def declare(library: Library) -> object:
+            given: dict[str, Any] = {"id": "v", "into": library.words, "by": views.prefix(1)}
+            given |= {name: value(library) if callable(value) else value for name, value in how.items()}
+            found: list[Any] = [getattr(library, column) for column in columns]
+            return library.views.group(*found, **given)(lambda key, rows: [])
+
+        return declare
+
+    def cycle(library: Library) -> object:
+        library.index()
+        return library.views.each(library.n, id="back", into=library.docs)(lambda row: [])
+
+    def twice(library: Library) -> object:
+        library.index()
+        return library.views.each(library.author, id="again", into=library.postings)(lambda row: [])
+
+    return {
+        "no columns": (each(), "names no columns"),
+        "columns of two tables": (each("body", "n"), "columns of one table, not of docs, postings"),
+        "a table for a column": (each("docs"), "reads columns"),
+        "no id": (each("body", id=""), "1 to 40 characters"),
+        "a long id": (each("body", id="v" * 41), "1 to 40 characters"),
+        "into nothing": (each("body", into=[]), "names no column"),
+        "into a name": (each("body", into="words"), "into= takes tables and columns"),
+        "into a table elsewhere": (each("body", into=perco.Table("elsewhere")), "not in this schema"),
+        "into nothing known": (each("body", into=7), "into= takes tables and columns"),
+        "reads and writes": (each("body", into=lambda at: at.docs), "and writes it"),
+        "a cycle": (cycle, "views cannot form a cycle"),
+        "two writers": (twice, "'index' and 'again' both write"),
+        "a prefix of a plain key": (group("body"), "no tuple of 1 or more parts"),
+        "a long prefix": (group("n", by=views.prefix(3)), "no tuple of 3 or more parts"),
+        "by a name": (group("n", by="word"), "by= takes"),
+        "a key without order": (group("n", key=perco.JSON), "ordered codec"),
+        "an aggregate of another column": (group("n", keep=lambda at: [views.smallest(at.body)]), "does not read"),
+        "an aggregate that is none": (group("n", keep=["sum"]), "keep= takes"),
+        "no members": (group("n", members_max=0), "members_max"),
+    }
+
+
+@pytest.mark.parametrize("case", _cases())
+def test_a_wrong_declaration_says_what_is_wrong(library: Library, case: str) -> None:
+    declare, match = _cases()[case]
+    with pytest.raises(perco.UsageError, match=match):
+        declare(library)
+
+
+def test_a_prefix_is_a_number_of_parts() -> None:
+    for parts in (0, 8, True, "1"):
+        with pytest.raises(perco.UsageError, match="number of parts"):
+            views.prefix(parts)  # type: ignore[arg-type]
