@@ -96,7 +96,7 @@ class Grouped(Owners):
         copied: the columns of `members`, by those of the source.
         parts: how many parts of a member's key are the group.
         changed: the signal that a group's members have changed (V3).
-        tally: the hidden column with the group's count and sums.
+        kept: the hidden column with the group's aggregates.
         deltas: the column, in a table of slots, of what is still to be folded; None: the view keeps no aggregates.
         orders: for each kept order, the column of the table that has it.
     """
@@ -108,7 +108,7 @@ class Grouped(Owners):
     copied: Mapping[Column[Any, Any], Column[Any, Any]] = field(kw_only=True)
     parts: int = field(kw_only=True)
     changed: Signal[Any] = field(kw_only=True)
-    tally: Column[Any, bytes] = field(kw_only=True)
+    kept: Column[Any, bytes] = field(kw_only=True)
     deltas: Column[Any, bytes] | None = field(kw_only=True)
     orders: dict[Ordered, Column[Any, Any]] = field(kw_only=True)
     sums: tuple[Sum, ...] = field(kw_only=True)

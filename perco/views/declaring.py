@@ -274,6 +274,6 @@ class Views:
 
     def _observe_groups(self, view: Grouped) -> None:
         async def run(txn: Transaction, change: Change[Any, Any]) -> None:
-            await run_group(view, txn, change.key)
+            await run_group(view, txn, change)
 
         self.schema.observe(view.changed, id=view.id)(run)

@@ -123,7 +123,7 @@ def grouped(
         copied={column: members.columns[column.name] for column in columns},
         parts=parts,
         changed=groups.signal("changed"),
-        tally=groups.hide(f"_tally {id}", BYTES),
+        kept=groups.hide(f"_kept {id}", BYTES),
         deltas=_deltas(id, codec) if keep else None,
         orders={each: _order(id, codec, each, rest) for each in ordered},
         sums=sums,

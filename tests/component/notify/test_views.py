@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 import perco
 from perco import views
 from perco.schema.schema import Change
-from perco.views import running
+from perco.views import folding, running
 from perco.views.compiled import Grouped
 from tests.component.notify.kit import OPTIONS, client, get, memory, put, settle
 from tests.support.places import local_of
@@ -195,6 +195,21 @@ def change(key: Any, commit_ts: int = 1 << 50) -> Change[Any, Any]:
     return Change(key, None, commit_ts, 1, commit_ts)
 
 
+Body = Callable[[perco.Transaction], Awaitable[None]]
+
+
+async def overlapped(db: perco.Database, slow: Body, meanwhile: Callable[[], Awaitable[None]]) -> None:
+    """A transaction commits after others that began later have committed."""
+    async with db.transaction() as txn:
+        await slow(txn)
+        await meanwhile()
+
+
+async def in_transaction(db: perco.Database, body: Body) -> None:
+    async with db.transaction() as txn:
+        await body(txn)
+
+
 async def test_runs_of_one_row_for_two_columns_cannot_overlap(library: Library) -> None:  # V2
     @library.views.each(library.body, library.author, id="both", into=library.postings)
     def both(doc: perco.Row[str]) -> Iterator[views.Put[Any]]:
@@ -205,12 +220,16 @@ async def test_runs_of_one_row_for_two_columns_cannot_overlap(library: Library) 
     async with perco.open("memory:", library.schema, options=OPTIONS) as db:
         await put(db, library.body, "a", "x")
         await put(db, library.author, "a", "x")  # both agree, but the run that comes to write it is slow
+
+        async def run(txn: perco.Transaction) -> None:
+            await running.run_each(view, txn, change("a"))
+
+        async def meanwhile() -> None:
+            await put(db, library.author, "a", "y")
+            await in_transaction(db, run)  # it has nothing to write, for it sees nothing to retract
+
         with pytest.raises(perco.WriteConflict):
-            async with db.transaction() as slow:
-                await running.run_each(view, slow, change("a"))
-                await put(db, library.author, "a", "y")
-                async with db.transaction() as quick:  # it has nothing to write, for it sees nothing to retract
-                    await running.run_each(view, quick, change("a"))
+            await overlapped(db, run, meanwhile)
         assert await rows(db, library.postings) == {}
 
 
@@ -230,6 +249,10 @@ async def test_a_run_for_a_column_that_an_earlier_run_has_seen_is_spared(library
             await settle(db)
             assert calls == ["a"]
             assert sum(each.commits for each in worker.statistics().values()) == 2
+            for column in (library.body, library.author):
+                await put(db, column, "a", None)
+            await settle(db)
+            assert await rows(db, library.docs) == {}  # a row that is gone is not remembered
 
 
 async def test_runs_of_one_group_cannot_overlap(library: Library) -> None:  # V2
@@ -239,32 +262,38 @@ async def test_runs_of_one_group_cannot_overlap(library: Library) -> None:  # V2
         async with db.worker():
             await put(db, library.body, "a", "x")
             await settle(db)
+
+        async def run(txn: perco.Transaction) -> None:
+            await running.run_group(view, txn, change("x"))
+
         with pytest.raises(perco.WriteConflict):
-            async with db.transaction() as slow:
-                await running.run_group(view, slow, "x")
-                async with db.transaction() as quick:
-                    await running.run_group(view, quick, "x")
+            await overlapped(db, run, lambda: in_transaction(db, run))
 
 
 async def test_a_delta_that_comes_while_another_is_folded_is_not_lost(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # V4
-    monkeypatch.setattr(running, "_SLOTS", 1)
+    monkeypatch.setattr(folding, "_SLOTS", 1)
     library.index()
     view = library.totals()
     index: Any = library.views.declared["index"]
     async with client(memory(), library.schema) as db:
-        await put(db, library.body, "a", "x")
-        async with db.transaction() as txn:
+        for key in "ab":
+            await put(db, library.body, key, "x")
+
+        async def fold(txn: perco.Transaction) -> None:
+            await running.run_group(view, txn, change("x"))
+
+        async def first(txn: perco.Transaction) -> None:
             await running.run_each(index, txn, change("a"))
-        await put(db, library.body, "b", "x")
+
+        async def second(txn: perco.Transaction) -> None:
+            await running.run_each(index, txn, change("b"))
+
+        await in_transaction(db, first)
         with pytest.raises(perco.WriteConflict):
-            async with db.transaction() as fold:
-                await running.run_group(view, fold, "x")
-                async with db.transaction() as txn:
-                    await running.run_each(index, txn, change("b"))
-        async with db.transaction() as fold:
-            await running.run_group(view, fold, "x")
+            await overlapped(db, fold, lambda: in_transaction(db, second))
+        await in_transaction(db, fold)
         assert await get(db, library.total, "x") == 2
 
 

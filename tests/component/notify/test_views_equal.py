@@ -1,4 +1,4 @@
-"""Random graphs of views x random changes x clients that die: when nothing waits, the store has what the build makes."""
+"""Random graphs of views, random changes, clients that die: when nothing waits, the store has what the build makes."""
 
 from __future__ import annotations
 

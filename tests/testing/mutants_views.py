@@ -1,0 +1,167 @@
+"""Faults in the runs of views, each with the component test that must find it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from perco.views import folding, memory, running
+from perco.views.tops import Delta, Top
+from tests.testing.mutants_components import by
+
+_RULES: Final = "tests/component/notify/test_views.py"
+_EQUAL: Final = "tests/component/notify/test_views_equal.py"
+
+
+@by(f"{_RULES}::test_rows_follow_their_source", "V1 a run does not retract what it no longer gives")
+def no_retraction(patch: pytest.MonkeyPatch) -> None:
+    right = running._write
+
+    async def write(view: Any, txn: Any, owner: Any, before: Any, *rest: Any) -> None:
+        before.rows = {where: digest for where, digest in before.rows.items() if where in rest[0]}
+        await right(view, txn, owner, before, *rest)
+
+    patch.setattr(running, "_write", write)
+
+
+@by(f"{_RULES}::test_rows_follow_their_source", "V1 an owner's memory is written only once")
+def memory_stays(patch: pytest.MonkeyPatch) -> None:
+    right = running._remember
+
+    def remember(view: Any, txn: Any, key: Any, stored: Any, *rest: Any, always: bool) -> None:
+        if stored is None:
+            right(view, txn, key, stored, *rest, always=always)
+
+    patch.setattr(running, "_remember", remember)
+
+
+def _memory_only_if_changed(patch: pytest.MonkeyPatch) -> None:
+    right = running._remember
+
+    def remember(view: Any, txn: Any, key: Any, stored: Any, after: Any, seen_ts: int = 0, *, always: bool) -> None:
+        right(view, txn, key, stored, after, always=False)
+
+    patch.setattr(running, "_remember", remember)
+
+
+@by(
+    f"{_RULES}::test_runs_of_one_row_for_two_columns_cannot_overlap",
+    "V2 a run for one of several columns does not write the memory",
+)
+def rows_overlap(patch: pytest.MonkeyPatch) -> None:
+    _memory_only_if_changed(patch)
+
+
+@by(f"{_RULES}::test_runs_of_one_group_cannot_overlap", "V2 a run for a group does not write the memory")
+def groups_overlap(patch: pytest.MonkeyPatch) -> None:
+    _memory_only_if_changed(patch)
+
+
+class _OneSide:
+    """A transaction that raises no signal for groups that a member leaves."""
+
+    def __init__(self, txn: Any, groups: set[Any]) -> None:
+        self._txn, self._groups = txn, groups
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+    def signal(self, signal: Any, key: Any) -> None:
+        if key in self._groups:
+            self._txn.signal(signal, key)
+
+
+@by(f"{_RULES}::test_a_member_moves_from_group_to_group", "V3 a group that a member leaves is not signalled")
+def one_side(patch: pytest.MonkeyPatch) -> None:
+    right = folding.Told.write
+
+    async def write(self: Any, txn: Any, attempt: int) -> None:
+        entered = {view.split(key)[0] for view in self.groups for key, values in self._changes if values is not None}
+        await right(self, _OneSide(txn, entered), attempt)
+
+    patch.setattr(folding.Told, "write", write)
+
+
+class _NoDelete:
+    """A transaction that deletes no delta."""
+
+    def __init__(self, txn: Any, column: Any) -> None:
+        self._txn, self._column = txn, column
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+    def delete(self, column: Any, key: Any) -> None:
+        if column is not self._column:
+            self._txn.delete(column, key)
+
+
+@by(f"{_RULES}::test_a_group_follows_its_members", "V4 a delta is folded twice")
+def folded_twice(patch: pytest.MonkeyPatch) -> None:
+    right = running.kept
+
+    async def kept(view: Any, txn: Any, group: Any, stored: Any) -> Any:
+        return await right(view, _NoDelete(txn, view.deltas), group, stored)
+
+    patch.setattr(running, "kept", kept)
+
+
+@by(
+    f"{_RULES}::test_a_delta_that_comes_while_another_is_folded_is_not_lost",
+    "V4 a delta goes to another slot than was read",
+)
+def lost_beside(patch: pytest.MonkeyPatch) -> None:
+    async def add(view: Any, txn: Any, group: Any, delta: Any, attempt: int) -> None:
+        head = folding.parts_of(view.table.key, group)
+        stored = await txn.get(view.deltas, (*head, 0))
+        if stored is not None:
+            delta.merge(Delta.unpack(stored))
+        txn.set(view.deltas, (*head, 1), delta.pack())
+
+    patch.setattr(folding, "_add", add)
+
+
+@by(f"{_RULES}::test_a_row_has_one_owner_and_may_change_it", "V5 nobody looks whether a row has an owner")
+def many_owners(patch: pytest.MonkeyPatch) -> None:
+    async def must_own(view: Any, txn: Any, owner: Any, new: Any) -> None:
+        pass
+
+    patch.setattr(running, "_must_own", must_own)
+
+
+@by(f"{_RULES}::test_what_has_not_changed_is_not_written_and_nobody_is_told", "V6 all rows are written again")
+def no_cut_off(patch: pytest.MonkeyPatch) -> None:
+    right = running._write
+
+    async def write(view: Any, txn: Any, owner: Any, before: Any, *rest: Any) -> None:
+        before.rows = dict.fromkeys(before.rows, b"")
+        await right(view, txn, owner, before, *rest)
+
+    patch.setattr(running, "_write", write)
+
+
+@by(f"{_EQUAL}::test_a_store_equals_the_build", "V6 the cut-off cuts a change")
+def cuts_too_much(patch: pytest.MonkeyPatch) -> None:
+    right = memory.given
+
+    def given(view: str, puts: Any, outputs: Any) -> Any:
+        found = right(view, puts, outputs)
+        return {where: each._replace(digest=b"") for where, each in found.items()}
+
+    patch.setattr(running, "given", given)
+
+
+@by(f"{_EQUAL}::test_a_store_equals_the_build", "V4 an order keeps members that have left")
+def order_stays(patch: pytest.MonkeyPatch) -> None:
+    right = folding._move
+
+    def move(view: Any, txn: Any, group: Any, rest: Any, before: Any, after: Any) -> bool:
+        return right(view, txn, group, rest, None, after)
+
+    patch.setattr(folding, "_move", move)
+
+
+@by(f"{_EQUAL}::test_a_store_equals_the_build", "V4 a list that has become too short is not filled again")
+def stays_short(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Top, "is_short", property(lambda self: False))
