@@ -45,6 +45,7 @@ _AFTER: Final = b"pin0"
 _NAME_MAX: Final = 64
 _TEXT_MAX: Final = 200
 _DROPPED_MAX: Final = 1000
+_DROPS_MAX: Final = 3  # attempts, if late messages keep changing a pin
 _VERSIONS_MAX: Final = 1000  # of one pin; more than one only if replies were lost
 
 
@@ -145,7 +146,7 @@ class Pins:
                 known = id in self._dropped
                 self._forget(id)
                 return known
-            done = await self._drop(name)
+            done = await self._drop(name, lambda pin: pin.id == id)
             self._forget(id)
             return done
 
@@ -166,23 +167,26 @@ class Pins:
         dropped = 0
         for name in [name for name in self._holds.pins if self.standing(name) is None]:
             async with self._alone:
-                if self.standing(name) is None:  # it may have been renewed meanwhile
-                    dropped += await self._drop(name)
+                dropped += await self._drop(name, lambda pin: pin.expires_ms <= self._now_ms())
         return dropped
 
-    async def _drop(self, name: str) -> bool:
-        if name not in self._holds.pins:
-            return False
-        last = self._last()
-        if self._store.once:
-            verdict = await self._write(name, None)
-        else:
-            verdict = await self._write(name, msgpack.packb(last))
-        await self._must_be_applied(name, verdict)
-        self._holds.pins.pop(name, None)
-        if not self._store.once:
-            self._tombstones[name] = last
-        return True
+    async def _drop(self, name: str, meant: Callable[[Pin], bool]) -> bool:
+        """Drop the pin of that name, if it is one that is meant."""
+        for left in reversed(range(_DROPS_MAX)):
+            pin = self._holds.pins.get(name)
+            if pin is None or not meant(pin):
+                return False  # also if a late message of the store's former owner has just renewed or dropped it
+            last = self._last()
+            verdict = await self._write(name, None if self._store.once else msgpack.packb(last))
+            if isinstance(verdict, Refused) and not self._store.once and left:
+                await self._read_again(name)
+                continue
+            await self._must_be_applied(name, verdict)
+            self._holds.pins.pop(name, None)
+            if not self._store.once:
+                self._tombstones[name] = last
+            return True
+        raise AssertionError("the last attempt returns or raises")
 
     async def erase(self, watermark: int) -> int:
         """Remove the tombstones of pins that were dropped at timestamps below the floor, which has been raised to the
@@ -212,6 +216,13 @@ class Pins:
             self._versions[name] = [*there, version]
         return verdict
 
+    async def _read_again(self, name: str) -> None:
+        """Read a pin's row again, because a late message of the store's former owner has changed it."""
+        row = _PREFIX + name.encode()
+        # Only this pin's row: the outcome of another pin's last write may still be unknown.
+        async for _, versions, found in _rows(self._store, row, row + b"\0"):
+            self._found(name, versions, found)
+
     async def _must_be_applied(self, name: str, verdict: Verdict) -> None:
         """Raises: WriteUnknown; Unavailable if a late message of the store's former owner has changed the pin, which is
         then read again; otherwise as `raise_for`."""
@@ -219,10 +230,7 @@ class Pins:
             remedy = f"Take it over by its name alone, drop it (await db.drop_pin({name!r})), or let its lease run out."
             raise WriteUnknown(f"pin {name!r}", verdict.reason, remedy)
         if isinstance(verdict, Refused) and not self._store.once:
-            row = _PREFIX + name.encode()
-            # Only this pin's row: the outcome of another pin's last write may still be unknown.
-            async for _, versions, found in _rows(self._store, row, row + b"\0"):
-                self._found(name, versions, found)
+            await self._read_again(name)
             raise Unavailable(f"pin {name!r} has been changed meanwhile, by a message of the store's former owner")
         if verdict is not APPLIED:
             raise_for(verdict, f"pin {name!r}")

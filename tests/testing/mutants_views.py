@@ -11,6 +11,7 @@ from perco.views.tops import Delta, Top
 from tests.testing.mutants_components import by
 
 _RULES: Final = "tests/component/notify/test_views.py"
+_TOPS: Final = "tests/core/views/test_tops.py"
 _EQUAL: Final = "tests/component/notify/test_views_equal.py"
 
 
@@ -162,6 +163,6 @@ def order_stays(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(folding, "_move", move)
 
 
-@by(f"{_EQUAL}::test_a_store_equals_the_build", "V4 a list that has become too short is not filled again")
+@by(f"{_TOPS}::test_it_is_filled_seldom", "V4 a list that has become too short is not filled again")
 def stays_short(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Top, "is_short", property(lambda self: False))
