@@ -26,6 +26,7 @@ from perco.cli import (
     serving,
     splitting,
     status as statuses,
+    viewing,
     waiting,
     working,
     writing,
@@ -354,10 +355,10 @@ def worker(
 ) -> None:
     """Run a program's observers, until SIGTERM or Ctrl-C.
 
-    MODULE is imported from the current folder; SCHEMA is the perco.Schema in it. Several workers may run on one store;
-    only one of them at a time works on a row. If no process has the folder open, the first worker becomes its owner,
-    and the others are that worker's clients. With `perco serve`, the folder stays open when a worker ends. For a store
-    on PostgreSQL or Bigtable, workers are clients of `perco serve --direct`.
+    MODULE is imported from the current folder; SCHEMA is the perco.Schema, or the perco.views.Views, in it. Several
+    workers may run on one store; only one of them at a time works on a row. If no process has the folder open, the
+    first worker becomes its owner, and the others are that worker's clients. With `perco serve`, the folder stays open
+    when a worker ends. For a store on PostgreSQL or Bigtable, workers are clients of `perco serve --direct`.
 
     \b
     Examples:
@@ -586,6 +587,7 @@ observed.register(app)
 bigtable.register(app)
 copying.register(app)
 postgresql.register(app)
+viewing.register(app)
 _register_others()
 
 

@@ -22,6 +22,7 @@ from perco.errors import UsageError
 from perco.naming import named
 from perco.serve.client import is_client
 from perco.serve.databases import is_database
+from perco.views import Views
 
 _AGAIN_S: Final = 1.0  # before a process that died is started again
 
@@ -68,11 +69,22 @@ async def work(
 
 
 def _schema(what: str) -> perco.Schema:
-    """The schema that MODULE:NAME names. Raises: UsageError, after a traceback if importing the module failed."""
+    """The schema that MODULE:NAME names. Raises: UsageError."""
+    found = declared(what, "MODULE:SCHEMA, such as app:schema for `schema` in app.py")
+    if isinstance(found, Views):
+        found = found.schema
+    if not isinstance(found, perco.Schema):
+        raise UsageError(f"{what} is {type(found).__name__}, not a perco.Schema")
+    if not found.observers:
+        raise UsageError(f"{what} declares no observers: there is nothing to run")
+    return found
+
+
+def declared(what: str, form: str) -> object:
+    """What MODULE:NAME names. Raises: UsageError, after a traceback if importing the module failed."""
     sys.path.insert(0, os.getcwd())
-    form = "MODULE:SCHEMA, such as app:schema for `schema` in app.py"
     try:
-        found = named(what, form, "in this folder, or where Python looks")
+        return named(what, form, "in this folder, or where Python looks")
     except UsageError:
         raise
     except Exception as error:
@@ -83,11 +95,6 @@ def _schema(what: str) -> perco.Schema:
             ) from error
         traceback.print_exception(error.with_traceback(_from_there(error.__traceback__)))
         raise UsageError(f"{what}: the module cannot be imported; its error is printed above") from error
-    if not isinstance(found, perco.Schema):
-        raise UsageError(f"{what} is {type(found).__name__}, not a perco.Schema")
-    if not found.observers:
-        raise UsageError(f"{what} declares no observers: there is nothing to run")
-    return found
 
 
 def _from_there(trace: TracebackType | None) -> TracebackType | None:

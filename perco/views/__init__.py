@@ -7,6 +7,12 @@ from perco.views.aggregates import (
     smallest as smallest,
     sum as sum,
 )
+from perco.views.checking import (
+    Checked as Checked,
+    Difference as Difference,
+    check as check,
+    check_blocking as check_blocking,
+)
 from perco.views.compiled import Prefix as Prefix, prefix as prefix
 from perco.views.declaring import Views as Views
 from perco.views.rows import Group as Group, Put as Put

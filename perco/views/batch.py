@@ -8,7 +8,8 @@ V7  When nothing waits to run, the tables of the views equal this build of their
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from perco.errors import UsageError
@@ -21,6 +22,8 @@ from perco.views.rows import Group, Put, in_order
 
 Rows = Mapping[Any, Mapping[Column[Any, Any], Any]]
 """A table's rows: by key, the values by column."""
+
+Puts = Callable[[], Iterable[Put[Any]]]
 
 
 def build(
@@ -42,7 +45,12 @@ def build(
         found = _rows(table, view.columns, stored.get(table, {}))
         owners: dict[Where, Any] = {}
         for owner, puts in _each(view, found) if isinstance(view, Each) else _groups(view, found):
-            for where, row in given(view.id, puts, view.outputs).items():
+            try:
+                gave = given(view.id, puts(), view.outputs)
+            except Exception as error:
+                error.add_note(f"view {view.id!r}, for {view.table.name}[{owner!r}]")
+                raise
+            for where, row in gave.items():
                 if where in owners:
                     raise UsageError(
                         f"view {view.id!r} gives {row.table.name}[{row.key!r}] for {owners[where]!r} and for "
@@ -79,12 +87,12 @@ def _store(stored: dict[Table[Any], dict[bytes, dict[Column[Any, Any], Any]]], w
         values[column] = column.codec.decode(column.codec.encode(value))
 
 
-def _each(view: Each, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Iterable[Put[Any]]]]:
+def _each(view: Each, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts]]:
     for row in rows:
-        yield row.key, view.function(row)
+        yield row.key, partial(view.function, row)
 
 
-def _groups(view: Grouped, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Iterable[Put[Any]]]]:
+def _groups(view: Grouped, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts]]:
     members: dict[bytes, tuple[Any, list[Row[Any]]]] = {}
     for row in rows:
         group = view.group_of(row)
@@ -92,7 +100,7 @@ def _groups(view: Grouped, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Iter
             stored = view.table.row(group)
             members.setdefault(stored, (view.table.key.decode(stored), []))[1].append(row)
     for _, (group, found) in sorted(members.items()):
-        yield group, view.function(group, _group(view, found))
+        yield group, partial(view.function, group, _group(view, found))
 
 
 def _group(view: Grouped, rows: list[Row[Any]]) -> Group[Any]:

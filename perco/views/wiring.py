@@ -14,7 +14,7 @@ from perco.views.aggregates import Aggregate, Count, Ordered, Sum, order_codec
 from perco.views.compiled import PARTS_MAX, Each, Grouped, Prefix, codecs_of, parts_of
 from perco.views.rows import Put
 
-_INTERNAL: Final = Keep(seconds=60.0)  # nobody reads the past of deltas and orders
+_INTERNAL: Final = Keep(seconds=60.0)  # no reader asks for the past of deltas and orders
 
 
 def _joined(parts: Sequence[Codec[Any]]) -> Codec[Any]:

@@ -341,6 +341,54 @@ async def test_a_group_too_large_to_be_read_says_what_to_do(library: Library, ca
         assert await get(db, library.wrote, "ann") == ["b", "c"]
 
 
+# ------------------------------------------------------------ the definition and the store
+
+
+def test_the_build_says_whose_function_has_failed(library: Library) -> None:
+    @library.views.each(library.body, id="lengths", into=library.authors)
+    def lengths(doc: perco.Row[str]) -> Iterator[views.Put[Any]]:
+        yield views.Put(library.authors, doc.key, {library.wrote: 1 // len(doc[library.body] or "")})
+
+    with pytest.raises(ZeroDivisionError) as failed:
+        library.views.build({library.docs: {"a": {library.body: ""}}})
+    assert failed.value.__notes__ == ["view 'lengths', for docs['a']"]
+
+
+def test_the_build_takes_sources_only(library: Library) -> None:
+    library.index()
+    with pytest.raises(perco.UsageError, match="what view 'index' gives"):
+        library.views.build({library.postings: {("a", "b"): {library.n: 1}}})
+    with pytest.raises(perco.UsageError, match="not in the schema"):
+        library.views.build({perco.Table("elsewhere"): {}})
+
+
+async def test_a_check_finds_each_kind_of_difference(library: Library) -> None:  # V7
+    library.index()
+    library.totals()
+    async with client(memory(), library.schema) as db:
+        async with db.worker():
+            await put(db, library.body, "a", "x y z")
+            await settle(db)
+        async with db.snapshot() as snap:
+            found = await views.check(library.views, snap)
+        assert found.equal
+        assert found.rows == {"index": 3, "totals": 3}
+        async with db.transaction() as txn:  # nobody is to write what views own
+            txn.set(library.n, ("x", "a"), 7)
+            txn.set(library.n, ("x", "nobody"), 1)
+            txn.delete(library.n, ("y", "a"))
+        async with db.snapshot() as snap:
+            again = await views.check(library.views, snap, differences_max=2)
+        assert (again.count, again.digests, again.equal) == (3, found.digests, False)
+        assert again.differences == [
+            views.Difference("index", "postings", ("x", "a"), {"n": 1}, {"n": 7}, "a"),
+            views.Difference("index", "postings", ("x", "nobody"), {}, {"n": 1}, None),
+        ]
+        async with db.snapshot() as snap:
+            last = (await views.check(library.views, snap)).differences[-1]
+        assert last == views.Difference("index", "postings", ("y", "a"), {"n": 1}, {}, "a")
+
+
 # ------------------------------------------------------------ declarations
 
 
