@@ -123,7 +123,7 @@ def lost_beside(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(folding, "_add", add)
 
 
-@by(f"{_RULES}::test_a_row_has_one_owner_and_may_change_it", "V5 nobody looks whether a row has an owner")
+@by(f"{_RULES}::test_a_row_has_one_owner_and_may_change_it", "V5 a run does not look whether a row has an owner")
 def many_owners(patch: pytest.MonkeyPatch) -> None:
     async def must_own(view: Any, txn: Any, owner: Any, new: Any) -> None:
         pass
