@@ -15,7 +15,7 @@ from perco.cli import working
 from perco.cli.screen import FINE, FOUND, counted, perform, show_json, show_table
 from perco.cli.values import plain, shown
 from perco.errors import UsageError
-from perco.views.compiled import Each, Grouped, Prefix
+from perco.views.compiled import Each, Grouped, Joined, Prefix
 from perco.views.declaring import Views
 
 Program = Annotated[str, typer.Argument(metavar="MODULE:VIEWS", help="Where the views are declared.")]
@@ -96,18 +96,18 @@ def _loaded(what: str) -> Views:
     return found
 
 
-def _reads(view: Each | Grouped) -> list[str]:
-    return [repr(column) for column in view.columns]
+def _reads(view: Each | Grouped | Joined) -> list[str]:
+    return [repr(column) for column in (*view.columns, *(view.rights_columns if isinstance(view, Joined) else ()))]
 
 
-def _writes(view: Each | Grouped) -> list[str]:
+def _writes(view: Each | Grouped | Joined) -> list[str]:
     return sorted(repr(column) for columns in view.outputs.values() for column in columns)
 
 
 async def _show_list(program: str, *, json: bool) -> int:
     found = _loaded(program).declared.values()
     if json:
-        kinds = {Each: "each", Grouped: "group"}
+        kinds = {Each: "each", Grouped: "group", Joined: "join"}
         show_json(
             [
                 {"id": view.id, "kind": kinds[type(view)], "reads": _reads(view), "writes": _writes(view)}
@@ -115,10 +115,8 @@ async def _show_list(program: str, *, json: bool) -> int:
             ]
         )
         return FINE
-    rows = [
-        (view.id, "each row" if isinstance(view, Each) else "groups", ", ".join(_reads(view)), ", ".join(_writes(view)))
-        for view in found
-    ]
+    of = {Each: "each row", Grouped: "groups", Joined: "pairs"}
+    rows = [(view.id, of[type(view)], ", ".join(_reads(view)), ", ".join(_writes(view))) for view in found]
     show_table(("view", "of", "reads", "writes"), rows)
     return FINE
 
@@ -133,7 +131,7 @@ async def _show_plans(program: str, wanted: str | None) -> int:
     return FINE
 
 
-def explained(view: Each | Grouped) -> list[str]:
+def explained(view: Each | Grouped | Joined) -> list[str]:
     """What keeps a view, and what a change costs, a sentence each."""
     told = [each.id for groups in view.told.values() for each in groups]
     lines = [f"reads {', '.join(_reads(view))}; writes {', '.join(_writes(view))}"]
@@ -141,8 +139,10 @@ def explained(view: Each | Grouped) -> list[str]:
         lines.append("after a change of a row, its function runs for this row")
         if view.several:
             lines.append("one run handles changes of several columns of a row that came together")
-    else:
+    elif isinstance(view, Grouped):
         lines += _grouped(view)
+    else:
+        lines += _joined(view)
     lines.append("writes only rows that are new or have changed, and deletes those that are gone")
     if told:
         lines.append(f"the same transaction signals the groups of {', '.join(told)}")
@@ -169,6 +169,18 @@ def _grouped(view: Grouped) -> list[str]:
     lines.append(f"keeps {', '.join(kept)}")
     lines.append("a run costs the same for a small group and a large one")
     return lines
+
+
+def _joined(view: Joined) -> list[str]:
+    left, right = view.table.name, view.source.name
+    return [
+        f"{view.how} join: each row of {left} with the rows of {right} that have the same key",
+        f"keeps the rows of {right} sorted by key in {view.rights.name!r}, and which rows of {left} have a key in "
+        f"{view.lefts.name!r}",
+        f"after a change of a row of {left}, its function runs for this row and its matches (at most "
+        f"{view.matches_max:,})",
+        f"after a change of a row of {right}, the same happens for each row of {left} with its key",
+    ]
 
 
 async def _show_check(program: str, store: str, limit: int, *, json: bool) -> int:

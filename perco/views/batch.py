@@ -16,7 +16,7 @@ from perco.errors import UsageError
 from perco.schema.schema import Column, Table
 from perco.txn.row import Row
 from perco.views.aggregates import Ordered, tallied
-from perco.views.compiled import Each, Grouped
+from perco.views.compiled import Each, Grouped, Joined
 from perco.views.memory import Given, Where, given
 from perco.views.rows import Group, Put, in_order
 
@@ -27,7 +27,7 @@ Puts = Callable[[], Iterable[Put[Any]]]
 
 
 def build(
-    declared: Iterable[Each | Grouped], sources: Mapping[Table[Any], Rows]
+    declared: Iterable[Each | Grouped | Joined], sources: Mapping[Table[Any], Rows]
 ) -> dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]]:
     """See `Views.build`."""
     views = list(declared)
@@ -43,8 +43,15 @@ def build(
     for view in views:
         table = view.source if isinstance(view, Grouped) else view.table
         found = _rows(table, view.columns, stored.get(table, {}))
+        owned: Iterable[tuple[Any, Puts]]
+        if isinstance(view, Each):
+            owned = _each(view, found)
+        elif isinstance(view, Grouped):
+            owned = _groups(view, found)
+        else:
+            owned = _joins(view, found, _rows(view.source, view.rights_columns, stored.get(view.source, {})))
         owners: dict[Where, Any] = {}
-        for owner, puts in _each(view, found) if isinstance(view, Each) else _groups(view, found):
+        for owner, puts in owned:
             try:
                 gave = given(view.id, puts(), view.outputs)
             except Exception as error:
@@ -101,6 +108,17 @@ def _groups(view: Grouped, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts
             members.setdefault(stored, (view.table.key.decode(stored), []))[1].append(row)
     for _, (group, found) in sorted(members.items()):
         yield group, partial(view.function, group, _group(view, found))
+
+
+def _joins(view: Joined, lefts: Iterable[Row[Any]], rights: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts]]:
+    matches: dict[bytes, list[Row[Any]]] = {}
+    for row in rights:
+        key = view.key_of_right(row)
+        if key is not None:
+            matches.setdefault(view.keys.row(key), []).append(row)
+    for row in lefts:
+        key = view.on(row)
+        yield row.key, partial(view.gives, row, () if key is None else matches.get(view.keys.row(key), ()))
 
 
 def _group(view: Grouped, rows: list[Row[Any]]) -> Group[Any]:

@@ -60,7 +60,9 @@ class Owners:
         outputs: the columns that the view writes, by table.
         owned: for each of these tables, the hidden column that names a row's owner (V5); none for tables of a view's
             own, whose keys contain the owner's.
-        told: the groups whose members are rows that this view writes, by table.
+        told: the views that the runs of this one tell of their writes, by table: groups, whose members these rows are,
+            and joins, whose right rows they are.
+        inner: the columns of the view's own tables that its runs write besides, by table.
     """
 
     id: str
@@ -69,7 +71,13 @@ class Owners:
     memory: Column[Any, bytes]
     outputs: dict[Table[Any], frozenset[Column[Any, Any]]]
     owned: dict[Table[Any], Column[Any, bytes]]
-    told: dict[Table[Any], list[Grouped]] = field(default_factory=dict)
+    told: dict[Table[Any], list[Grouped | Joined]] = field(default_factory=dict)
+    inner: dict[Table[Any], frozenset[Column[Any, Any]]] = field(default_factory=dict)
+
+    @property
+    def several(self) -> bool:
+        """Whether several observers run for one owner: their runs could overlap (V2)."""
+        return False
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +89,6 @@ class Each(Owners):
 
     @property
     def several(self) -> bool:
-        """Whether several observers run for one owner: their runs could overlap (V2)."""
         return len(self.columns) > 1
 
 
@@ -131,4 +138,69 @@ class Grouped(Owners):
         """The key of the source row that is this member of the group."""
         if self.members is self.source:
             return key_of(self.source.key, (*parts_of(self.table.key, group), *rest))
+        return key_of(self.source.key, rest)
+
+
+@dataclass(slots=True, eq=False)
+class Joined(Owners):
+    """A view of left rows, each with the right rows that have the same key.
+
+    Attributes:
+        columns, rights_columns: what it reads of the left rows (of `table`), and of the right rows (of `source`).
+        on, to: the key of a left row, and of a right row; None: the row has none.
+        how: "inner", or "left": the function also gets left rows that match nothing.
+        keys: a row for each key.
+        lefts, left: (key, left key), which left rows have the key; its only column.
+        rights, copied: (key, right key), the right rows of the key; its columns, by those of the source.
+        turned: the hidden column of a key's row that changes with its right rows (V8).
+        reached: the hidden column of a key's row that says how far the left rows have been signalled.
+        changed: the signal that the right rows of a key have changed.
+        again: the signal that a left row must run again.
+    """
+
+    columns: tuple[Column[Any, Any], ...] = field(kw_only=True)
+    source: Table[Any] = field(kw_only=True)
+    rights_columns: tuple[Column[Any, Any], ...] = field(kw_only=True)
+    on: Callable[[Row[Any]], Any] = field(kw_only=True)
+    to: Callable[[Row[Any]], Any] | None = field(kw_only=True)
+    how: str = field(kw_only=True)
+    keys: Table[Any] = field(kw_only=True)
+    lefts: Table[Any] = field(kw_only=True)
+    left: Column[Any, bool] = field(kw_only=True)
+    rights: Table[Any] = field(kw_only=True)
+    copied: Mapping[Column[Any, Any], Column[Any, Any]] = field(kw_only=True)
+    turned: Column[Any, bytes] = field(kw_only=True)
+    reached: Column[Any, bytes] = field(kw_only=True)
+    changed: Signal[Any] = field(kw_only=True)
+    again: Signal[Any] = field(kw_only=True)
+    matches_max: int = field(kw_only=True)
+    function: Callable[[Row[Any], Row[Any] | None], Iterable[Put[Any]]] = lambda left, right: ()
+
+    @property
+    def several(self) -> bool:
+        return True
+
+    def gives(self, left: Row[Any], rights: Iterable[Row[Any]]) -> Iterable[Put[Any]]:
+        """What a left row gives with these right rows."""
+        none = True
+        for right in rights:
+            none = False
+            yield from self.function(left, right)
+        if none and self.how == "left":
+            yield from self.function(left, None)
+
+    def key_of_right(self, row: Row[Any]) -> Any:
+        """The key of a right row; None: none."""
+        return row.key if self.to is None else self.to(row)
+
+    def key_of(self, parts: tuple[Any, ...]) -> Any:
+        """The key with which the parts of a row's key in `lefts` or `rights` begin."""
+        return key_of(self.keys.key, parts[: len(codecs_of(self.keys.key))])
+
+    def left_key(self, rest: tuple[Any, ...]) -> Any:
+        """The key of a left row, from the other parts."""
+        return key_of(self.table.key, rest)
+
+    def right_key(self, rest: tuple[Any, ...]) -> Any:
+        """The key of a right row, from the other parts."""
         return key_of(self.source.key, rest)

@@ -26,7 +26,7 @@ owner's row (`memory.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from perco.errors import UsageError
 from perco.schema.codecs import BYTES, Codec
@@ -36,18 +36,24 @@ from perco.txn.transaction import Transaction
 from perco.views import batch, wiring
 from perco.views.aggregates import Aggregate
 from perco.views.batch import Rows
-from perco.views.compiled import Each, Grouped, Owners, Prefix
+from perco.views.compiled import Each, Grouped, Joined, Owners, Prefix
+from perco.views.joining import run_key
 from perco.views.rows import Group, Put
 from perco.views.running import run_each, run_group
 
 K = TypeVar("K")
 G = TypeVar("G")
+R = TypeVar("R")
 
 EachFunction = Callable[[Row[K]], Iterable[Put[Any]]]
 GroupFunction = Callable[[G, Group[K]], Iterable[Put[Any]]]
 Into = Table[Any] | Column[Any, Any] | Sequence[Table[Any] | Column[Any, Any]]
 
+JoinFunction = Callable[[Row[K], Row[R] | None], Iterable[Put[Any]]]
+View = Each | Grouped | Joined
+
 MEMBERS_MAX: Final = 100_000
+MATCHES_MAX: Final = 10_000
 _ID_MAX: Final = 40  # the names of a view's tables and observers begin with it
 
 
@@ -62,7 +68,7 @@ class Views:
     """
 
     schema: Schema
-    declared: dict[str, Each | Grouped]
+    declared: dict[str, View]
 
     def __init__(self, schema: Schema) -> None:
         if not isinstance(schema, Schema):
@@ -154,6 +160,65 @@ class Views:
 
         return register
 
+    def join(
+        self,
+        left: Column[K, Any] | Sequence[Column[K, Any]],
+        right: Column[R, Any] | Sequence[Column[R, Any]],
+        *,
+        id: str,
+        on: Callable[[Row[K]], Any],
+        to: Callable[[Row[R]], Any] | None = None,
+        into: Into,
+        key: Codec[Any] | None = None,
+        how: Literal["inner", "left"] = "inner",
+        matches_max: int = MATCHES_MAX,
+        version: int = 1,
+    ) -> Callable[[JoinFunction[K, R]], JoinFunction[K, R]]:
+        """A view whose function takes a left and a right row with the same key: `function(left, right)`.
+
+        The function must be pure. The left row is the owner of the rows that its pairs give. A change of a left row
+        costs one run. A change of a right row costs one run for each left row with its key.
+
+        Args:
+            left, right: columns of one table each; the tables may be the same.
+            on: a pure function of the left row that returns its key; None: it matches nothing.
+            to: the same for the right row. By default, the right row's own key.
+            into: see `each`.
+            key: the codec of the keys. By default, that of the right table's keys; with `to`, it must be given.
+            how: "inner", or "left": `function(left, None)` is called for a left row without any match.
+            matches_max: the run for a left row with more matches fails.
+            id, version: see `each`.
+
+        Raises: UsageError.
+        """
+        columns, rights = _listed(left), _listed(right)
+        self._must_read(id, columns)
+        source = self._must_read(id, rights)
+        outputs = self._must_write(id, into)
+        if not callable(on) or not (to is None or callable(to)):
+            raise UsageError(f"view {id!r}: on= and to= take functions of a row, not {on!r} and {to!r}")
+        if key is None and to is not None:
+            raise UsageError(f"view {id!r}: name the codec of what to= returns with key=")
+        if key is not None and not (isinstance(key, Codec) and key.ordered):
+            raise UsageError(f"view {id!r}: key= takes an ordered codec, such as perco.TEXT, not {key!r}")
+        if how not in ("inner", "left"):
+            raise UsageError(f"view {id!r}: how= is 'inner' or 'left', not {how!r}")
+        if isinstance(matches_max, bool) or not isinstance(matches_max, int) or matches_max < 1:
+            raise UsageError(f"view {id!r}: matches_max is a number of rows, at least 1, not {matches_max!r}")
+
+        def register(function: JoinFunction[K, R]) -> JoinFunction[K, R]:
+            codec = source.key if key is None else key
+            view = wiring.joined(id, version, codec, columns, rights, on, to, how, outputs, matches_max)
+            view.function = function
+            self._declare(view, [*columns, *rights])
+            self._add(view.id, view.keys, view.lefts, view.rights)
+            self._observe_each(wiring.matching(view))
+            self._observe_each(view)
+            self._observe_keys(view)
+            return function
+
+        return register
+
     def build(self, sources: Mapping[Table[Any], Rows]) -> dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]]:
         """The definition itself: what the views are, given all rows of the tables that they read (V7).
 
@@ -238,7 +303,7 @@ class Views:
             raise UsageError(f"view {id!r}: into= names no column")
         return {table: frozenset(columns) for table, columns in found.items()}
 
-    def _declare(self, view: Each | Grouped, columns: Iterable[Column[Any, Any]]) -> None:
+    def _declare(self, view: View, columns: Iterable[Column[Any, Any]]) -> None:
         if view.id in self.declared:
             raise UsageError(f"there are two views with the id {view.id!r}")
         for column in columns:
@@ -258,13 +323,27 @@ class Views:
             own.append(view.members)
         if view.deltas is not None:
             own.append(view.deltas.table)
+        self._add(view.id, *own)
+
+    def _add(self, id: str, *own: Table[Any]) -> None:
+        """Add a view's own tables to the schema."""
         for table in own:
             if table.name in self.schema.tables:
-                raise UsageError(f"view {view.id!r} needs the table name {table.name!r}, which the schema has already")
+                raise UsageError(f"view {id!r} needs the table name {table.name!r}, which the schema has already")
         for table in own:
             self.schema.tables[table.name] = table
 
-    def _observe_each(self, view: Each) -> None:
+    def _observe_keys(self, view: Joined) -> None:
+        async def again(txn: Transaction, change: Change[Any, Any]) -> None:
+            await run_each(view, txn, change)
+
+        async def run(txn: Transaction, change: Change[Any, Any]) -> None:
+            await run_key(view, txn, change)
+
+        self.schema.observe(view.again, id=f"{view.id}: again")(again)
+        self.schema.observe(view.changed, id=f"{view.id}: keys")(run)
+
+    def _observe_each(self, view: Each | Joined) -> None:
         async def run(txn: Transaction, change: Change[Any, Any]) -> None:
             await run_each(view, txn, change)
 
@@ -277,3 +356,7 @@ class Views:
             await run_group(view, txn, change)
 
         self.schema.observe(view.changed, id=view.id)(run)
+
+
+def _listed(columns: Column[Any, Any] | Sequence[Column[Any, Any]]) -> tuple[Column[Any, Any], ...]:
+    return (columns,) if isinstance(columns, Column) else tuple(columns)

@@ -15,7 +15,8 @@ from typing import Any, Final
 from perco.schema.schema import Column, Table
 from perco.txn.transaction import Transaction
 from perco.views.aggregates import Ordered, Tally, order_codec, order_key
-from perco.views.compiled import Grouped, parts_of
+from perco.views.compiled import Grouped, Joined, parts_of
+from perco.views.joining import turn
 from perco.views.rows import Group
 from perco.views.tops import Delta, Entry, Kept, Top
 
@@ -30,15 +31,16 @@ Values = Mapping[Column[Any, Any], Any]
 
 @dataclass(slots=True)
 class Told:
-    """The changes that one run makes to the members of groups."""
+    """The changes that one run makes to the members of groups, and to the right rows of joins."""
 
-    groups: Sequence[Grouped]
+    views: Sequence[Grouped | Joined]
     _before: dict[Any, dict[Column[Any, Any], Any]] = field(default_factory=dict)
     _changes: list[tuple[Any, Values | None]] = field(default_factory=list)
 
     async def read(self, txn: Transaction, keys: Sequence[Any]) -> None:
         """Read what the members are before the run's writes, if a group keeps aggregates of them."""
-        columns = {each.copied[column] for each in self.groups if each.deltas is not None for column in each.columns}
+        keeping = [each for each in self.views if isinstance(each, Grouped) and each.deltas is not None]
+        columns = {each.copied[column] for each in keeping for column in each.columns}
         for column in columns:
             for key, value in (await txn.get_many(column, keys)).items():
                 self._before.setdefault(key, {})[column] = value
@@ -49,7 +51,11 @@ class Told:
 
     async def write(self, txn: Transaction, attempt: int) -> None:
         """Write what the changes add to the groups, and signal these. `attempt`: of the run."""
-        for view in self.groups:
+        for view in self.views:
+            if isinstance(view, Joined):
+                for key, _ in self._changes:
+                    turn(view, txn, key)
+                continue
             signalled: set[Any] = set()
             deltas: dict[Any, Delta] = {}
             for key, values in self._changes:
@@ -185,6 +191,6 @@ def _source_key(view: Grouped, member: bytes) -> Any:
     return view.source_key(*view.split(view.members.key.decode(member)))
 
 
-def told_of(groups: Mapping[Table[Any], Sequence[Grouped]]) -> dict[Table[Any], Told]:
-    """For each table, what to tell the groups whose members its rows are."""
-    return {table: Told(found) for table, found in groups.items()}
+def told_of(views: Mapping[Table[Any], Sequence[Grouped | Joined]]) -> dict[Table[Any], Told]:
+    """For each table, what to tell the views that read its rows."""
+    return {table: Told(found) for table, found in views.items()}

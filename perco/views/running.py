@@ -16,14 +16,15 @@ from perco.errors import UsageError
 from perco.schema.schema import Change, Table
 from perco.txn.row import Row
 from perco.txn.transaction import Transaction
-from perco.views.compiled import Each, Grouped, Owners, parts_of
+from perco.views.compiled import Each, Grouped, Joined, Owners, parts_of
 from perco.views.folding import kept, told_of
+from perco.views.joining import pairs
 from perco.views.memory import Given, Memory, Where, given
-from perco.views.rows import Group
+from perco.views.rows import Group, Put
 
 
-async def run_each(view: Each, txn: Transaction, change: Change[Any, Any]) -> None:
-    """Run a view for the source row that has changed."""
+async def run_each(view: Each | Joined, txn: Transaction, change: Change[Any, Any]) -> None:
+    """Run a view for the source row (of a join: the left row) that has changed."""
     key, columns = change.key, view.columns
     row = await txn.row(view.table, key, [*columns, view.memory])
     stored = row[view.memory]
@@ -32,10 +33,12 @@ async def run_each(view: Each, txn: Transaction, change: Change[Any, Any]) -> No
         return  # the run for another column of the row has seen this change
     there = any(row[column] is not None for column in columns)
     inputs = Row(key, {column: (row[column], row.commit_ts(column)) for column in columns})
-    after = given(view.id, view.function(inputs) if there else (), view.outputs)
+    puts: Iterable[Put[Any]] = ()
+    if there:
+        puts = view.function(inputs) if isinstance(view, Each) else await pairs(view, txn, inputs)
+    after = given(view.id, puts, {**view.outputs, **view.inner})
     await _write(view, txn, view.table.row(key), before, after, change.attempt)
-    seen_ts = txn.start_ts if there and view.several else 0
-    _remember(view, txn, key, stored, after, seen_ts, always=view.several)
+    _remember(view, txn, key, stored, after, txn.start_ts if there and view.several else 0, always=view.several)
 
 
 async def run_group(view: Grouped, txn: Transaction, change: Change[Any, Any]) -> None:
@@ -82,7 +85,8 @@ def _remember(
 ) -> None:
     """Write the owner's memory (V1), if it has changed or `always` (V2). An owner without any needs none."""
     if after or seen_ts:
-        columns = {table.name: tuple(sorted(c.name for c in columns)) for table, columns in view.outputs.items()}
+        written = {**view.outputs, **view.inner}
+        columns = {table.name: tuple(sorted(c.name for c in columns)) for table, columns in written.items()}
         packed = Memory(view.version, seen_ts, columns, {where: each.digest for where, each in after.items()}).pack()
         if always or packed != stored:
             txn.set(view.memory, key, packed)
@@ -94,7 +98,8 @@ async def _write(
     view: Owners, txn: Transaction, owner: bytes, before: Memory, after: Mapping[Where, Given], attempt: int
 ) -> None:
     """Write the difference, and tell the groups whose members it changes."""
-    tables = {table.name: table for table in view.outputs}
+    written = {**view.outputs, **view.inner}
+    tables = {table.name: table for table in written}
     gone = [where for where in before.rows if where not in after]
     new = [where for where in after if where not in before.rows]
     changed = [where for where, each in after.items() if where in before.rows and before.rows[where] != each.digest]
@@ -116,7 +121,7 @@ async def _write(
             told[table].change(key, None)
     for where in (*new, *changed):
         table, key, values, _ = after[where]
-        for column in view.outputs[table]:
+        for column in written[table]:
             if column in values:
                 txn.set(column, key, values[column])
             elif where in before.rows:

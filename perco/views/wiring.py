@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from perco.errors import UsageError
 from perco.protocol.retention import Keep
-from perco.schema.codecs import BYTES, INT64, Codec, Tuple, TupleCodec
+from perco.schema.codecs import BOOL, BYTES, INT64, Codec, Tuple, TupleCodec
 from perco.schema.schema import Column, Table
 from perco.txn.row import Row
 from perco.views.aggregates import Aggregate, Count, Ordered, Sum, order_codec
-from perco.views.compiled import PARTS_MAX, Each, Grouped, Prefix, codecs_of, parts_of
+from perco.views.compiled import PARTS_MAX, Each, Grouped, Joined, Prefix, codecs_of, parts_of
 from perco.views.rows import Put
 
 _INTERNAL: Final = Keep(seconds=60.0)  # no reader asks for the past of deltas and orders
@@ -145,4 +145,67 @@ def indexing(view: Grouped) -> Each:
     index = Each(f"{view.id}.members", view.version, view.source, memory, outputs, {})
     index.columns, index.function = view.columns, member
     index.told = {view.members: [view]}
+    return index
+
+
+def joined(
+    id: str,
+    version: int,
+    codec: Codec[Any],
+    columns: tuple[Column[Any, Any], ...],
+    rights_columns: tuple[Column[Any, Any], ...],
+    on: Callable[[Row[Any]], Any],
+    to: Callable[[Row[Any]], Any] | None,
+    how: str,
+    outputs: dict[Table[Any], frozenset[Column[Any, Any]]],
+    matches_max: int,
+) -> Joined:
+    """A join, without its function. `codec`: of the keys."""
+    table, source = columns[0].table, rights_columns[0].table
+    keys: Table[Any] = Table(f"{id}.keys", key=codec)
+    lefts = _table(id, f"{id}.lefts", (*codecs_of(codec), *codecs_of(table.key)))
+    rights = _table(id, f"{id}.rights", (*codecs_of(codec), *codecs_of(source.key)))
+    copied = {column: rights.column(column.name, column.codec, group=column.group) for column in rights_columns}
+    left = lefts.column("left", BOOL)
+    return Joined(
+        id,
+        version,
+        table,
+        table.hide(f"_view {id}", BYTES),
+        outputs,
+        {each: each.hide(f"_owner {id}", BYTES) for each in outputs},
+        inner={lefts: frozenset([left])},
+        columns=columns,
+        source=source,
+        rights_columns=rights_columns,
+        on=on,
+        to=to,
+        how=how,
+        keys=keys,
+        lefts=lefts,
+        left=left,
+        rights=rights,
+        copied=copied,
+        turned=keys.hide(f"_turned {id}", BYTES),
+        reached=keys.hide(f"_reached {id}", BYTES),
+        changed=keys.signal("changed"),
+        again=table.signal(f"{id}.again"),
+        matches_max=matches_max,
+    )
+
+
+def matching(view: Joined) -> Each:
+    """The view that keeps the right rows of a join sorted by their keys."""
+
+    def match(row: Row[Any]) -> Iterable[Put[Any]]:
+        key = view.key_of_right(row)
+        if key is not None:
+            parts = (*parts_of(view.keys.key, key), *parts_of(view.source.key, row.key))
+            yield Put(view.rights, parts, {copy: row[column] for column, copy in view.copied.items()})
+
+    outputs = {view.rights: frozenset(view.copied.values())}
+    memory = view.source.hide(f"_view {view.id}.rights", BYTES)
+    index = Each(f"{view.id}.rights", view.version, view.source, memory, outputs, {})
+    index.columns, index.function = view.rights_columns, match
+    index.told = {view.rights: [view]}
     return index

@@ -41,7 +41,13 @@ class Graph:
             earlier = [*self.sources, *shapes[: shapes.index(shape)]]
             # What was made last is read more often: chains grow long.
             source = earlier[-1] if rng.random() < 0.6 else rng.choice(earlier)
-            self._each(rng, source, shape) if rng.random() < 0.45 else self._group(rng, source, shape)
+            kind = rng.random()
+            if kind < 0.35:
+                self._each(rng, source, shape)
+            elif kind < 0.75:
+                self._group(rng, source, shape)
+            else:
+                self._join(rng, source, rng.choice(earlier), shape)
 
     def _each(self, rng: random.Random, source: Shape, into: Shape) -> None:
         columns = rng.choice([[source.s], [source.n], [source.s, source.n], [source.n, source.x, source.s]])
@@ -93,6 +99,42 @@ class Graph:
             yield views.Put(into.table, (text[:1], key), values)
 
         self._note(rng, f"{'kept' if keep else 'whole'} by {'prefix' if by_prefix else 'value'}", source, columns)
+
+    def _join(self, rng: random.Random, left: Shape, right: Shape, into: Shape) -> None:
+        columns, rights = rng.choice([[left.s], [left.n, left.s]]), rng.choice([[right.s], [right.s, right.n]])
+        outer, by_key = rng.random() < 0.5, rng.random() < 0.4
+
+        def on(row: perco.Row[Any]) -> Any:
+            value = row[left.s]
+            if value is None:
+                return None
+            return (value[:1], "1") if by_key else value[:1]
+
+        def to(row: perco.Row[Any]) -> Any:
+            value = row[right.s]
+            return None if value is None else value[-1:]
+
+        @self.views.join(
+            columns,
+            rights,
+            id=f"join {into.table.name}",
+            on=on,
+            to=None if by_key else to,
+            key=None if by_key else perco.TEXT,
+            into=into.table,
+            how="left" if outer else "inner",
+        )
+        def join(one: perco.Row[Any], other: perco.Row[Any] | None) -> Iterator[views.Put[Any]]:
+            n = (one[left.n] if left.n in columns else None) or 0
+            if other is None:
+                yield views.Put(into.table, ("alone", "/".join(one.key)), {into.n: n})
+                return
+            if right.n in rights:
+                n += other[right.n] or 0
+            key = "/".join(one.key), "/".join(other.key)
+            yield views.Put(into.table, key, {into.n: n % 1000, into.s: (other[right.s] or "")[:3]})
+
+        self._note(rng, f"join by {'key' if by_key else 'value'}{', left' if outer else ''}", left, columns)
 
     def _note(self, rng: random.Random, kind: str, source: Shape, columns: Iterable[Any]) -> None:
         direct = source not in self.sources

@@ -78,7 +78,7 @@ def one_side(patch: pytest.MonkeyPatch) -> None:
     right = folding.Told.write
 
     async def write(self: Any, txn: Any, attempt: int) -> None:
-        entered = {view.split(key)[0] for view in self.groups for key, values in self._changes if values is not None}
+        entered = {view.split(key)[0] for view in self.views for key, values in self._changes if values is not None}
         await right(self, _OneSide(txn, entered), attempt)
 
     patch.setattr(folding.Told, "write", write)
@@ -166,3 +166,44 @@ def order_stays(patch: pytest.MonkeyPatch) -> None:
 @by(f"{_TOPS}::test_it_is_filled_seldom", "V4 a list that has become too short is not filled again")
 def stays_short(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Top, "is_short", property(lambda self: False))
+
+
+@by(
+    f"{_RULES}::test_a_run_and_a_change_of_the_other_side_do_not_miss_each_other",
+    "V8 a left row's run does not lock the key",
+)
+def no_lock(patch: pytest.MonkeyPatch) -> None:
+    class Unlocking:
+        def __init__(self, txn: Any) -> None:
+            self._txn = txn
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._txn, name)
+
+        async def get(self, column: Any, key: Any, *, lock: bool = False) -> Any:
+            return await self._txn.get(column, key)
+
+    right = running.pairs
+
+    async def pairs(view: Any, txn: Any, row: Any) -> Any:
+        return await right(view, Unlocking(txn), row)
+
+    patch.setattr(running, "pairs", pairs)
+
+
+@by(f"{_RULES}::test_a_join_follows_both_sides", "V8 a change of a right row does not signal its key")
+def not_turned(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(folding, "turn", lambda view, txn, right: txn.delete(view.turned, view.key_of((right[0],))))
+
+
+@by(
+    f"{_RULES}::test_a_change_on_the_way_begins_with_the_first_left_row_again",
+    "V8 a change of a right row leaves how far an earlier one has come",
+)
+def goes_on(patch: pytest.MonkeyPatch) -> None:
+    def turn(view: Any, txn: Any, right: Any) -> None:
+        key = view.key_of((right[0],))
+        txn.delete(view.turned, key)
+        txn.signal(view.changed, key)
+
+    patch.setattr(folding, "turn", turn)

@@ -11,8 +11,8 @@ import pytest
 import perco
 from perco import views
 from perco.schema.schema import Change
-from perco.views import folding, running
-from perco.views.compiled import Grouped
+from perco.views import folding, joining, running, wiring
+from perco.views.compiled import Grouped, Joined
 from tests.component.notify.kit import OPTIONS, client, get, memory, put, settle
 from tests.support.places import local_of
 
@@ -297,6 +297,160 @@ async def test_a_delta_that_comes_while_another_is_folded_is_not_lost(
         assert await get(db, library.total, "x") == 2
 
 
+# ------------------------------------------------------------ joins
+
+
+def credits(library: Library, **how: Any) -> Joined:
+    """Each document with what is known of its author."""
+
+    @library.views.join(
+        library.author, library.wrote, id="credits", on=lambda doc: doc[library.author], into=library.postings, **how
+    )
+    def credit(doc: perco.Row[str], author: perco.Row[str] | None) -> Iterator[views.Put[Any]]:
+        library.calls["credits"] += 1
+        known = -1 if author is None else author[library.wrote]
+        yield views.Put(library.postings, (doc[library.author] or "", doc.key), {library.n: known})
+
+    found = library.views.declared["credits"]
+    assert isinstance(found, Joined)
+    return found
+
+
+async def credited(db: perco.Database, library: Library) -> dict[Any, int | None]:
+    async with db.snapshot() as snap:
+        return {row.key: row[library.n] async for row in snap.scan(library.postings)}
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+async def test_a_join_follows_both_sides(library: Library, how: Any) -> None:
+    view = credits(library, how=how)
+    alone = {} if how == "inner" else {("cem", "c"): -1}
+    async with perco.open("memory:", library.schema, options=OPTIONS) as db, db.worker():
+        for key, author in {"a": "ann", "b": "ann", "c": "cem"}.items():
+            await put(db, library.author, key, author)
+        await put(db, library.wrote, "ann", 1)
+        await settle(db)
+        assert await credited(db, library) == {("ann", "a"): 1, ("ann", "b"): 1} | alone
+        await put(db, library.wrote, "ann", 2)
+        await put(db, library.author, "b", "cem")
+        await put(db, library.author, "c", None)
+        await settle(db)
+        assert await credited(db, library) == {("ann", "a"): 2} | ({("cem", "b"): -1} if alone else {})
+        await put(db, library.wrote, "cem", 7)
+        await put(db, library.wrote, "ann", None)
+        await settle(db)
+        assert await credited(db, library) == {("cem", "b"): 7} | ({("ann", "a"): -1} if alone else {})
+        for column, key in (library.author, "a"), (library.author, "b"), (library.wrote, "cem"):
+            await put(db, column, key, None)
+        await settle(db)
+        for table in (library.docs, library.authors, view.keys, view.lefts, view.rights, library.postings):
+            assert await rows(db, table) == {}, table
+
+
+async def test_a_change_of_a_left_row_runs_for_this_row_only(library: Library) -> None:
+    credits(library)
+    async with perco.open("memory:", library.schema, options=OPTIONS) as db, db.worker():
+        await put(db, library.wrote, "ann", 1)
+        await settle(db)
+        for key in "abcd":
+            await put(db, library.author, key, "ann")
+        await settle(db)
+        assert library.calls["credits"] == 4
+        await put(db, library.author, "a", "ann")
+        await settle(db)
+        assert library.calls["credits"] == 5
+
+
+async def test_a_run_and_a_change_of_the_other_side_do_not_miss_each_other(library: Library) -> None:  # V8
+    view = credits(library)
+    rights = wiring.matching(view)
+    async with client(memory(), library.schema) as db:
+        await put(db, library.author, "a", "ann")
+        await put(db, library.wrote, "ann", 1)
+
+        async def left(txn: perco.Transaction) -> None:
+            await running.run_each(view, txn, change("a"))
+
+        async def right(txn: perco.Transaction) -> None:
+            await running.run_each(rights, txn, change("ann"))
+
+        with pytest.raises(perco.TransientError):
+            await overlapped(db, left, lambda: in_transaction(db, right))
+        async with db.worker():
+            await settle(db)
+        assert await credited(db, library) == {("ann", "a"): 1}
+
+
+async def test_many_left_rows_of_a_key_are_signalled_some_at_a_time(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "_AT_ONCE", 3)
+    view = credits(library)
+    async with perco.open("memory:", library.schema, options=OPTIONS) as db, db.worker() as worker:
+        keys = [f"{number:02}" for number in range(10)]
+        for key in keys:
+            await put(db, library.author, key, "ann")
+        await settle(db)
+        before = worker.statistics()["credits: keys"].commits
+        await put(db, library.wrote, "ann", 1)
+        await settle(db)
+        assert await credited(db, library) == {("ann", key): 1 for key in keys}
+        assert worker.statistics()["credits: keys"].commits - before == 4
+        assert await rows(db, view.keys) == {}
+
+
+async def test_a_change_on_the_way_begins_with_the_first_left_row_again(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "_AT_ONCE", 1)
+    view = credits(library)
+    rights = wiring.matching(view)
+    async with client(memory(), library.schema) as db:
+        async with db.worker():
+            for key in "abc":
+                await put(db, library.author, key, "ann")
+            await settle(db)
+        for known in (1, 2):
+            await put(db, library.wrote, "ann", known)
+            async with db.transaction() as txn:
+                await running.run_each(rights, txn, change("ann"))
+            if known == 1:
+                async with db.transaction() as txn:
+                    await joining.run_key(view, txn, change("ann"))
+                async with db.transaction() as txn:
+                    await running.run_each(view, txn, change("a"))
+                assert set((await rows(db, view.keys))["ann"]) == {"_reached credits"}
+        async with db.worker():
+            await settle(db)
+        assert await credited(db, library) == {("ann", key): 2 for key in "abc"}
+
+
+async def test_a_left_row_with_too_many_matches_says_what_to_do(
+    library: Library, caplog: pytest.LogCaptureFixture
+) -> None:
+    @library.views.join(
+        library.author,
+        library.body,
+        id="same",
+        on=lambda row: row[library.author],
+        to=lambda row: row[library.body],
+        key=perco.TEXT,
+        into=library.authors,
+        matches_max=1,
+    )
+    def same(left: perco.Row[str], right: perco.Row[str] | None) -> Iterator[views.Put[Any]]:
+        assert right is not None
+        yield views.Put(library.authors, f"{left.key}{right.key}", {library.wrote: 1})
+
+    async with perco.open("memory:", library.schema, options=OPTIONS) as db, db.worker():
+        await put(db, library.author, "a", "x")
+        for key in "bc":
+            await put(db, library.body, key, "x")
+        with pytest.raises(perco.NotIdle):
+            await db.wait_idle(timeout=1.0)
+        assert "left row 'a' matches more than 1 right row" in caplog.text
+
+
 # ------------------------------------------------------------ rows with two owners
 
 
@@ -411,6 +565,13 @@ def _cases() -> dict[str, tuple[Callable[[Library], object], str]]:
 
         return declare
 
+    def join(**how: Any) -> Callable[[Library], object]:
+        def declare(library: Library) -> object:
+            given: dict[str, Any] = {"id": "v", "into": library.words, "on": lambda row: row.key} | how
+            return library.views.join(library.body, library.wrote, **given)(lambda left, right: [])
+
+        return declare
+
     def cycle(library: Library) -> object:
         library.index()
         return library.views.each(library.n, id="back", into=library.docs)(lambda row: [])
@@ -438,6 +599,11 @@ def _cases() -> dict[str, tuple[Callable[[Library], object], str]]:
         "a key without order": (group("n", key=perco.JSON), "ordered codec"),
         "an aggregate of another column": (group("n", keep=lambda at: [views.smallest(at.body)]), "does not read"),
         "an aggregate that is none": (group("n", keep=["sum"]), "keep= takes"),
+        "a join on a name": (join(on="author"), "on= and to= take functions"),
+        "a join to something without a codec": (join(to=lambda row: 1), "name the codec"),
+        "a join of another kind": (join(how="outer"), "'inner' or 'left'"),
+        "a join without matches": (join(matches_max=0), "matches_max"),
+        "a join by a key without order": (join(key=perco.JSON), "ordered codec"),
         "no members": (group("n", members_max=0), "members_max"),
     }
 

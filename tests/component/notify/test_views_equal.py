@@ -13,7 +13,7 @@ from tests.support.graphs import Graph, State, check_equal, write
 from tests.support.places import local_of
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(32))
 async def test_a_store_equals_the_build(seed: int) -> None:  # V1 to V7
     graph, rng, state = Graph(seed), random.Random(seed), State()
     async with client(memory(), graph.views.schema) as db:
@@ -35,11 +35,16 @@ async def test_a_store_equals_the_build(seed: int) -> None:  # V1 to V7
 
 
 def test_the_graphs_cover_what_views_can_be() -> None:
-    kinds = set().union(*(Graph(seed).kinds for seed in range(24)))
+    kinds = set().union(*(Graph(seed).kinds for seed in range(32)))
     assert kinds == {
         f"{kind} of a {source}"
         for source in ("source", "view")
         for kind in ("each", "fan out", "kept by prefix", "kept by value", "whole by prefix", "whole by value")
+    } | {
+        f"join by {by}{how} of a {source}"
+        for source in ("source", "view")
+        for by in ("key", "value")
+        for how in ("", ", left")
     }
 
 
