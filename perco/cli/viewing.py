@@ -133,7 +133,6 @@ async def _show_plans(program: str, wanted: str | None) -> int:
 
 def explained(view: Each | Grouped | Joined) -> list[str]:
     """What keeps a view, and what a change costs, a sentence each."""
-    told = [each.id for groups in view.told.values() for each in groups]
     lines = [f"reads {', '.join(_reads(view))}; writes {', '.join(_writes(view))}"]
     if isinstance(view, Each):
         lines.append("after a change of a row, its function runs for this row")
@@ -144,8 +143,6 @@ def explained(view: Each | Grouped | Joined) -> list[str]:
     else:
         lines += _joined(view)
     lines.append("writes only rows that are new or have changed, and deletes those that are gone")
-    if told:
-        lines.append(f"the same transaction signals the groups of {', '.join(told)}")
     return lines
 
 
@@ -155,10 +152,7 @@ def _grouped(view: Grouped) -> list[str]:
     else:
         by = "a function of the row"
     lines = [f"groups the rows of {view.source.name} by {by}"]
-    if view.members is view.source:
-        lines.append(f"the view that writes {view.source.name} tells it of changes")
-    else:
-        lines.append(f"keeps the rows sorted by group in {view.members.name!r}: one more run, and a copy of each row")
+    lines.append(f"keeps the rows sorted by group in {view.members.name!r}: one more run, and a copy of each row")
     if view.deltas is None:
         lines.append(f"a run reads all members of a group (at most {view.members_max:,})")
         return lines

@@ -66,7 +66,7 @@ def smallest(column: Column[Any, Any], n: int = 1) -> Ordered:
 
     Raises: UsageError unless the column's codec keeps order or is FLOAT64.
     """
-    return Ordered(_sortable("smallest", column), first=_few("smallest", n))
+    return Ordered(sortable("smallest", column), first=few("smallest", n))
 
 
 def largest(column: Column[Any, Any], n: int = 1) -> Ordered:
@@ -74,19 +74,21 @@ def largest(column: Column[Any, Any], n: int = 1) -> Ordered:
 
     Raises: UsageError unless the column's codec keeps order or is FLOAT64.
     """
-    return Ordered(_sortable("largest", column), last=_few("largest", n))
+    return Ordered(sortable("largest", column), last=few("largest", n))
 
 
 _READ_MAX: Final = 10_000
 
 
-def _few(what: str, n: int) -> int:
+def few(what: str, n: int) -> int:
+    """Raises: UsageError unless n is a number of members."""
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _READ_MAX:
         raise UsageError(f"views.{what}: n is a number of members from 1 to {_READ_MAX}, not {n!r}")
     return n
 
 
-def _sortable(what: str, column: Column[Any, Any]) -> Column[Any, Any]:
+def sortable(what: str, column: Column[Any, Any]) -> Column[Any, Any]:
+    """Raises: UsageError unless the column's values have an order."""
     codec = column.codec
     if codec is not FLOAT64 and not codec.ordered:
         raise UsageError(f"views.{what}: {column!r} is {codec.name}, which does not keep order")

@@ -65,14 +65,17 @@ def build(
                     )
                 owners[where] = owner
                 _store(stored, where, row)
-    out: dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]] = {}
+    written: dict[Table[Any], set[Column[Any, Any]]] = {}
     for view in views:
         for table, columns in view.outputs.items():
-            written = out.setdefault(table, {})
-            for stored_key, values in sorted(stored.get(table, {}).items()):
-                present = {column: value for column, value in values.items() if column in columns}
-                if present:
-                    written.setdefault(table.key.decode(stored_key), {}).update(present)
+            written.setdefault(table, set()).update(columns)
+    out: dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]] = {}
+    for table, columns_of in written.items():
+        rows_of = out[table] = {}
+        for stored_key, values in sorted(stored.get(table, {}).items()):
+            present = {column: value for column, value in values.items() if column in columns_of}
+            if present:
+                rows_of[table.key.decode(stored_key)] = present
     return out
 
 
@@ -104,8 +107,7 @@ def _groups(view: Grouped, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts
     for row in rows:
         group = view.group_of(row)
         if group is not None:
-            stored = view.table.row(group)
-            members.setdefault(stored, (view.table.key.decode(stored), []))[1].append(row)
+            members.setdefault(view.table.row(group), (group, []))[1].append(row)
     for _, (group, found) in sorted(members.items()):
         yield group, partial(view.function, group, _group(view, found))
 
@@ -117,7 +119,7 @@ def _joins(view: Joined, lefts: Iterable[Row[Any]], rights: Iterable[Row[Any]]) 
         if key is not None:
             matches.setdefault(view.keys.row(key), []).append(row)
     for row in lefts:
-        key = view.on(row)
+        key = view.key_of_left(row)
         yield row.key, partial(view.gives, row, () if key is None else matches.get(view.keys.row(key), ()))
 
 

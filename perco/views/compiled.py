@@ -50,6 +50,11 @@ def codecs_of(codec: Codec[Any]) -> tuple[Codec[Any], ...]:
     return codec.parts if isinstance(codec, TupleCodec) else (codec,)
 
 
+def normal(table: Table[Any], key: Any) -> Any:
+    """A key as a read returns it; None stays None. Raises: TypeError, ValueError, TooLarge."""
+    return None if key is None else table.key.decode(table.row(key))
+
+
 @dataclass(slots=True, eq=False)
 class Owners:
     """What the runs of all views have in common: who owns rows, and which rows they may write.
@@ -63,6 +68,7 @@ class Owners:
         told: the views that the runs of this one tell of their writes, by table: groups, whose members these rows are,
             and joins, whose right rows they are.
         inner: the columns of the view's own tables that its runs write besides, by table.
+        writers: which view writes a column.
     """
 
     id: str
@@ -73,6 +79,7 @@ class Owners:
     owned: dict[Table[Any], Column[Any, bytes]]
     told: dict[Table[Any], list[Grouped | Joined]] = field(default_factory=dict)
     inner: dict[Table[Any], frozenset[Column[Any, Any]]] = field(default_factory=dict)
+    writers: Mapping[Column[Any, Any], Owners] = field(default_factory=dict)
 
     @property
     def several(self) -> bool:
@@ -99,7 +106,7 @@ class Grouped(Owners):
     Attributes:
         source, columns: what it reads.
         by: the group of a source row; None: the row is in no group.
-        members: the table that sorts the source rows by groups: `source` itself, or a table of the view's own.
+        members: (group, source key), the source rows sorted by groups.
         copied: the columns of `members`, by those of the source.
         parts: how many parts of a member's key are the group.
         changed: the signal that a group's members have changed (V3).
@@ -122,22 +129,26 @@ class Grouped(Owners):
     members_max: int = field(kw_only=True)
     function: Callable[[Any, Group[Any]], Iterable[Put[Any]]] = lambda group, rows: ()
 
+    @property
+    def shape(self) -> str:
+        """Which aggregates are kept: what was kept in another shape has to be counted again."""
+        orders = (f"{order.column.name} {order.first} {order.last}" for order in self.orders)
+        return ", ".join([*(f"sum {each.column.name}" for each in self.sums), *orders])
+
     def group_of(self, row: Row[Any]) -> Any:
-        """The group of a source row; None: none."""
+        """The group of a source row; None: none. Raises: TypeError or ValueError if it is no key of `table`."""
         if isinstance(self.by, Prefix):
             parts = parts_of(self.source.key, row.key)[: self.by.parts]
-            return key_of(self.table.key, parts)
-        return self.by(row)
+            return parts if self.by.parts > 1 else parts[0]
+        return normal(self.table, self.by(row))
 
     def split(self, member: Any) -> tuple[Any, tuple[Any, ...]]:
         """(group, the rest of the parts) of a member's key."""
         parts = parts_of(self.members.key, member)
         return key_of(self.table.key, parts[: self.parts]), parts[self.parts :]
 
-    def source_key(self, group: Any, rest: tuple[Any, ...]) -> Any:
-        """The key of the source row that is this member of the group."""
-        if self.members is self.source:
-            return key_of(self.source.key, (*parts_of(self.table.key, group), *rest))
+    def source_key(self, rest: tuple[Any, ...]) -> Any:
+        """The key of the source row that has these parts."""
         return key_of(self.source.key, rest)
 
 
@@ -191,7 +202,11 @@ class Joined(Owners):
 
     def key_of_right(self, row: Row[Any]) -> Any:
         """The key of a right row; None: none."""
-        return row.key if self.to is None else self.to(row)
+        return normal(self.keys, row.key if self.to is None else self.to(row))
+
+    def key_of_left(self, row: Row[Any]) -> Any:
+        """The key of a left row; None: none."""
+        return normal(self.keys, self.on(row))
 
     def key_of(self, parts: tuple[Any, ...]) -> Any:
         """The key with which the parts of a row's key in `lefts` or `rights` begin."""

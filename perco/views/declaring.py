@@ -15,9 +15,15 @@ A view compiles to tables, columns, signals and observers of the schema, so what
 view `totals`, these are:
 
     totals.groups      a row for each group: the signal `changed`, and hidden columns
-    totals.members     (group, source key) -> the columns that the view reads, if its source does not sort by groups
+    totals.members     (group, source key) -> the columns that the view reads
     totals.deltas      (group, slot) -> what is still to be added to the count and the sums
     totals.by COLUMN   (group, value, source key): the members in the order of a column
+
+and for a join `credits`:
+
+    credits.keys       a row for each key: the signal `changed`, and hidden columns
+    credits.lefts      (key, left key): which left rows have a key
+    credits.rights     (key, right key) -> the columns of the right rows that the view reads
 
 The owner of a row is the source row, or the group, whose run gave it. What it gave is in a hidden column of the
 owner's row (`memory.py`).
@@ -25,6 +31,7 @@ owner's row (`memory.py`).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
@@ -99,6 +106,7 @@ class Views:
         outputs = self._must_write(id, into)
 
         def register(function: EachFunction[K]) -> EachFunction[K]:
+            _must_be_plain(id, function)
             owned = {each: each.hide(f"_owner {id}", BYTES) for each in outputs}
             view = Each(id, version, table, table.hide(f"_view {id}", BYTES), outputs, owned)
             view.columns, view.function = columns, function
@@ -117,6 +125,7 @@ class Views:
         key: Codec[Any] | None = None,
         keep: Sequence[Aggregate] = (),
         members_max: int = MEMBERS_MAX,
+        version: int = 1,
     ) -> Callable[[GroupFunction[Any, K]], GroupFunction[Any, K]]:
         """A view whose function takes a group of source rows and gives rows: `function(group, rows) -> Iterable[Put]`.
 
@@ -132,6 +141,7 @@ class Views:
             key: the codec of the group's key. By default, that of the prefix's parts, or of the only table in `into`.
             keep: `views.count()`, `views.sum(column)`, `views.smallest(column, n)`, `views.largest(column, n)`.
             members_max: without `keep`, the run for a group of more members fails.
+            version: raise it when the function, `by` or `keep` has changed: it then runs again for all groups.
             id: see `each`.
 
         Raises: UsageError.
@@ -144,17 +154,15 @@ class Views:
             raise UsageError(f"view {id!r}: members_max is a number of rows, at least 1, not {members_max!r}")
 
         def register(function: GroupFunction[Any, K]) -> GroupFunction[Any, K]:
-            writers = {self._writers.get(column) for column in columns}
-            writer = writers.pop() if isinstance(by, Prefix) and len(writers) == 1 else None
-            members = source if writer is not None else wiring.members(id, codec, source, columns)
-            view = wiring.grouped(id, codec, source, columns, by, members, outputs, sums, ordered, keep, members_max)
+            _must_be_plain(id, function)
+            members = wiring.members(id, codec, source, columns)
+            view = wiring.grouped(
+                id, version, codec, source, columns, by, members, outputs, sums, ordered, keep, members_max
+            )
             view.function = function
-            self._declare(view, columns)
-            self._add_tables(view)
-            if writer is not None:
-                writer.told.setdefault(source, []).append(view)
-            else:
-                self._observe_each(wiring.indexing(view))
+            own = [view.table, members, *(column.table for column in view.orders.values())]
+            self._declare(view, columns, [*own, view.deltas.table] if view.deltas is not None else own)
+            self._observe_each(wiring.indexing(view))
             self._observe_groups(view)
             return function
 
@@ -207,11 +215,11 @@ class Views:
             raise UsageError(f"view {id!r}: matches_max is a number of rows, at least 1, not {matches_max!r}")
 
         def register(function: JoinFunction[K, R]) -> JoinFunction[K, R]:
+            _must_be_plain(id, function)
             codec = source.key if key is None else key
             view = wiring.joined(id, version, codec, columns, rights, on, to, how, outputs, matches_max)
             view.function = function
-            self._declare(view, [*columns, *rights])
-            self._add(view.id, view.keys, view.lefts, view.rights)
+            self._declare(view, [*columns, *rights], [view.keys, view.lefts, view.rights])
             self._observe_each(wiring.matching(view))
             self._observe_each(view)
             self._observe_keys(view)
@@ -260,8 +268,11 @@ class Views:
     # ------------------------------------------------------------ checks
 
     def _must_read(self, id: str, columns: Sequence[object]) -> Table[Any]:
-        if not isinstance(id, str) or not 0 < len(id) <= _ID_MAX:
-            raise UsageError(f"a view's id is a str of 1 to {_ID_MAX} characters, not {id!r}")
+        if not isinstance(id, str) or not 0 < len(id) <= _ID_MAX or id.startswith("_") or "." in id:
+            raise UsageError(
+                f"a view's id is a str of 1 to {_ID_MAX} characters, without '.', that does not begin with '_'; not "
+                f"{id!r}"
+            )
         if id in self.declared:
             raise UsageError(f"there are two views with the id {id!r}")
         if not columns:
@@ -288,9 +299,17 @@ class Views:
                 found.setdefault(each.table, set()).add(each)
             else:
                 raise UsageError(f"view {id!r}: into= takes tables and columns, not {each!r}")
-        for table, columns in found.items():
+        for table in found:
             if self.schema.tables.get(table.name) is not table:
                 raise UsageError(f"view {id!r}: table {table.name!r} is not in this schema")
+        if not any(found.values()):
+            raise UsageError(f"view {id!r}: into= names no column")
+        outputs = {table: frozenset(columns) for table, columns in found.items()}
+        self._must_be_free(id, outputs)
+        return outputs
+
+    def _must_be_free(self, id: str, outputs: Mapping[Table[Any], Iterable[Column[Any, Any]]]) -> None:
+        for columns in outputs.values():
             for column in columns:
                 if column in self._writers:
                     raise UsageError(f"views {self._writers[column].id!r} and {id!r} both write {column!r}")
@@ -299,16 +318,22 @@ class Views:
                         f"view {id!r} writes {column!r}, which view {self._readers[column]!r} reads: declare {id!r} "
                         "first; views cannot form a cycle"
                     )
-        if not any(found.values()):
-            raise UsageError(f"view {id!r}: into= names no column")
-        return {table: frozenset(columns) for table, columns in found.items()}
 
-    def _declare(self, view: View, columns: Iterable[Column[Any, Any]]) -> None:
+    def _declare(self, view: View, columns: Iterable[Column[Any, Any]], own: Sequence[Table[Any]] = ()) -> None:
+        """Take a view up, with the tables of its own. Nothing is taken up if an error is raised."""
         if view.id in self.declared:
             raise UsageError(f"there are two views with the id {view.id!r}")
         for column in columns:
             if column in view.outputs.get(column.table, ()):
                 raise UsageError(f"view {view.id!r} reads {column!r} and writes it; views cannot form a cycle")
+        self._must_be_free(view.id, view.outputs)
+        for table in own:
+            if table.name in self.schema.tables:
+                raise UsageError(f"view {view.id!r} needs the table name {table.name!r}, which the schema has already")
+        for table in own:
+            self.schema.tables[table.name] = table
+        view.writers = self._writers
+        for column in columns:
             self._readers.setdefault(column, view.id)
         for written in view.outputs.values():
             for column in written:
@@ -317,22 +342,6 @@ class Views:
 
     # ------------------------------------------------------------ tables and observers
 
-    def _add_tables(self, view: Grouped) -> None:
-        own = [view.table, *(column.table for column in view.orders.values())]
-        if view.members is not view.source:
-            own.append(view.members)
-        if view.deltas is not None:
-            own.append(view.deltas.table)
-        self._add(view.id, *own)
-
-    def _add(self, id: str, *own: Table[Any]) -> None:
-        """Add a view's own tables to the schema."""
-        for table in own:
-            if table.name in self.schema.tables:
-                raise UsageError(f"view {id!r} needs the table name {table.name!r}, which the schema has already")
-        for table in own:
-            self.schema.tables[table.name] = table
-
     def _observe_keys(self, view: Joined) -> None:
         async def again(txn: Transaction, change: Change[Any, Any]) -> None:
             await run_each(view, txn, change)
@@ -340,23 +349,27 @@ class Views:
         async def run(txn: Transaction, change: Change[Any, Any]) -> None:
             await run_key(view, txn, change)
 
-        self.schema.observe(view.again, id=f"{view.id}: again")(again)
-        self.schema.observe(view.changed, id=f"{view.id}: keys")(run)
+        self.schema.observe(view.again, id=f"{view.id}: again", version=view.version)(again)
+        self.schema.observe(view.changed, id=f"{view.id}: keys", version=view.version)(run)
 
     def _observe_each(self, view: Each | Joined) -> None:
         async def run(txn: Transaction, change: Change[Any, Any]) -> None:
             await run_each(view, txn, change)
 
         for column in view.columns:
-            name = f"{view.id}: {column.name}" if view.several else view.id
-            self.schema.observe(column, id=name, version=view.version)(run)
+            self.schema.observe(column, id=f"{view.id}: {column.name}", version=view.version)(run)
 
     def _observe_groups(self, view: Grouped) -> None:
         async def run(txn: Transaction, change: Change[Any, Any]) -> None:
             await run_group(view, txn, change)
 
-        self.schema.observe(view.changed, id=view.id)(run)
+        self.schema.observe(view.changed, id=view.id, version=view.version)(run)
 
 
 def _listed(columns: Column[Any, Any] | Sequence[Column[Any, Any]]) -> tuple[Column[Any, Any], ...]:
     return (columns,) if isinstance(columns, Column) else tuple(columns)
+
+
+def _must_be_plain(id: str, function: object) -> None:
+    if not callable(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(f"view {id!r} takes a plain function that gives views.Put(...), not {function!r}")

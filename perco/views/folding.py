@@ -36,6 +36,7 @@ class Told:
     views: Sequence[Grouped | Joined]
     _before: dict[Any, dict[Column[Any, Any], Any]] = field(default_factory=dict)
     _changes: list[tuple[Any, Values | None]] = field(default_factory=list)
+    _again: list[Any] = field(default_factory=list)
 
     async def read(self, txn: Transaction, keys: Sequence[Any]) -> None:
         """Read what the members are before the run's writes, if a group keeps aggregates of them."""
@@ -49,21 +50,25 @@ class Told:
         """Note that a row of the table gets these values; None: it is deleted."""
         self._changes.append((key, values))
 
+    def again(self, key: Any) -> None:
+        """Note that the views must run again though the row is the same, because they are of another version."""
+        self._again.append(key)
+
     async def write(self, txn: Transaction, attempt: int) -> None:
         """Write what the changes add to the groups, and signal these. `attempt`: of the run."""
         for view in self.views:
             if isinstance(view, Joined):
-                for key, _ in self._changes:
+                for key in [*self._again, *(key for key, _ in self._changes)]:
                     turn(view, txn, key)
                 continue
-            signalled: set[Any] = set()
+            signalled = {view.split(key)[0] for key in self._again}
             deltas: dict[Any, Delta] = {}
             for key, values in self._changes:
                 group, rest = view.split(key)
                 signalled.add(group)
                 if view.deltas is not None:
                     before, after = _member(view, self._before.get(key)), _member(view, values)
-                    delta = deltas.setdefault(group, Delta(Tally.empty(view.sums)))
+                    delta = deltas.setdefault(group, Delta(view.shape, Tally.empty(view.sums)))
                     delta.tally.change(view.sums, _summed(view, before), -1)
                     delta.tally.change(view.sums, _summed(view, after), 1)
                     if _move(view, txn, group, rest, before, after) and delta.changed is not None:
@@ -92,12 +97,13 @@ def _move(
     for order, column in view.orders.items():
         codec = order.column.codec
         old, new = ((each or {}).get(order.column) for each in (before, after))
-        at = [None if value is None else (*head, order_key(codec, value), *rest) for value in (old, new)]
-        if at[0] is not None and at[0] != at[1]:
-            txn.delete(column, at[0])
+        places = [None if value is None else (*head, order_key(codec, value), *rest) for value in (old, new)]
+        before_at, after_at = (None if place is None else column.table.row(place) for place in places)
+        if before_at is not None and before_at != after_at:
+            txn.delete(column, places[0])
             moved = True
-        if at[1] is not None and (at[0] != at[1] or codec.encode(old) != codec.encode(new)):
-            txn.set(column, at[1], new)
+        if after_at is not None and (before_at != after_at or codec.encode(old) != codec.encode(new)):
+            txn.set(column, places[1], new)
             moved = True
     return moved
 
@@ -111,7 +117,9 @@ async def _add(view: Grouped, txn: Transaction, group: Any, delta: Delta, attemp
     key = (*parts_of(view.table.key, group), slot)
     stored = await txn.get(view.deltas, key)
     if stored is not None:
-        delta.merge(Delta.unpack(stored))
+        there = Delta.unpack(stored)
+        if there.shape == view.shape:
+            delta.merge(there)
     # Even if it all adds up to nothing now, write it: a run that folds the slot at the same time must notice.
     txn.set(view.deltas, key, delta.pack())
 
@@ -124,14 +132,20 @@ async def kept(view: Grouped, txn: Transaction, group: Any, stored: bytes | None
     """
     assert view.deltas is not None
     prefix = parts_of(view.table.key, group)
-    found = Kept.of(stored, view.sums, view.orders)
-    news = Delta(found.tally)
+    found = Kept.of(stored, view.shape, view.sums, view.orders)
+    news, known = Delta(view.shape, found.tally), found.known
     for slot in await txn.scan(view.deltas.table, prefix=prefix, columns=[view.deltas]).all():
-        news.merge(Delta.unpack(slot[view.deltas] or b""))
+        delta = Delta.unpack(slot[view.deltas] or b"")
+        known = known and delta.shape == view.shape
+        if known:
+            news.merge(delta)
         txn.delete(view.deltas, slot.key)
-    assert found.tally.members >= 0, f"V4: group {group!r} of view {view.id!r} has {found.tally.members} members"
-    for order, column in view.orders.items():
-        await _follow(view, txn, prefix, order, column, found, news.changed)
+    if known:
+        assert found.tally.members >= 0, f"V4: group {group!r} of view {view.id!r} has {found.tally.members} members"
+        for order, column in view.orders.items():
+            await _follow(view, txn, prefix, order, column, found, news.changed)
+    else:
+        await _recount(view, txn, prefix, found)
     packed = found.pack()
     if packed is not None:
         txn.set(view.kept, group, packed)
@@ -147,6 +161,31 @@ async def kept(view: Grouped, txn: Transaction, group: Any, stored: bytes | None
                 best = found.tops[order.column.name, last].best()
                 ends[end] = [(_source_key(view, each.member), order.column.codec.decode(each.value)) for each in best]
     return Group(None, found.tally, view.sums, ends)
+
+
+async def _recount(view: Grouped, txn: Transaction, prefix: tuple[Any, ...], found: Kept) -> None:
+    """Count all members of a group again, and make its orders complete, because other aggregates were kept before."""
+    found.tally = Tally.empty(view.sums)
+    places: dict[Ordered, dict[Any, Any]] = {order: {} for order in view.orders}
+    async for row in txn.scan(view.members, prefix=prefix, columns=list(view.copied.values())):
+        member = {column: row[copy] for column, copy in view.copied.items()}
+        found.tally.change(view.sums, _summed(view, member), 1)
+        rest = view.split(row.key)[1]
+        for order in view.orders:
+            value = member[order.column]
+            if value is not None:
+                places[order][(*prefix, order_key(order.column.codec, value), *rest)] = value
+    for order, column in view.orders.items():
+        async for row in txn.scan(column.table, prefix=prefix, columns=[column]):
+            if row.key not in places[order]:
+                txn.delete(column, row.key)
+            elif row[column] == places[order][row.key]:
+                del places[order][row.key]
+        for place, value in places[order].items():
+            txn.set(column, place, value)
+        for (name, _), top in found.tops.items():
+            if name == order.column.name:
+                await _fill(view, txn, prefix, order, column, top)
 
 
 async def _follow(
@@ -188,7 +227,7 @@ def _entry(view: Grouped, order: Ordered, member: bytes, value: Any) -> Entry:
 
 
 def _source_key(view: Grouped, member: bytes) -> Any:
-    return view.source_key(*view.split(view.members.key.decode(member)))
+    return view.source_key(view.split(view.members.key.decode(member))[1])
 
 
 def told_of(views: Mapping[Table[Any], Sequence[Grouped | Joined]]) -> dict[Table[Any], Told]:

@@ -26,7 +26,7 @@ _AT_ONCE: Final = 1000  # left rows that a key's run signals; a chain may have a
 
 async def pairs(view: Joined, txn: Transaction, row: Row[Any]) -> Iterable[Put[Any]]:
     """What a left row gives, its place among the left rows of its key included."""
-    key = view.on(row)
+    key = view.key_of_left(row)
     if key is None:
         return view.gives(row, ())
     head = parts_of(view.keys.key, key)

@@ -73,15 +73,17 @@ class Memory:
         return cls(version, seen_ts, columns, rows)
 
 
-def given(
-    view: str, puts: Iterable[object], outputs: Mapping[Table[Any], frozenset[Column[Any, Any]]]
-) -> dict[Where, Given]:
+def given(view: str, puts: object, outputs: Mapping[Table[Any], frozenset[Column[Any, Any]]]) -> dict[Where, Given]:
     """The rows that a run gave, checked and in stored form.
 
     Raises: UsageError for anything but a `Put` to a table and columns that the view writes, and for two of one row;
     TooLarge, TypeError, ValueError for a key or a value that cannot be stored.
     """
     out: dict[Where, Given] = {}
+    if isinstance(puts, Put) or not isinstance(puts, Iterable):
+        raise UsageError(
+            f"view {view!r} gave {puts!r}; a view's function gives rows: yield views.Put(...), or return a list"
+        )
     for each in puts:
         if not isinstance(each, Put):
             raise UsageError(
@@ -107,5 +109,5 @@ def given(
                 digest.update(data)
                 values[column] = value
         if values:
-            out[where] = Given(each.table, each.key, values, digest.digest())
+            out[where] = Given(each.table, each.table.key.decode(where[1]), values, digest.digest())
     return out

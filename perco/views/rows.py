@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 from perco.errors import UsageError
 from perco.schema.schema import Column, Table
 from perco.txn.row import Row
-from perco.views.aggregates import Ordered, Sum, Tally, order_codec, order_key, tallied
+from perco.views import aggregates
+from perco.views.aggregates import Ordered, Sum, Tally, few, order_codec, order_key, sortable, tallied
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -65,7 +66,7 @@ class Group(Generic[K]):
         """The exact sum of a column of INT64 or FLOAT64; of floats, rounded once. A member without a value
         counts as 0."""
         if self._rows is not None:
-            wanted = Sum(column)
+            wanted = aggregates.sum(column)
             (total,) = tallied([wanted], ([row[column]] for row in self._rows)).totals
             return total.value(column.codec)  # type: ignore[no-any-return]
         assert self._tally is not None
@@ -83,12 +84,14 @@ class Group(Generic[K]):
         return self._in_order(column, n, last=True)
 
     def _in_order(self, column: Column[K, Any], n: int, *, last: bool) -> list[tuple[K, Any]]:
+        word = "largest" if last else "smallest"
+        few(word, n)
+        sortable(word, column)
         if self._rows is not None:
             return in_order(self._rows, column, n, last=last)
         for each, found in self._ordered.items():
             if each.column is column and (each.last if last else each.first) >= n:
                 return list(found[:n])
-        word = "largest" if last else "smallest"
         raise UsageError(
             f"this view does not keep the {n} {word} of {column!r}; add views.{word}({column.name}, {n}) to keep="
         )

@@ -3,7 +3,8 @@
 V1  A run writes its rows and its owner's memory in one transaction.
 V2  Of two runs for one owner that overlap, one fails and runs again: both write the owner's memory. (If a single
     observer of a column runs for the owner, its acknowledgement does the same: N3.)
-V5  A row has one owner: a run that gives a new row reads whether another owner has given it.
+V5  A row has one owner: a run that gives a new row reads whether another owner has given it. If that owner gives it no
+    more, the run takes the row over.
 V6  A row that is given again unchanged is not written.
 """
 
@@ -13,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from perco.errors import UsageError
-from perco.schema.schema import Change, Table
+from perco.schema.schema import Change, Column, Table
+from perco.txn.inside import engine_of
 from perco.txn.row import Row
 from perco.txn.transaction import Transaction
 from perco.views.compiled import Each, Grouped, Joined, Owners, parts_of
@@ -31,14 +33,19 @@ async def run_each(view: Each | Joined, txn: Transaction, change: Change[Any, An
     before = Memory.unpack(stored)
     if view.several and before.version == view.version and before.seen_ts >= change.commit_ts:
         return  # the run for another column of the row has seen this change
-    there = any(row[column] is not None for column in columns)
-    inputs = Row(key, {column: (row[column], row.commit_ts(column)) for column in columns})
-    puts: Iterable[Put[Any]] = ()
-    if there:
-        puts = view.function(inputs) if isinstance(view, Each) else await pairs(view, txn, inputs)
+    puts = await _puts(view, txn, key, row)
     after = given(view.id, puts, {**view.outputs, **view.inner})
     await _write(view, txn, view.table.row(key), before, after, change.attempt)
-    _remember(view, txn, key, stored, after, txn.start_ts if there and view.several else 0, always=view.several)
+    seen_ts = txn.start_ts if view.several and any(row[column] is not None for column in columns) else 0
+    _remember(view, txn, key, stored, after, seen_ts, always=view.several)
+
+
+async def _puts(view: Each | Joined, txn: Transaction, key: Any, row: Row[Any]) -> Iterable[Put[Any]]:
+    """What a source row gives."""
+    if all(row[column] is None for column in view.columns):
+        return ()
+    inputs = Row(key, {column: (row[column], row.commit_ts(column)) for column in view.columns})
+    return view.function(inputs) if isinstance(view, Each) else await pairs(view, txn, inputs)
 
 
 async def run_group(view: Grouped, txn: Transaction, change: Change[Any, Any]) -> None:
@@ -64,7 +71,7 @@ async def _all(view: Grouped, txn: Transaction, group: Any) -> Group[Any] | None
     async for member in scan:
         _, rest = view.split(member.key)
         cells = {column: (member[copy], member.commit_ts(copy)) for column, copy in view.copied.items()}
-        rows.append(Row(view.source_key(group, rest), cells))
+        rows.append(Row(view.source_key(rest), cells))
     if len(rows) > view.members_max:
         raise UsageError(
             f"view {view.id!r}: group {group!r} has more than {view.members_max} members, and a run reads them all: "
@@ -97,55 +104,115 @@ def _remember(
 async def _write(
     view: Owners, txn: Transaction, owner: bytes, before: Memory, after: Mapping[Where, Given], attempt: int
 ) -> None:
-    """Write the difference, and tell the groups whose members it changes."""
-    written = {**view.outputs, **view.inner}
-    tables = {table.name: table for table in written}
+    """Write the difference, and tell the views that read the rows that it changes."""
     gone = [where for where in before.rows if where not in after]
     new = [where for where in after if where not in before.rows]
     changed = [where for where, each in after.items() if where in before.rows and before.rows[where] != each.digest]
-    if not (gone or new or changed):
+    # If other columns could be written before, some of them may be left over; groups of another version run again.
+    same = [] if before.version == view.version else [where for where in after if where not in {*new, *changed}]
+    if not (gone or new or changed or same):
         return
+    tables = {each.table.name: each.table for each in after.values()}
+    tables.update({name: _table(view, txn, name) for name, _ in gone})
     keys = {(name, row): tables[name].key.decode(row) for name, row in gone}
     keys.update({where: after[where].key for where in (*new, *changed)})
     told = told_of(view.told)
-    await _must_own(view, txn, owner, [(tables[where[0]], keys[where]) for where in new])
+    taken = await _claim(view, txn, owner, [(tables[where[0]], where, keys[where]) for where in new])
     for table, each in told.items():
         await each.read(txn, [key for (name, _), key in keys.items() if name == table.name])
     for where in gone:
         table, key = tables[where[0]], keys[where]
-        for name in before.columns[table.name]:
-            txn.delete(table.columns[name], key)
+        for column in _earlier(view, before, table):
+            txn.delete(column, key)
         if table in view.owned:
             txn.delete(view.owned[table], key)
         if table in told:
             told[table].change(key, None)
     for where in (*new, *changed):
         table, key, values, _ = after[where]
-        for column in written[table]:
-            if column in values:
-                txn.set(column, key, values[column])
-            elif where in before.rows:
+        for column, value in values.items():
+            txn.set(column, key, value)
+        if where in before.rows or where in taken:
+            for column in {*_earlier(view, before, table), *_written(view, table)} - values.keys():
                 txn.delete(column, key)
         if where not in before.rows and table in view.owned:
             txn.set(view.owned[table], key, owner)
         if table in told:
             told[table].change(key, values)
+    for where in same:
+        table, key, values, _ = after[where]
+        for column in {*_earlier(view, before, table)} - values.keys():
+            txn.delete(column, key)
+        if table in told:
+            told[table].again(key)
     for each in told.values():
         await each.write(txn, attempt)
 
 
-async def _must_own(view: Owners, txn: Transaction, owner: bytes, new: Iterable[tuple[Table[Any], Any]]) -> None:
-    """V5. Raises: UsageError if another owner of the view has given one of these rows."""
-    by_table: dict[Table[Any], list[Any]] = {}
-    for table, key in new:
+def _written(view: Owners, table: Table[Any]) -> frozenset[Column[Any, Any]]:
+    return view.outputs.get(table) or view.inner.get(table) or frozenset()
+
+
+def _earlier(view: Owners, before: Memory, table: Table[Any]) -> list[Column[Any, Any]]:
+    """The columns of a table that the owner's last run could write, without those that another view writes now."""
+    names = before.columns.get(table.name, ())
+    columns = [table.columns[name] for name in names if name in table.columns]
+    return [column for column in columns if view.writers.get(column, view) is view]
+
+
+def _table(view: Owners, txn: Transaction, name: str) -> Table[Any]:
+    """The table in which an earlier version of the view gave rows. Raises: UsageError if it is not declared."""
+    tables = engine_of(txn).known.schema.tables
+    if name not in tables:
+        raise UsageError(
+            f"an earlier version of view {view.id!r} gave rows of table {name!r}, which is not in the schema any more: "
+            "keep it declared until they have been removed"
+        )
+    return tables[name]
+
+
+async def _claim(
+    view: Owners, txn: Transaction, owner: bytes, new: Iterable[tuple[Table[Any], Where, Any]]
+) -> set[Where]:
+    """V5: take over the rows that another owner has given but gives no more; returns which these are.
+
+    Raises: UsageError if another owner of the view gives one of the rows.
+    """
+    by_table: dict[Table[Any], dict[Any, Where]] = {}
+    for table, where, key in new:
         if table in view.owned:
-            by_table.setdefault(table, []).append(key)
-    for table, keys in by_table.items():
-        for key, other in (await txn.get_many(view.owned[table], keys)).items():
+            by_table.setdefault(table, {})[key] = where
+    contested: dict[bytes, list[tuple[Where, Any]]] = {}
+    for table, wheres in by_table.items():
+        for key, other in (await txn.get_many(view.owned[table], wheres)).items():
             if other is not None and other != owner:
-                first, second = view.table.key.decode(other), view.table.key.decode(owner)
-                raise UsageError(
-                    f"view {view.id!r} gives {table.name}[{key!r}] for {view.table.name}[{first!r}] and for "
-                    f"{view.table.name}[{second!r}]: a row has one owner. Make the owner's key a part of the row's, "
-                    "or group by that key"
-                )
+                contested.setdefault(other, []).append((wheres[key], key))
+    for other, found in contested.items():
+        await _release(view, txn, owner, other, found)
+    return {where for found in contested.values() for where, _ in found}
+
+
+async def _release(
+    view: Owners, txn: Transaction, owner: bytes, other: bytes, rows: Iterable[tuple[Where, Any]]
+) -> None:
+    """Take rows out of the memory of their owner, if it does not give them any more.
+
+    Its own run, which would do this, may come later. It could even need a row of this run's owner: then neither of them
+    could go first. The other owner's inputs are read under a lock, so they do not change meanwhile.
+    """
+    first, second = view.table.key.decode(other), view.table.key.decode(owner)
+    gives: Mapping[Where, Given] | None = None
+    memory = Memory()
+    if isinstance(view, Each | Joined):
+        row = await txn.row(view.table, first, [*view.columns, view.memory], lock=True)
+        memory = Memory.unpack(row[view.memory])
+        gives = given(view.id, await _puts(view, txn, first, row), {**view.outputs, **view.inner})
+    for where, key in rows:
+        if gives is None or where in gives:
+            raise UsageError(
+                f"view {view.id!r} gives {where[0]}[{key!r}] for {view.table.name}[{first!r}] and for "
+                f"{view.table.name}[{second!r}]: a row has one owner. Make the owner's key a part of the row's, "
+                "or group by that key"
+            )
+        memory.rows.pop(where, None)
+    txn.set(view.memory, first, memory.pack())

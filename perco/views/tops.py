@@ -81,35 +81,43 @@ class Top:
 
 @dataclass(slots=True)
 class Kept:
-    """What a group keeps: its tally, and the ends of its orders, by the names of their columns."""
+    """What a group keeps: its tally, and the ends of its orders, by the names of their columns.
 
+    Attributes:
+        known: False if nothing usable was stored though the group may have members: it was kept in another shape.
+    """
+
+    shape: str
     tally: Tally
     tops: dict[tuple[str, bool], Top]
+    known: bool = True
 
     @classmethod
-    def of(cls, stored: bytes | None, sums: Sequence[Sum], orders: Iterable[Ordered]) -> Kept:
+    def of(cls, stored: bytes | None, shape: str, sums: Sequence[Sum], orders: Iterable[Ordered]) -> Kept:
         """As it was stored; None: nothing yet."""
-        tally, found = Tally.empty(sums), {}
-        if stored is not None:
-            packed, parts = msgpack.unpackb(stored, use_list=False)
-            tally = Tally.unpack(packed)
-            for name, last, entries, edge in parts:
-                found[name, last] = [Entry(*each) for each in entries], edge
         tops = {}
         for order in orders:
             for last, size in (False, order.first), (True, order.last):
                 if size:
-                    where = order.column.name, last
-                    entries, edge = found.get(where, ([], None))
-                    tops[where] = Top(size, last, entries, edge)
-        return cls(tally, tops)
+                    tops[order.column.name, last] = Top(size, last)
+        kept = cls(shape, Tally.empty(sums), tops)
+        if stored is None:
+            return kept
+        there, packed, parts = msgpack.unpackb(stored, use_list=False)
+        if there != shape:
+            kept.known = False
+            return kept
+        kept.tally = Tally.unpack(packed)
+        for name, last, entries, edge in parts:
+            kept.tops[name, last].entries, kept.tops[name, last].edge = [Entry(*each) for each in entries], edge
+        return kept
 
     def pack(self) -> bytes | None:
         """As stored; None: nothing needs to be."""
         if self.tally.is_nothing():
             return None
         parts = [(name, last, top.entries, top.edge) for (name, last), top in self.tops.items()]
-        packed: bytes = msgpack.packb([self.tally.pack(), parts])
+        packed: bytes = msgpack.packb([self.shape, self.tally.pack(), parts])
         return packed
 
 
@@ -118,9 +126,11 @@ class Delta:
     """What one or more transactions add to a group: to its tally, and which members they have changed.
 
     Attributes:
+        shape: which aggregates it is for (`Grouped.shape`).
         changed: members in stored form; None: too many to be listed.
     """
 
+    shape: str
     tally: Tally
     changed: set[bytes] | None = field(default_factory=set)
 
@@ -132,10 +142,11 @@ class Delta:
             self.changed = None
 
     def pack(self) -> bytes:
-        packed: bytes = msgpack.packb([self.tally.pack(), None if self.changed is None else sorted(self.changed)])
+        changed = None if self.changed is None else sorted(self.changed)
+        packed: bytes = msgpack.packb([self.shape, self.tally.pack(), changed])
         return packed
 
     @classmethod
     def unpack(cls, stored: bytes) -> Delta:
-        tally, changed = msgpack.unpackb(stored, use_list=False)
-        return cls(Tally.unpack(tally), None if changed is None else set(changed))
+        shape, tally, changed = msgpack.unpackb(stored, use_list=False)
+        return cls(shape, Tally.unpack(tally), None if changed is None else set(changed))

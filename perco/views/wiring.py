@@ -28,8 +28,14 @@ def group_codec(
     if key is not None and not (isinstance(key, Codec) and key.ordered):
         raise UsageError(f"view {id!r}: key= takes an ordered codec, such as perco.TEXT, not {key!r}")
     if isinstance(by, Prefix):
+        if key is not None:
+            raise UsageError(f"view {id!r}: views.prefix takes the group's codec from the source's key; leave out key=")
         if not isinstance(source.key, TupleCodec) or len(source.key.parts) < by.parts:
             raise UsageError(f"view {id!r}: the key of {source!r} is no tuple of {by.parts} or more parts")
+        if by.parts == 1 and isinstance(source.key.parts[0], TupleCodec):
+            raise UsageError(
+                f"view {id!r}: a part of the key of {source!r} is a tuple itself: group by a function of the row"
+            )
         return _joined(source.key.parts[: by.parts])
     if not callable(by):
         raise UsageError(f"view {id!r}: by= takes views.prefix(n) or a function of a row, not {by!r}")
@@ -47,6 +53,8 @@ def kept(
     """The sums and orders to keep; those of one column are made one."""
     sums: dict[Column[Any, Any], Sum] = {}
     orders: dict[Column[Any, Any], Ordered] = {}
+    if not isinstance(keep, list | tuple):
+        raise UsageError(f"view {id!r}: keep= takes a list, such as [views.count()], not {keep!r}")
     for each in keep:
         if isinstance(each, Count):
             continue
@@ -94,6 +102,7 @@ def _order(id: str, codec: Codec[Any], order: Ordered, rest: Sequence[Codec[Any]
 
 def grouped(
     id: str,
+    version: int,
     codec: Codec[Any],
     source: Table[Any],
     columns: tuple[Column[Any, Any], ...],
@@ -111,7 +120,7 @@ def grouped(
     rest = codecs_of(members.key)[parts:]
     return Grouped(
         id,
-        1,
+        version,
         groups,
         groups.hide(f"_view {id}", BYTES),
         outputs,

@@ -83,7 +83,7 @@ class Graph:
             *columns,
             id=f"group {into.table.name}",
             by=views.prefix(1) if by_prefix else by,
-            key=perco.TEXT,
+            key=None if by_prefix else perco.TEXT,
             into=into.table,
             keep=kept if keep else (),
         )

@@ -125,10 +125,10 @@ def lost_beside(patch: pytest.MonkeyPatch) -> None:
 
 @by(f"{_RULES}::test_a_row_has_one_owner_and_may_change_it", "V5 a run does not look whether a row has an owner")
 def many_owners(patch: pytest.MonkeyPatch) -> None:
-    async def must_own(view: Any, txn: Any, owner: Any, new: Any) -> None:
-        pass
+    async def claim(view: Any, txn: Any, owner: Any, new: Any) -> set[Any]:
+        return set()
 
-    patch.setattr(running, "_must_own", must_own)
+    patch.setattr(running, "_claim", claim)
 
 
 @by(f"{_RULES}::test_what_has_not_changed_is_not_written_and_nobody_is_told", "V6 all rows are written again")

@@ -116,7 +116,7 @@ async def test_what_has_not_changed_is_not_written_and_nobody_is_told(library: L
         async with db.snapshot() as snap:
             after = {row.key: row.commit_ts(library.n) async for row in snap.scan(library.postings)}
         assert after.items() > before.items()
-        assert worker.statistics()["index"].commits == 3
+        assert worker.statistics()["index: body"].commits == 3
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -186,6 +186,91 @@ async def test_a_new_version_replaces_what_the_old_one_gave(library: Library) ->
         await settle(db)
         assert await get(db, changed.total, "x") == 11
         assert await get(db, changed.top, "y") == [["a", 11]]
+
+
+async def test_a_group_that_is_declared_later_takes_up_what_another_view_has_given(library: Library) -> None:  # N10
+    library.index()
+    async with client(memory(), library.schema) as first, first.worker():
+        await put(first, library.body, "a", "x y")
+        await put(first, library.body, "b", "x")
+        await settle(first)
+        local = local_of(first)
+    more = Library()
+    more.index()
+    more.totals()
+    async with client(local, more.schema) as db, db.worker():
+        await settle(db)
+        assert await get(db, more.total, "x") == 2
+        await put(db, more.body, "b", None)
+        await settle(db)
+        assert await get(db, more.total, "x") == 1
+
+
+def shaped(version: int, *, tops: bool) -> Library:
+    """Totals that keep the largest members, too, or do not."""
+    made = Library()
+    made.index()
+    keep = [views.sum(made.n), *([views.largest(made.n, 2)] if tops else [])]
+
+    @made.views.group(made.n, id="totals", by=views.prefix(1), into=made.words, keep=keep, version=version)
+    def totals(word: str, rows: views.Group[Any]) -> Iterator[views.Put[Any]]:
+        top = [[key[1], n] for key, n in rows.largest(made.n, 2)] if tops else None
+        yield views.Put(made.words, word, {made.total: rows.sum(made.n), made.top: top})
+
+    return made
+
+
+@pytest.mark.parametrize("tops", [True, False])
+async def test_a_group_that_keeps_other_aggregates_is_counted_again(tops: bool) -> None:  # V4, N10
+    before = shaped(1, tops=not tops)
+    async with client(memory(), before.schema) as first, first.worker():
+        for key, body in {"a": "x x", "b": "x y", "c": "y"}.items():
+            await put(first, before.body, key, body)
+        await settle(first)
+        await put(first, before.body, "b", "x x x")
+        await settle(first)
+        local = local_of(first)
+    same = shaped(1, tops=tops)  # the version is the same: groups that change are counted again
+    async with client(local, same.schema) as second, second.worker():
+        await put(second, same.body, "c", "y x")
+        await settle(second)
+        assert await get(second, same.total, "x") == 6
+        assert await get(second, same.top, "x") == ([["b", 3], ["a", 2]] if tops else None)
+    new = shaped(2, tops=tops)  # with a new version, all are
+    async with client(local, new.schema) as db, db.worker():
+        await settle(db)
+        async with db.snapshot() as snap:
+            assert (await views.check(new.views, snap)).equal
+        await put(db, new.body, "b", None)
+        await settle(db)
+        assert await get(db, new.total, "x") == 3
+        assert await get(db, new.top, "x") == ([["a", 2], ["c", 1]] if tops else None)
+
+
+async def test_a_view_that_gives_other_tables_and_columns_takes_back_the_rest(library: Library) -> None:  # V1
+    def giving(version: int, into: str) -> Library:
+        made = Library()
+
+        @made.views.each(made.body, id="v", into=getattr(made, into), version=version)
+        def give(doc: perco.Row[str]) -> Iterator[views.Put[Any]]:
+            if into == "authors":
+                yield views.Put(made.authors, doc.key, {made.wrote: 1})
+            else:
+                values = {column: 1 for column in (made.total, made.top) if into in ("words", column.name)}
+                yield views.Put(made.words, doc.key, values)
+
+        return made
+
+    async with client(memory(), library.schema) as first:
+        await put(first, library.body, "a", "x")
+        local = local_of(first)
+    found = []
+    for version, into in enumerate(["words", "total", "authors", "words"], start=1):
+        made = giving(version, into)
+        async with client(local, made.schema) as db, db.worker():
+            await settle(db)
+            found.append([await get(db, column, "a") for column in (made.total, made.top, made.wrote)])
+    assert found == [[1, 1, None], [1, None, None], [None, None, 1], [1, 1, None]]
 
 
 # ------------------------------------------------------------ runs that overlap
@@ -274,21 +359,20 @@ async def test_a_delta_that_comes_while_another_is_folded_is_not_lost(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # V4
     monkeypatch.setattr(folding, "_SLOTS", 1)
-    library.index()
     view = library.totals()
-    index: Any = library.views.declared["index"]
+    index = wiring.indexing(view)
     async with client(memory(), library.schema) as db:
         for key in "ab":
-            await put(db, library.body, key, "x")
+            await put(db, library.n, ("x", key), 1)
 
         async def fold(txn: perco.Transaction) -> None:
             await running.run_group(view, txn, change("x"))
 
         async def first(txn: perco.Transaction) -> None:
-            await running.run_each(index, txn, change("a"))
+            await running.run_each(index, txn, change(("x", "a")))
 
         async def second(txn: perco.Transaction) -> None:
-            await running.run_each(index, txn, change("b"))
+            await running.run_each(index, txn, change(("x", "b")))
 
         await in_transaction(db, first)
         with pytest.raises(perco.WriteConflict):
@@ -471,6 +555,47 @@ async def test_a_row_has_one_owner_and_may_change_it(library: Library, caplog: p
         await settle(db)
         assert await get(db, library.wrote, "same") == "b"
         assert await get(db, library.wrote, "other") == "a"
+
+
+def slugs(library: Library, *, version: int = 1, turn: int = 0) -> None:
+    """Documents by a name that each of them has for itself."""
+
+    @library.views.each(library.body, library.author, id="slugs", into=library.words, version=version)
+    def slug(doc: perco.Row[str]) -> Iterator[views.Put[Any]]:
+        name = doc[library.body] or ""
+        yield views.Put(
+            library.words, f"{(int(name) + turn) % 10}", {library.top: doc.key, library.total: turn or None}
+        )
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+async def test_owners_may_exchange_rows(library: Library, concurrency: int) -> None:  # V5
+    slugs(library)
+    async with perco.open("memory:", library.schema, options=OPTIONS) as db, db.worker(concurrency=concurrency):
+        for round in range(4):
+            async with db.transaction() as txn:
+                for number in range(10):
+                    txn.set(library.body, f"d{number}", str((number * (3, 7, 1, 9)[round] + round) % 10))
+            await settle(db)
+            async with db.snapshot() as snap:
+                assert (await views.check(library.views, snap)).equal
+                assert len({row[library.top] async for row in snap.scan(library.words)}) == 10
+
+
+async def test_owners_may_exchange_rows_in_a_new_version(library: Library) -> None:  # V5, N10
+    slugs(library)
+    async with client(memory(), library.schema) as first, first.worker():
+        for number in range(10):
+            await put(first, library.body, f"d{number}", str(number))
+        await settle(first)
+        local = local_of(first)
+    changed = Library()
+    slugs(changed, version=2, turn=3)
+    async with client(local, changed.schema) as db, db.worker():
+        await settle(db)
+        async with db.snapshot() as snap:
+            assert (await views.check(changed.views, snap)).equal
+        assert await get(db, changed.top, "3") == "d0"
 
 
 def test_the_build_refuses_two_owners(library: Library) -> None:  # V5

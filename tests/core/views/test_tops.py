@@ -54,22 +54,24 @@ def test_it_is_filled_seldom() -> None:
 
 def test_what_a_group_keeps_survives_storage() -> None:
     orders = [Ordered(N, first=1, last=2), Ordered(X, last=1)]
-    kept = Kept.of(None, [], orders)
+    kept = Kept.of(None, "n", [], orders)
     assert kept.pack() is None
     kept.tally.members = 2
     kept.tops["n", True].fill([entry(value, value) for value in range(8)])
-    again = Kept.of(kept.pack(), [], orders)
+    again = Kept.of(kept.pack(), "n", [], orders)
     assert again == kept
     assert again.tops["n", True].edge == (b"000", b"00")
+    other = Kept.of(kept.pack(), "another shape", [], orders)
+    assert (other.known, other.tally.members) == (False, 0)
 
 
 @pytest.mark.parametrize(("there", "added", "listed"), [(3, 4, True), (999, 1, True), (999, 2, False)])
 def test_deltas_list_changed_members_up_to_a_bound(there: int, added: int, listed: bool) -> None:
-    first = Delta(Tally(1), {b"%04d" % number for number in range(there)})
-    first.merge(Delta.unpack(Delta(Tally(2), {b"x%03d" % number for number in range(added)}).pack()))
+    first = Delta("n", Tally(1), {b"%04d" % number for number in range(there)})
+    first.merge(Delta.unpack(Delta("n", Tally(2), {b"x%03d" % number for number in range(added)}).pack()))
     assert first.tally.members == 3
     assert (first.changed is not None) == listed
-    first.merge(Delta(Tally(), {b"y"}))
+    first.merge(Delta("n", Tally(), {b"y"}))
     assert (first.changed is not None) == (listed and there + added < 1000)
     assert Delta.unpack(first.pack()) == first
 
