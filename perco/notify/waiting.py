@@ -203,7 +203,7 @@ class Waiting:
 
     def check_run(self, waiting: Collection[str], running: Collection[str]) -> None:
         """Check that some program runs one of the observers for which changes wait. `running`: the observers of
-        programs with a worker.
+        programs with a worker, as far as the owner knows: it may have forgotten this process for a moment.
 
         Raises: UsageError, SchemaMismatch.
         """
@@ -212,6 +212,7 @@ class Waiting:
         worker = self._worker()
         if not running and worker is None:
             raise UsageError(NOTHING_RUNS)
+        running = {*running, *(worker.works()[1] if worker is not None else ())}
         paused, superseded = self._engine.known.catalogue.paused(), worker.superseded if worker is not None else {}
         if any(id in running and id not in paused and id not in superseded for id in waiting):
             return

@@ -15,6 +15,7 @@ from perco.cli.looks import Look
 from perco.clock.loopwatch import HeartbeatOptions, Held, LoopWatch
 from perco.database.inside import inside, local_owner
 from perco.rpc.link import BACK_S
+from perco.serve.client import remote_owner
 from tests.component.serve.kit import Place
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
@@ -107,6 +108,17 @@ async def test_who_waits_for_what_nobody_runs_is_told_the_same(place: Place, pau
                     told.add(str(caught.value))
         [said] = told
         assert "are paused: 'fails'" in said if paused else "no running program has: nobody's" in said
+
+
+async def test_a_client_counts_its_own_worker_though_a_new_server_does_not_know_of_it_yet(place: Place) -> None:  # N7
+    async with place.served(), place.client() as db:
+        waiting = remote_owner(db).waiting
+        with pytest.raises(perco.UsageError, match="no running program has"):
+            waiting.check_run({"fails"}, {"another": 1})
+        async with db.worker():
+            waiting.check_run({"fails"}, {"another": 1})
+            with pytest.raises(perco.UsageError, match="no running program has: nobody's"):
+                waiting.check_run({"nobody's"}, {"another": 1})
 
 
 async def committed(txn: perco.Transaction, key: str) -> int:
