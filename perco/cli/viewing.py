@@ -15,7 +15,7 @@ from perco.cli import working
 from perco.cli.screen import FINE, FOUND, counted, perform, show_json, show_table
 from perco.cli.values import plain, shown
 from perco.errors import UsageError
-from perco.views.compiled import Each, Grouped, Joined, Prefix
+from perco.views.compiled import Each, Grouped, Joined
 from perco.views.declaring import Views
 
 Program = Annotated[str, typer.Argument(metavar="MODULE:VIEWS", help="Where the views are declared.")]
@@ -97,7 +97,7 @@ def _loaded(what: str) -> Views:
 
 
 def _reads(view: Each | Grouped | Joined) -> list[str]:
-    return [repr(column) for column in (*view.columns, *(view.rights_columns if isinstance(view, Joined) else ()))]
+    return [repr(column) for column in (*view.columns, *(view.rights.columns if isinstance(view, Joined) else ()))]
 
 
 def _writes(view: Each | Grouped | Joined) -> list[str]:
@@ -132,7 +132,7 @@ async def _show_plans(program: str, wanted: str | None) -> int:
 
 
 def explained(view: Each | Grouped | Joined) -> list[str]:
-    """What keeps a view, and what a change costs, a sentence each."""
+    """The tables and runs that keep a view, and the cost of a change, a sentence each."""
     lines = [f"reads {', '.join(_reads(view))}; writes {', '.join(_writes(view))}"]
     if isinstance(view, Each):
         lines.append("after a change of a row, its function runs for this row")
@@ -147,12 +147,12 @@ def explained(view: Each | Grouped | Joined) -> list[str]:
 
 
 def _grouped(view: Grouped) -> list[str]:
-    if isinstance(view.by, Prefix):
-        by = "the first part of the key" if view.by.parts == 1 else f"the first {view.by.parts} parts of the key"
+    if view.by_prefix:
+        by = "the first part of the key" if view.by_prefix == 1 else f"the first {view.by_prefix} parts of the key"
     else:
         by = "a function of the row"
-    lines = [f"groups the rows of {view.source.name} by {by}"]
-    lines.append(f"keeps the rows sorted by group in {view.members.name!r}: one more run, and a copy of each row")
+    lines = [f"groups the rows of {view.members.source.name} by {by}"]
+    lines.append(f"keeps the rows sorted by group in {view.members.table.name!r}: one more run, and a copy of each row")
     if view.deltas is None:
         lines.append(f"a run reads all members of a group (at most {view.members_max:,})")
         return lines
@@ -166,11 +166,11 @@ def _grouped(view: Grouped) -> list[str]:
 
 
 def _joined(view: Joined) -> list[str]:
-    left, right = view.table.name, view.source.name
+    left, right = view.table.name, view.rights.source.name
     return [
         f"{view.how} join: each row of {left} with the rows of {right} that have the same key",
-        f"keeps the rows of {right} sorted by key in {view.rights.name!r}, and which rows of {left} have a key in "
-        f"{view.lefts.name!r}",
+        f"keeps the rows of {right} sorted by key in {view.rights.table.name!r}",
+        f"keeps which rows of {left} have a key in {view.lefts.name!r}",
         f"after a change of a row of {left}, its function runs for this row and its matches (at most "
         f"{view.matches_max:,})",
         f"after a change of a row of {right}, the same happens for each row of {left} with its key",

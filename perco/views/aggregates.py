@@ -1,4 +1,4 @@
-"""What a group keeps of its members besides them: counts, exact sums, and members in the order of a value. No I/O.
+"""The aggregates that a group keeps: the count, exact sums, and the members in the order of a value. No I/O.
 
 A group of a million members must not read a million rows for each change. So the transaction that changes a member also
 writes what the change adds to the group's count and sums (a delta), and moves the member's row in an ordered index.

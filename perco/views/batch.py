@@ -1,14 +1,14 @@
-"""The definition itself: what the views are, computed from all source rows at once.
+"""The definition itself: the views, computed from all source rows at once.
 
 It is as plain as possible, so that it cannot go wrong in the same way as the incremental runs: no memory, no deltas, no
 signals. Only the functions of the views, the exact sums and the order of values are the same.
 
-V7  When nothing waits to run, the tables of the views equal this build of their sources.
+V7  When no change waits, and none is on the failed list, the tables of the views equal this build of their sources.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ Rows = Mapping[Any, Mapping[Column[Any, Any], Any]]
 """A table's rows: by key, the values by column."""
 
 Puts = Callable[[], Iterable[Put[Any]]]
+Stored = dict[Table[Any], dict[bytes, dict[Column[Any, Any], Any]]]
 
 
 def build(
@@ -31,7 +32,7 @@ def build(
 ) -> dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]]:
     """See `Views.build`."""
     views = list(declared)
-    stored: dict[Table[Any], dict[bytes, dict[Column[Any, Any], Any]]] = {}
+    stored: Stored = {}
     for table, rows in sources.items():
         at = stored.setdefault(table, {})
         for key, values in rows.items():
@@ -41,15 +42,14 @@ def build(
                 if value is not None
             }
     for view in views:
-        table = view.source if isinstance(view, Grouped) else view.table
-        found = _rows(table, view.columns, stored.get(table, {}))
+        found = _rows(view.columns, stored)
         owned: Iterable[tuple[Any, Puts]]
         if isinstance(view, Each):
             owned = _each(view, found)
         elif isinstance(view, Grouped):
             owned = _groups(view, found)
         else:
-            owned = _joins(view, found, _rows(view.source, view.rights_columns, stored.get(view.source, {})))
+            owned = _joins(view, found, _rows(tuple(view.rights.columns), stored))
         owners: dict[Where, Any] = {}
         for owner, puts in owned:
             try:
@@ -79,19 +79,18 @@ def build(
     return out
 
 
-def _rows(
-    table: Table[Any], columns: Iterable[Column[Any, Any]], stored: Mapping[bytes, Mapping[Any, Any]]
-) -> list[Row[Any]]:
+def _rows(columns: Sequence[Column[Any, Any]], stored: Stored) -> list[Row[Any]]:
     """The rows that have a value in one of the columns, in the order of their keys."""
+    table = columns[0].table
     found = []
-    for row, values in sorted(stored.items()):
+    for row, values in sorted(stored.get(table, {}).items()):
         cells = {column: (values.get(column), 0) for column in columns}
         if any(value is not None for value, _ in cells.values()):
             found.append(Row(table.key.decode(row), cells))
     return found
 
 
-def _store(stored: dict[Table[Any], dict[bytes, dict[Column[Any, Any], Any]]], where: Where, row: Given) -> None:
+def _store(stored: Stored, where: Where, row: Given) -> None:
     values = stored.setdefault(row.table, {}).setdefault(where[1], {})
     for column, value in row.values.items():
         values[column] = column.codec.decode(column.codec.encode(value))
@@ -105,7 +104,7 @@ def _each(view: Each, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts]]:
 def _groups(view: Grouped, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts]]:
     members: dict[bytes, tuple[Any, list[Row[Any]]]] = {}
     for row in rows:
-        group = view.group_of(row)
+        group = view.members.key_of(row)
         if group is not None:
             members.setdefault(view.table.row(group), (group, []))[1].append(row)
     for _, (group, found) in sorted(members.items()):
@@ -115,11 +114,11 @@ def _groups(view: Grouped, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts
 def _joins(view: Joined, lefts: Iterable[Row[Any]], rights: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts]]:
     matches: dict[bytes, list[Row[Any]]] = {}
     for row in rights:
-        key = view.key_of_right(row)
+        key = view.rights.key_of(row)
         if key is not None:
             matches.setdefault(view.keys.row(key), []).append(row)
     for row in lefts:
-        key = view.key_of_left(row)
+        key = view.on(row)
         yield row.key, partial(view.gives, row, () if key is None else matches.get(view.keys.row(key), ()))
 
 

@@ -1,7 +1,7 @@
-"""What views compile to. Plain values; no I/O.
+"""Views as they are compiled. Plain values; no I/O.
 
-The owner of a row is the source row, or the group, whose run gave it. What it gave is in a hidden column of the
-owner's row (`memory.py`).
+The owner of a derived row is the source row, the group, or the left row whose run gave it. A hidden column of the
+owner's row lists the rows that it gave (`memory.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ class Prefix:
 
 
 def prefix(parts: int) -> Prefix:
-    """Group rows by the first `parts` parts of their tuple key. Of one part, the group is that part;
-    of more, a tuple of them."""
+    """Group rows by the first parts of their tuple key. The group's key is that part or, of several, their tuple."""
     if isinstance(parts, bool) or not isinstance(parts, int) or not 1 <= parts < PARTS_MAX:
         raise UsageError(f"views.prefix takes a number of parts from 1 to {PARTS_MAX - 1}, not {parts!r}")
     return Prefix(parts)
@@ -47,175 +46,152 @@ def key_of(codec: Codec[Any], parts: tuple[Any, ...]) -> Any:
 
 
 def codecs_of(codec: Codec[Any]) -> tuple[Codec[Any], ...]:
+    """The codecs of the key's parts."""
     return codec.parts if isinstance(codec, TupleCodec) else (codec,)
 
 
-def normal(table: Table[Any], key: Any) -> Any:
-    """A key as a read returns it; None stays None. Raises: TypeError, ValueError, TooLarge."""
-    return None if key is None else table.key.decode(table.row(key))
+def normal(codec: Codec[Any], key: Any) -> Any:
+    """A key as a read returns it; None stays None. Raises: TypeError or ValueError for what is no key."""
+    return None if key is None else codec.decode(codec.encode(key))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Owners:
-    """What the runs of all views have in common: who owns rows, and which rows they may write.
+    """The common part of all views: who owns rows, and which rows the runs may write.
 
     Attributes:
         table: a row of it is an owner.
         memory: the hidden column of the owner's row.
+        columns: the source's columns that the view reads; of a join, the left rows'.
         outputs: the columns that the view writes, by table.
-        owned: for each of these tables, the hidden column that names a row's owner (V5); none for tables of a view's
-            own, whose keys contain the owner's.
-        told: the views that the runs of this one tell of their writes, by table: groups, whose members these rows are,
-            and joins, whose right rows they are.
         inner: the columns of the view's own tables that its runs write besides, by table.
-        writers: which view writes a column.
+        owned: for each table of `outputs`, the hidden column that names a row's owner (V5). The view's own tables need
+            none, because their keys contain the owner's.
+        writers: for each column that views write, its view.
+        several: whether several observers run for one owner, so that their runs could overlap (V2).
     """
 
     id: str
     version: int
     table: Table[Any]
     memory: Column[Any, bytes]
+    columns: tuple[Column[Any, Any], ...]
     outputs: dict[Table[Any], frozenset[Column[Any, Any]]]
-    owned: dict[Table[Any], Column[Any, bytes]]
-    told: dict[Table[Any], list[Grouped | Joined]] = field(default_factory=dict)
     inner: dict[Table[Any], frozenset[Column[Any, Any]]] = field(default_factory=dict)
+    owned: dict[Table[Any], Column[Any, bytes]] = field(default_factory=dict)
     writers: Mapping[Column[Any, Any], Owners] = field(default_factory=dict)
+    several: bool
 
     @property
-    def several(self) -> bool:
-        """Whether several observers run for one owner: their runs could overlap (V2)."""
-        return False
+    def writes(self) -> dict[Table[Any], frozenset[Column[Any, Any]]]:
+        """All columns that the runs write, by table."""
+        return {**self.outputs, **self.inner} if self.inner else self.outputs
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Each(Owners):
-    """A view of single source rows."""
+    """A view of single source rows.
 
-    columns: tuple[Column[Any, Any], ...] = ()
-    function: Callable[[Row[Any]], Iterable[Put[Any]]] = lambda row: ()
+    Attributes:
+        tells: the group view or join for which this view writes copies of source rows, and nothing else; None for the
+            views that a program declares.
+    """
 
-    @property
-    def several(self) -> bool:
-        return len(self.columns) > 1
+    function: Callable[[Row[Any]], Iterable[Put[Any]]]
+    tells: Grouped | Joined | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
+class Copies:
+    """The rows of a source, sorted by keys that a function returns: (key, source key) -> the columns that a view reads.
+
+    Attributes:
+        key_of: the key of a source row; None: it is left out.
+        key: the codec of these keys.
+        table, columns: the copies, and their columns by the source's.
+    """
+
+    source: Table[Any]
+    key_of: Callable[[Row[Any]], Any]
+    key: Codec[Any]
+    table: Table[Any]
+    columns: Mapping[Column[Any, Any], Column[Any, Any]]
+
+    def place(self, key: Any, source_key: Any) -> tuple[Any, ...]:
+        """The key of a copy."""
+        return *parts_of(self.key, key), *parts_of(self.source.key, source_key)
+
+    def split(self, place: Any) -> tuple[Any, tuple[Any, ...]]:
+        """(key, the parts of the source's key) of a copy."""
+        count = len(codecs_of(self.key))
+        return key_of(self.key, place[:count]), place[count:]
+
+    def original(self, copy: Row[Any]) -> Row[Any]:
+        """The source row of a copy."""
+        cells = {column: (copy[mine], copy.commit_ts(mine)) for column, mine in self.columns.items()}
+        return Row(key_of(self.source.key, self.split(copy.key)[1]), cells)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class Grouped(Owners):
     """A view of groups of source rows.
 
     Attributes:
-        source, columns: what it reads.
-        by: the group of a source row; None: the row is in no group.
-        members: (group, source key), the source rows sorted by groups.
-        copied: the columns of `members`, by those of the source.
-        parts: how many parts of a member's key are the group.
+        members: the source rows, sorted by groups.
         changed: the signal that a group's members have changed (V3).
         kept: the hidden column with the group's aggregates.
         deltas: the column, in a table of slots, of what is still to be folded; None: the view keeps no aggregates.
         orders: for each kept order, the column of the table that has it.
+        shape: names the aggregates and the version; aggregates that were kept in another shape are counted again.
+        by_prefix: the number of parts of the source's key that are the group; 0: a function returns the group.
     """
 
-    source: Table[Any] = field(kw_only=True)
-    columns: tuple[Column[Any, Any], ...] = field(kw_only=True)
-    by: Prefix | Callable[[Row[Any]], Any] = field(kw_only=True)
-    members: Table[Any] = field(kw_only=True)
-    copied: Mapping[Column[Any, Any], Column[Any, Any]] = field(kw_only=True)
-    parts: int = field(kw_only=True)
-    changed: Signal[Any] = field(kw_only=True)
-    kept: Column[Any, bytes] = field(kw_only=True)
-    deltas: Column[Any, bytes] | None = field(kw_only=True)
-    orders: dict[Ordered, Column[Any, Any]] = field(kw_only=True)
-    sums: tuple[Sum, ...] = field(kw_only=True)
-    members_max: int = field(kw_only=True)
-    function: Callable[[Any, Group[Any]], Iterable[Put[Any]]] = lambda group, rows: ()
-
-    @property
-    def shape(self) -> str:
-        """Which aggregates are kept: what was kept in another shape has to be counted again."""
-        orders = (f"{order.column.name} {order.first} {order.last}" for order in self.orders)
-        return ", ".join([*(f"sum {each.column.name}" for each in self.sums), *orders])
-
-    def group_of(self, row: Row[Any]) -> Any:
-        """The group of a source row; None: none. Raises: TypeError or ValueError if it is no key of `table`."""
-        if isinstance(self.by, Prefix):
-            parts = parts_of(self.source.key, row.key)[: self.by.parts]
-            return parts if self.by.parts > 1 else parts[0]
-        return normal(self.table, self.by(row))
-
-    def split(self, member: Any) -> tuple[Any, tuple[Any, ...]]:
-        """(group, the rest of the parts) of a member's key."""
-        parts = parts_of(self.members.key, member)
-        return key_of(self.table.key, parts[: self.parts]), parts[self.parts :]
-
-    def source_key(self, rest: tuple[Any, ...]) -> Any:
-        """The key of the source row that has these parts."""
-        return key_of(self.source.key, rest)
+    members: Copies
+    changed: Signal[Any]
+    kept: Column[Any, bytes]
+    deltas: Column[Any, bytes] | None
+    orders: dict[Ordered, Column[Any, Any]]
+    sums: tuple[Sum, ...]
+    shape: str
+    by_prefix: int
+    members_max: int
+    function: Callable[[Any, Group[Any]], Iterable[Put[Any]]]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Joined(Owners):
     """A view of left rows, each with the right rows that have the same key.
 
     Attributes:
-        columns, rights_columns: what it reads of the left rows (of `table`), and of the right rows (of `source`).
-        on, to: the key of a left row, and of a right row; None: the row has none.
+        on: the key of a left row; None: it has none.
         how: "inner", or "left": the function also gets left rows that match nothing.
+        rights: the right rows, sorted by keys.
         keys: a row for each key.
         lefts, left: (key, left key), which left rows have the key; its only column.
-        rights, copied: (key, right key), the right rows of the key; its columns, by those of the source.
         turned: the hidden column of a key's row that changes with its right rows (V8).
         reached: the hidden column of a key's row that says how far the left rows have been signalled.
         changed: the signal that the right rows of a key have changed.
         again: the signal that a left row must run again.
     """
 
-    columns: tuple[Column[Any, Any], ...] = field(kw_only=True)
-    source: Table[Any] = field(kw_only=True)
-    rights_columns: tuple[Column[Any, Any], ...] = field(kw_only=True)
-    on: Callable[[Row[Any]], Any] = field(kw_only=True)
-    to: Callable[[Row[Any]], Any] | None = field(kw_only=True)
-    how: str = field(kw_only=True)
-    keys: Table[Any] = field(kw_only=True)
-    lefts: Table[Any] = field(kw_only=True)
-    left: Column[Any, bool] = field(kw_only=True)
-    rights: Table[Any] = field(kw_only=True)
-    copied: Mapping[Column[Any, Any], Column[Any, Any]] = field(kw_only=True)
-    turned: Column[Any, bytes] = field(kw_only=True)
-    reached: Column[Any, bytes] = field(kw_only=True)
-    changed: Signal[Any] = field(kw_only=True)
-    again: Signal[Any] = field(kw_only=True)
-    matches_max: int = field(kw_only=True)
-    function: Callable[[Row[Any], Row[Any] | None], Iterable[Put[Any]]] = lambda left, right: ()
-
-    @property
-    def several(self) -> bool:
-        return True
+    on: Callable[[Row[Any]], Any]
+    how: str
+    rights: Copies
+    keys: Table[Any]
+    lefts: Table[Any]
+    left: Column[Any, bool]
+    turned: Column[Any, bytes]
+    reached: Column[Any, bytes]
+    changed: Signal[Any]
+    again: Signal[Any]
+    matches_max: int
+    function: Callable[[Row[Any], Row[Any] | None], Iterable[Put[Any]]]
 
     def gives(self, left: Row[Any], rights: Iterable[Row[Any]]) -> Iterable[Put[Any]]:
-        """What a left row gives with these right rows."""
+        """The rows that a left row gives with these right rows."""
         none = True
         for right in rights:
             none = False
             yield from self.function(left, right)
         if none and self.how == "left":
             yield from self.function(left, None)
-
-    def key_of_right(self, row: Row[Any]) -> Any:
-        """The key of a right row; None: none."""
-        return normal(self.keys, row.key if self.to is None else self.to(row))
-
-    def key_of_left(self, row: Row[Any]) -> Any:
-        """The key of a left row; None: none."""
-        return normal(self.keys, self.on(row))
-
-    def key_of(self, parts: tuple[Any, ...]) -> Any:
-        """The key with which the parts of a row's key in `lefts` or `rights` begin."""
-        return key_of(self.keys.key, parts[: len(codecs_of(self.keys.key))])
-
-    def left_key(self, rest: tuple[Any, ...]) -> Any:
-        """The key of a left row, from the other parts."""
-        return key_of(self.table.key, rest)
-
-    def right_key(self, rest: tuple[Any, ...]) -> Any:
-        """The key of a right row, from the other parts."""
-        return key_of(self.source.key, rest)

@@ -1,4 +1,4 @@
-"""Derived tables, declared once: which rows a view gives, and what keeps them.
+"""Derived tables that a program declares once, and the observers that keep them.
 
     v = views.Views(schema)
 
@@ -25,19 +25,19 @@ and for a join `credits`:
     credits.lefts      (key, left key): which left rows have a key
     credits.rights     (key, right key) -> the columns of the right rows that the view reads
 
-The owner of a row is the source row, or the group, whose run gave it. What it gave is in a hidden column of the
-owner's row (`memory.py`).
+The owner of a derived row is the source row, the group, or the left row whose run gave it. A hidden column of the
+owner's row lists the rows that it gave (`memory.py`).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 from perco.errors import UsageError
-from perco.schema.codecs import BYTES, Codec
-from perco.schema.schema import Change, Column, Schema, Table
+from perco.schema.codecs import Codec
+from perco.schema.schema import Change, Column, Schema, Signal, Table
 from perco.txn.row import Row
 from perco.txn.transaction import Transaction
 from perco.views import batch, wiring
@@ -51,6 +51,7 @@ from perco.views.running import run_each, run_group
 K = TypeVar("K")
 G = TypeVar("G")
 R = TypeVar("R")
+V = TypeVar("V", bound=Owners)
 
 EachFunction = Callable[[Row[K]], Iterable[Put[Any]]]
 GroupFunction = Callable[[G, Group[K]], Iterable[Put[Any]]]
@@ -102,14 +103,12 @@ class Views:
 
         Raises: UsageError.
         """
-        table = self._must_read(id, columns)
+        self._must_read(id, columns)
         outputs = self._must_write(id, into)
 
         def register(function: EachFunction[K]) -> EachFunction[K]:
             _must_be_plain(id, function)
-            owned = {each: each.hide(f"_owner {id}", BYTES) for each in outputs}
-            view = Each(id, version, table, table.hide(f"_view {id}", BYTES), outputs, owned)
-            view.columns, view.function = columns, function
+            view = wiring.each(id, version, columns, outputs, function)
             self._declare(view, columns)
             self._observe_each(view)
             return function
@@ -149,21 +148,15 @@ class Views:
         source = self._must_read(id, columns)
         outputs = self._must_write(id, into)
         codec = wiring.group_codec(id, source, by, key, outputs)
-        sums, ordered = wiring.kept(id, columns, keep)
-        if isinstance(members_max, bool) or not isinstance(members_max, int) or members_max < 1:
-            raise UsageError(f"view {id!r}: members_max is a number of rows, at least 1, not {members_max!r}")
+        wiring.kept(id, columns, keep)
+        wiring.must_be_count(id, "members_max", members_max)
 
         def register(function: GroupFunction[Any, K]) -> GroupFunction[Any, K]:
             _must_be_plain(id, function)
-            members = wiring.members(id, codec, source, columns)
-            view = wiring.grouped(
-                id, version, codec, source, columns, by, members, outputs, sums, ordered, keep, members_max
-            )
-            view.function = function
-            own = [view.table, members, *(column.table for column in view.orders.values())]
-            self._declare(view, columns, [*own, view.deltas.table] if view.deltas is not None else own)
-            self._observe_each(wiring.indexing(view))
-            self._observe_groups(view)
+            view = wiring.grouped(id, version, columns, by, codec, outputs, keep, members_max, function)
+            self._declare(view, columns)
+            self._observe_each(wiring.copying(view, view.members))
+            self._observe(view.changed, view.id, view, run_group)
             return function
 
         return register
@@ -207,22 +200,21 @@ class Views:
             raise UsageError(f"view {id!r}: on= and to= take functions of a row, not {on!r} and {to!r}")
         if key is None and to is not None:
             raise UsageError(f"view {id!r}: name the codec of what to= returns with key=")
-        if key is not None and not (isinstance(key, Codec) and key.ordered):
-            raise UsageError(f"view {id!r}: key= takes an ordered codec, such as perco.TEXT, not {key!r}")
+        if key is not None:
+            wiring.must_be_key(id, key)
         if how not in ("inner", "left"):
             raise UsageError(f"view {id!r}: how= is 'inner' or 'left', not {how!r}")
-        if isinstance(matches_max, bool) or not isinstance(matches_max, int) or matches_max < 1:
-            raise UsageError(f"view {id!r}: matches_max is a number of rows, at least 1, not {matches_max!r}")
+        wiring.must_be_count(id, "matches_max", matches_max)
 
         def register(function: JoinFunction[K, R]) -> JoinFunction[K, R]:
             _must_be_plain(id, function)
             codec = source.key if key is None else key
-            view = wiring.joined(id, version, codec, columns, rights, on, to, how, outputs, matches_max)
-            view.function = function
-            self._declare(view, [*columns, *rights], [view.keys, view.lefts, view.rights])
-            self._observe_each(wiring.matching(view))
+            view = wiring.joined(id, version, columns, rights, on, to, codec, how, outputs, matches_max, function)
+            self._declare(view, [*columns, *rights])
+            self._observe_each(wiring.copying(view, view.rights))
             self._observe_each(view)
-            self._observe_keys(view)
+            self._observe(view.again, f"{view.id}: again", view, run_each)
+            self._observe(view.changed, f"{view.id}: keys", view, run_key)
             return function
 
         return register
@@ -254,14 +246,6 @@ class Views:
         """The columns that views read and no view writes, by table."""
         out: dict[Table[Any], set[Column[Any, Any]]] = {}
         for column in self._readers.keys() - self._writers.keys():
-            out.setdefault(column.table, set()).add(column)
-        return {table: frozenset(columns) for table, columns in out.items()}
-
-    @property
-    def outputs(self) -> dict[Table[Any], frozenset[Column[Any, Any]]]:
-        """The columns that views write, by table."""
-        out: dict[Table[Any], set[Column[Any, Any]]] = {}
-        for column in self._writers:
             out.setdefault(column.table, set()).add(column)
         return {table: frozenset(columns) for table, columns in out.items()}
 
@@ -319,8 +303,9 @@ class Views:
                         "first; views cannot form a cycle"
                     )
 
-    def _declare(self, view: View, columns: Iterable[Column[Any, Any]], own: Sequence[Table[Any]] = ()) -> None:
+    def _declare(self, view: View, columns: Iterable[Column[Any, Any]]) -> None:
         """Take a view up, with the tables of its own. Nothing is taken up if an error is raised."""
+        own = wiring.own_tables(view)
         if view.id in self.declared:
             raise UsageError(f"there are two views with the id {view.id!r}")
         for column in columns:
@@ -340,34 +325,29 @@ class Views:
                 self._writers[column] = view
         self.declared[view.id] = view
 
-    # ------------------------------------------------------------ tables and observers
-
-    def _observe_keys(self, view: Joined) -> None:
-        async def again(txn: Transaction, change: Change[Any, Any]) -> None:
-            await run_each(view, txn, change)
-
-        async def run(txn: Transaction, change: Change[Any, Any]) -> None:
-            await run_key(view, txn, change)
-
-        self.schema.observe(view.again, id=f"{view.id}: again", version=view.version)(again)
-        self.schema.observe(view.changed, id=f"{view.id}: keys", version=view.version)(run)
+    # ------------------------------------------------------------ observers
 
     def _observe_each(self, view: Each | Joined) -> None:
-        async def run(txn: Transaction, change: Change[Any, Any]) -> None:
-            await run_each(view, txn, change)
-
         for column in view.columns:
-            self.schema.observe(column, id=f"{view.id}: {column.name}", version=view.version)(run)
+            self._observe(column, f"{view.id}: {column.name}", view, run_each)
 
-    def _observe_groups(self, view: Grouped) -> None:
-        async def run(txn: Transaction, change: Change[Any, Any]) -> None:
-            await run_group(view, txn, change)
+    def _observe(
+        self,
+        on: Column[Any, Any] | Signal[Any],
+        id: str,
+        view: V,
+        run: Callable[[V, Transaction, Any], Awaitable[None]],
+    ) -> None:
+        async def observe(txn: Transaction, change: Change[Any, Any]) -> None:
+            await run(view, txn, change)
 
-        self.schema.observe(view.changed, id=view.id, version=view.version)(run)
+        self.schema.observe(on, id=id, version=view.version)(observe)
 
 
 def _listed(columns: Column[Any, Any] | Sequence[Column[Any, Any]]) -> tuple[Column[Any, Any], ...]:
-    return (columns,) if isinstance(columns, Column) else tuple(columns)
+    if isinstance(columns, Column) or not isinstance(columns, list | tuple):
+        return (columns,)  # type: ignore[return-value]  # `_must_read` refuses all but a column
+    return tuple(columns)
 
 
 def _must_be_plain(id: str, function: object) -> None:

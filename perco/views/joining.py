@@ -18,28 +18,25 @@ from perco.errors import UsageError
 from perco.schema.schema import Change
 from perco.txn.row import Row
 from perco.txn.transaction import Transaction
-from perco.views.compiled import Joined, parts_of
+from perco.views.compiled import Joined, key_of, parts_of
 from perco.views.rows import Put
 
 _AT_ONCE: Final = 1000  # left rows that a key's run signals; a chain may have a hundred such runs (N9)
 
 
 async def pairs(view: Joined, txn: Transaction, row: Row[Any]) -> Iterable[Put[Any]]:
-    """What a left row gives, its place among the left rows of its key included."""
-    key = view.key_of_left(row)
+    """The rows that a left row gives, its place among the left rows of its key included."""
+    key = view.on(row)
     if key is None:
         return view.gives(row, ())
     head = parts_of(view.keys.key, key)
     await txn.get(view.turned, key, lock=True)  # V8
-    scan = txn.scan(view.rights, prefix=head, columns=list(view.copied.values()), limit=view.matches_max + 1)
-    found = []
-    async for right in scan:
-        rest = parts_of(view.rights.key, right.key)[len(head) :]
-        cells = {column: (right[copy], right.commit_ts(copy)) for column, copy in view.copied.items()}
-        found.append(Row(view.right_key(rest), cells))
-    if len(found) > view.matches_max:
+    copies, most = view.rights, view.matches_max
+    scan = txn.scan(copies.table, prefix=head, columns=list(copies.columns.values()), limit=most + 1)
+    found = [copies.original(copy) async for copy in scan]
+    if len(found) > most:
         raise UsageError(
-            f"view {view.id!r}: left row {row.key!r} matches more than {view.matches_max} right row(s), and a run "
+            f"view {view.id!r}: left row {row.key!r} matches more than {most} right row(s), and a run "
             "reads them all: raise matches_max, or join the other way round"
         )
     place = (*head, *parts_of(view.table.key, row.key))
@@ -54,7 +51,7 @@ async def run_key(view: Joined, txn: Transaction, change: Change[Any, Any]) -> N
     scan = txn.scan(view.lefts, prefix=head, start=start, columns=[view.left], limit=_AT_ONCE + 1)
     places = [row.key async for row in scan]
     for place in places[:_AT_ONCE]:
-        txn.signal(view.again, view.left_key(parts_of(view.lefts.key, place)[len(head) :]))
+        txn.signal(view.again, key_of(view.table.key, place[len(head) :]))
     if len(places) > _AT_ONCE:
         txn.set(view.reached, key, view.lefts.row(places[_AT_ONCE]))
         txn.signal(view.changed, key)
@@ -63,9 +60,12 @@ async def run_key(view: Joined, txn: Transaction, change: Change[Any, Any]) -> N
 
 
 def turn(view: Joined, txn: Transaction, right: Any) -> None:
-    """Note, in the transaction that changes a right row, that the left rows of its key must run again (V8)."""
-    parts = parts_of(view.rights.key, right)
-    key = view.key_of(parts)
+    """Note, in the transaction that changes a right row, that the left rows of its key must run again (V8).
+
+    Args:
+        right: the key of the right row's copy.
+    """
+    key, _ = view.rights.split(right)
     txn.delete(view.turned, key)
     txn.delete(view.reached, key)  # begin with the first left row again
     txn.signal(view.changed, key)

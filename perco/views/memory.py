@@ -1,4 +1,4 @@
-"""What an owner remembers of the rows that its last run gave, and the difference that a new run makes. No I/O.
+"""The memory of an owner: the rows that its last run gave; and the rows that a new run gives. No I/O.
 
 V1  The memory lists exactly the rows that the owner's last committed run gave: the table and key of each, and a digest
     of its values. It changes in the transaction that changes the rows.
@@ -26,7 +26,7 @@ Where = tuple[str, bytes]  # a table, and a row of it in stored form
 
 
 class Given(NamedTuple):
-    """A row that a run gave. `values`: those that are present; `stored`: the same, in stored form."""
+    """A row that a run gave. `values`: those that are present; `digest`: of them, in stored form."""
 
     table: Table[Any]
     key: Any
@@ -36,7 +36,7 @@ class Given(NamedTuple):
 
 @dataclass(slots=True)
 class Memory:
-    """What an owner remembers.
+    """The memory of an owner.
 
     Attributes:
         version: the version of the view whose run this was; 0: none has run.

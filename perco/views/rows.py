@@ -1,4 +1,4 @@
-"""What the functions of views get and give: puts, and the members of a group. Plain values; no I/O."""
+"""The arguments and results of views' functions: puts, and the members of a group. Plain values; no I/O."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Group(Generic[K]):
     are only these: the members are not read.
     """
 
-    __slots__ = ("_kept", "_ordered", "_rows", "_sums", "_tally")
+    __slots__ = ("_ordered", "_rows", "_sums", "_tally")
 
     def __init__(
         self,
@@ -48,7 +48,6 @@ class Group(Generic[K]):
         ordered: Mapping[Ordered, Sequence[tuple[K, Any]]] | None = None,
     ) -> None:
         self._rows, self._tally, self._sums, self._ordered = rows, tally, sums, ordered or {}
-        self._kept = rows is None
 
     def __iter__(self) -> Iterator[Row[K]]:
         if self._rows is None:

@@ -19,7 +19,7 @@ from perco.txn.inside import engine_of
 from perco.txn.row import Row
 from perco.txn.transaction import Transaction
 from perco.views.compiled import Each, Grouped, Joined, Owners, parts_of
-from perco.views.folding import kept, told_of
+from perco.views.folding import NOTHING_KEPT, Told, fold, keep
 from perco.views.joining import pairs
 from perco.views.memory import Given, Memory, Where, given
 from perco.views.rows import Group, Put
@@ -27,22 +27,25 @@ from perco.views.rows import Group, Put
 
 async def run_each(view: Each | Joined, txn: Transaction, change: Change[Any, Any]) -> None:
     """Run a view for the source row (of a join: the left row) that has changed."""
-    key, columns = change.key, view.columns
-    row = await txn.row(view.table, key, [*columns, view.memory])
+    key = change.key
+    row = await txn.row(view.table, key, [*view.columns, view.memory])
     stored = row[view.memory]
     before = Memory.unpack(stored)
     if view.several and before.version == view.version and before.seen_ts >= change.commit_ts:
         return  # the run for another column of the row has seen this change
-    puts = await _puts(view, txn, key, row)
-    after = given(view.id, puts, {**view.outputs, **view.inner})
+    after = given(view.id, await _puts(view, txn, key, row), view.writes)
     await _write(view, txn, view.table.row(key), before, after, change.attempt)
-    seen_ts = txn.start_ts if view.several and any(row[column] is not None for column in columns) else 0
-    _remember(view, txn, key, stored, after, seen_ts, always=view.several)
+    seen_ts = txn.start_ts if view.several and _is_there(view, row) else 0
+    _remember(view, txn, key, stored, after, seen_ts)
+
+
+def _is_there(view: Owners, row: Row[Any]) -> bool:
+    return any(row[column] is not None for column in view.columns)
 
 
 async def _puts(view: Each | Joined, txn: Transaction, key: Any, row: Row[Any]) -> Iterable[Put[Any]]:
-    """What a source row gives."""
-    if all(row[column] is None for column in view.columns):
+    """The rows that a source row gives."""
+    if not _is_there(view, row):
         return ()
     inputs = Row(key, {column: (row[column], row.commit_ts(column)) for column in view.columns})
     return view.function(inputs) if isinstance(view, Each) else await pairs(view, txn, inputs)
@@ -52,105 +55,92 @@ async def run_group(view: Grouped, txn: Transaction, change: Change[Any, Any]) -
     """Run a view for a group whose members have changed."""
     group = change.key
     row = await txn.row(view.table, group, [view.memory, view.kept])
-    if view.deltas is not None:
-        rows = await kept(view, txn, group, row[view.kept])
-    else:
-        rows = await _all(view, txn, group)
-    after = given(view.id, () if rows is None else view.function(group, rows), view.outputs)
+    members = _all if view.deltas is None else fold
+    found = await members(view, txn, group, row[view.kept])
+    after = given(view.id, () if found is None else view.function(group, found), view.writes)
     stored = row[view.memory]
     await _write(view, txn, view.table.row(group), Memory.unpack(stored), after, change.attempt)
-    _remember(view, txn, group, stored, after, always=True)
+    _remember(view, txn, group, stored, after)
 
 
-async def _all(view: Grouped, txn: Transaction, group: Any) -> Group[Any] | None:
-    """The group with all its members; None if it has none."""
-    columns = list(view.copied.values())
-    prefix = parts_of(view.table.key, group)
-    scan = txn.scan(view.members, prefix=prefix, columns=columns, limit=view.members_max + 1)
-    rows = []
-    async for member in scan:
-        _, rest = view.split(member.key)
-        cells = {column: (member[copy], member.commit_ts(copy)) for column, copy in view.copied.items()}
-        rows.append(Row(view.source_key(rest), cells))
-    if len(rows) > view.members_max:
+async def _all(view: Grouped, txn: Transaction, group: Any, stored: bytes | None) -> Group[Any] | None:
+    """The group with all its members; None if it has none. `stored`: its `Kept`, packed."""
+    copies, most = view.members, view.members_max
+    scan = txn.scan(
+        copies.table, prefix=parts_of(copies.key, group), columns=list(copies.columns.values()), limit=most + 1
+    )
+    rows = [copies.original(copy) async for copy in scan]
+    if len(rows) > most:
         raise UsageError(
-            f"view {view.id!r}: group {group!r} has more than {view.members_max} members, and a run reads them all: "
+            f"view {view.id!r}: group {group!r} has more than {most} members, and a run reads them all: "
             "keep aggregates of it (keep=), or raise members_max"
         )
+    keep(view, txn, group, stored, NOTHING_KEPT if rows else None)
     return Group(rows) if rows else None
 
 
 def _remember(
-    view: Owners,
-    txn: Transaction,
-    key: Any,
-    stored: bytes | None,
-    after: Mapping[Where, Given],
-    seen_ts: int = 0,
-    *,
-    always: bool,
+    view: Owners, txn: Transaction, key: Any, stored: bytes | None, after: Mapping[Where, Given], seen_ts: int = 0
 ) -> None:
-    """Write the owner's memory (V1), if it has changed or `always` (V2). An owner without any needs none."""
+    """Write the owner's memory (V1): if it has changed, or if runs of the owner could overlap (V2). An owner that gives
+    nothing needs none, unless it notes how far its runs have seen (`seen_ts`)."""
     if after or seen_ts:
-        written = {**view.outputs, **view.inner}
-        columns = {table.name: tuple(sorted(c.name for c in columns)) for table, columns in written.items()}
+        columns = {table.name: tuple(sorted(c.name for c in columns)) for table, columns in view.writes.items()}
         packed = Memory(view.version, seen_ts, columns, {where: each.digest for where, each in after.items()}).pack()
-        if always or packed != stored:
+        if view.several or packed != stored:
             txn.set(view.memory, key, packed)
-    elif always or stored is not None:
+    elif view.several or stored is not None:
         txn.delete(view.memory, key)
 
 
 async def _write(
     view: Owners, txn: Transaction, owner: bytes, before: Memory, after: Mapping[Where, Given], attempt: int
 ) -> None:
-    """Write the difference, and tell the views that read the rows that it changes."""
+    """Write the difference (V6), and tell the group view or join for which the rows are copies."""
     gone = [where for where in before.rows if where not in after]
     new = [where for where in after if where not in before.rows]
     changed = [where for where, each in after.items() if where in before.rows and before.rows[where] != each.digest]
-    # If other columns could be written before, some of them may be left over; groups of another version run again.
+    # An earlier version may have written other columns; groups and joins of another version run again.
     same = [] if before.version == view.version else [where for where in after if where not in {*new, *changed}]
     if not (gone or new or changed or same):
         return
     tables = {each.table.name: each.table for each in after.values()}
     tables.update({name: _table(view, txn, name) for name, _ in gone})
-    keys = {(name, row): tables[name].key.decode(row) for name, row in gone}
-    keys.update({where: after[where].key for where in (*new, *changed)})
-    told = told_of(view.told)
+    keys = {
+        where: after[where].key if where in after else tables[where[0]].key.decode(where[1])
+        for where in (*gone, *new, *changed, *same)
+    }
     taken = await _claim(view, txn, owner, [(tables[where[0]], where, keys[where]) for where in new])
-    for table, each in told.items():
-        await each.read(txn, [key for (name, _), key in keys.items() if name == table.name])
+    told = Told(view.tells) if isinstance(view, Each) and view.tells is not None else None
+    if told is not None:
+        await told.read(txn, [keys[where] for where in (*gone, *new, *changed)])
     for where in gone:
         table, key = tables[where[0]], keys[where]
         for column in _earlier(view, before, table):
             txn.delete(column, key)
         if table in view.owned:
             txn.delete(view.owned[table], key)
-        if table in told:
-            told[table].change(key, None)
+        if told is not None:
+            told.change(key, None)
     for where in (*new, *changed):
         table, key, values, _ = after[where]
         for column, value in values.items():
             txn.set(column, key, value)
         if where in before.rows or where in taken:
-            for column in {*_earlier(view, before, table), *_written(view, table)} - values.keys():
+            for column in {*_earlier(view, before, table), *view.writes[table]} - values.keys():
                 txn.delete(column, key)
         if where not in before.rows and table in view.owned:
             txn.set(view.owned[table], key, owner)
-        if table in told:
-            told[table].change(key, values)
+        if told is not None:
+            told.change(key, values)
     for where in same:
         table, key, values, _ = after[where]
-        for column in {*_earlier(view, before, table)} - values.keys():
+        for column in set(_earlier(view, before, table)) - values.keys():
             txn.delete(column, key)
-        if table in told:
-            told[table].again(key)
-    for each in told.values():
-        await each.write(txn, attempt)
-
-
-def _written(view: Owners, table: Table[Any]) -> frozenset[Column[Any, Any]]:
-    return view.outputs.get(table) or view.inner.get(table) or frozenset()
+        if told is not None:
+            told.again(key)
+    if told is not None:
+        await told.write(txn, attempt)
 
 
 def _earlier(view: Owners, before: Memory, table: Table[Any]) -> list[Column[Any, Any]]:
@@ -206,7 +196,7 @@ async def _release(
     if isinstance(view, Each | Joined):
         row = await txn.row(view.table, first, [*view.columns, view.memory], lock=True)
         memory = Memory.unpack(row[view.memory])
-        gives = given(view.id, await _puts(view, txn, first, row), {**view.outputs, **view.inner})
+        gives = given(view.id, await _puts(view, txn, first, row), view.writes)
     for where, key in rows:
         if gives is None or where in gives:
             raise UsageError(

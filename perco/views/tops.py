@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
@@ -81,7 +81,7 @@ class Top:
 
 @dataclass(slots=True)
 class Kept:
-    """What a group keeps: its tally, and the ends of its orders, by the names of their columns.
+    """The aggregates of a group: its tally, and the ends of its orders, by the names of their columns.
 
     Attributes:
         known: False if nothing usable was stored though the group may have members: it was kept in another shape.
@@ -117,13 +117,18 @@ class Kept:
         if self.tally.is_nothing():
             return None
         parts = [(name, last, top.entries, top.edge) for (name, last), top in self.tops.items()]
-        packed: bytes = msgpack.packb([self.shape, self.tally.pack(), parts])
-        return packed
+        return pack_kept(self.shape, self.tally.pack(), parts)
+
+
+def pack_kept(shape: str, tally: bytes, tops: Sequence[Any]) -> bytes:
+    """The stored form of a `Kept`."""
+    packed: bytes = msgpack.packb([shape, tally, tops])
+    return packed
 
 
 @dataclass(slots=True)
 class Delta:
-    """What one or more transactions add to a group: to its tally, and which members they have changed.
+    """The additions of one or more transactions to a group's tally, and the members that they have changed.
 
     Attributes:
         shape: which aggregates it is for (`Grouped.shape`).

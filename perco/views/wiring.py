@@ -1,4 +1,8 @@
-"""The tables that a view of groups needs, and the checks of what they are made from."""
+"""Makes views from what a program declares: their tables, columns and signals, and the checks of these.
+
+A group view and a join need source rows sorted by keys that a function returns. A view of single rows keeps such copies
+for them (`copying`), and tells them of each change.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,236 @@ from perco.schema.codecs import BOOL, BYTES, INT64, Codec, Tuple, TupleCodec
 from perco.schema.schema import Column, Table
 from perco.txn.row import Row
 from perco.views.aggregates import Aggregate, Count, Ordered, Sum, order_codec
-from perco.views.compiled import PARTS_MAX, Each, Grouped, Joined, Prefix, codecs_of, parts_of
-from perco.views.rows import Put
+from perco.views.compiled import (
+    PARTS_MAX,
+    Copies,
+    Each,
+    Grouped,
+    Joined,
+    Prefix,
+    codecs_of,
+    key_of,
+    normal,
+    parts_of,
+)
+from perco.views.rows import Group, Put
+
+Columns = tuple[Column[Any, Any], ...]
+Outputs = dict[Table[Any], frozenset[Column[Any, Any]]]
 
 _INTERNAL: Final = Keep(seconds=60.0)  # no reader asks for the past of deltas and orders
 
 
-def _joined(parts: Sequence[Codec[Any]]) -> Codec[Any]:
+# ------------------------------------------------------------ the three kinds
+
+
+def each(
+    id: str, version: int, columns: Columns, outputs: Outputs, function: Callable[[Row[Any]], Iterable[Put[Any]]]
+) -> Each:
+    """A view of single rows."""
+    table = columns[0].table
+    return Each(
+        id=id,
+        version=version,
+        table=table,
+        memory=table.hide(f"_view {id}", BYTES),
+        columns=columns,
+        outputs=outputs,
+        owned=_owned(id, outputs),
+        several=len(columns) > 1,
+        function=function,
+    )
+
+
+def grouped(
+    id: str,
+    version: int,
+    columns: Columns,
+    by: Prefix | Callable[[Row[Any]], Any],
+    codec: Codec[Any],
+    outputs: Outputs,
+    keep: Sequence[Aggregate],
+    members_max: int,
+    function: Callable[[Any, Group[Any]], Iterable[Put[Any]]],
+) -> Grouped:
+    """A view of groups. `codec`: of the groups' keys. Raises: UsageError."""
+    sums, ordered = kept(id, columns, keep)
+    groups: Table[Any] = Table(f"{id}.groups", key=codec)
+    members = _copies(f"{id}.members", columns, _grouping(by, columns[0].table, codec), codec)
+    return Grouped(
+        id=id,
+        version=version,
+        table=groups,
+        memory=groups.hide(f"_view {id}", BYTES),
+        columns=columns,
+        outputs=outputs,
+        owned=_owned(id, outputs),
+        several=True,
+        members=members,
+        changed=groups.signal("changed"),
+        kept=groups.hide(f"_kept {id}", BYTES),
+        deltas=_deltas(id, codec) if keep else None,
+        orders={order: _order(id, order, members) for order in ordered},
+        sums=sums,
+        shape=_shape(version, sums, ordered) if keep else "",
+        by_prefix=by.parts if isinstance(by, Prefix) else 0,
+        members_max=members_max,
+        function=function,
+    )
+
+
+def joined(
+    id: str,
+    version: int,
+    columns: Columns,
+    rights: Columns,
+    on: Callable[[Row[Any]], Any],
+    to: Callable[[Row[Any]], Any] | None,
+    codec: Codec[Any],
+    how: str,
+    outputs: Outputs,
+    matches_max: int,
+    function: Callable[[Row[Any], Row[Any] | None], Iterable[Put[Any]]],
+) -> Joined:
+    """A join. `codec`: of the keys."""
+    table = columns[0].table
+    keys: Table[Any] = Table(f"{id}.keys", key=codec)
+    lefts = _table(f"{id}.lefts", (*codecs_of(codec), *codecs_of(table.key)))
+    left = lefts.column("left", BOOL)
+    right_key = to or (lambda row: row.key)
+    return Joined(
+        id=id,
+        version=version,
+        table=table,
+        memory=table.hide(f"_view {id}", BYTES),
+        columns=columns,
+        outputs=outputs,
+        inner={lefts: frozenset([left])},
+        owned=_owned(id, outputs),
+        several=True,
+        on=lambda row: normal(codec, on(row)),
+        how=how,
+        rights=_copies(f"{id}.rights", rights, lambda row: normal(codec, right_key(row)), codec),
+        keys=keys,
+        lefts=lefts,
+        left=left,
+        turned=keys.hide(f"_turned {id}", BYTES),
+        reached=keys.hide(f"_reached {id}", BYTES),
+        changed=keys.signal("changed"),
+        again=table.signal(f"{id}.again"),
+        matches_max=matches_max,
+        function=function,
+    )
+
+
+def copying(view: Grouped | Joined, copies: Copies) -> Each:
+    """The view of single rows that keeps the copies of a group view or a join, and tells it of each change."""
+
+    def copy(row: Row[Any]) -> Iterable[Put[Any]]:
+        key = copies.key_of(row)
+        if key is not None:
+            values = {mine: row[column] for column, mine in copies.columns.items()}
+            yield Put(copies.table, copies.place(key, row.key), values)
+
+    return Each(
+        id=copies.table.name,
+        version=view.version,
+        table=copies.source,
+        memory=copies.source.hide(f"_view {copies.table.name}", BYTES),
+        columns=tuple(copies.columns),
+        outputs={},
+        inner={copies.table: frozenset(copies.columns.values())},
+        several=len(copies.columns) > 1,
+        function=copy,
+        tells=view,
+    )
+
+
+def own_tables(view: Each | Grouped | Joined) -> list[Table[Any]]:
+    """The tables that a view adds to the schema."""
+    if isinstance(view, Each):
+        return []
+    if isinstance(view, Joined):
+        return [view.keys, view.lefts, view.rights.table]
+    deltas = [] if view.deltas is None else [view.deltas.table]
+    return [view.table, view.members.table, *(column.table for column in view.orders.values()), *deltas]
+
+
+# ------------------------------------------------------------ their parts
+
+
+def _owned(id: str, outputs: Outputs) -> dict[Table[Any], Column[Any, bytes]]:
+    return {table: table.hide(f"_owner {id}", BYTES) for table in outputs}
+
+
+def _table(name: str, parts: Sequence[Codec[Any]], keep: Keep | None = None) -> Table[Any]:
+    if len(parts) > PARTS_MAX:
+        raise UsageError(
+            f"the keys of {name!r} would have {len(parts)} parts; {PARTS_MAX} are the most. The keys of the view's "
+            "groups (of a join: its keys) and those of its source have too many together"
+        )
+    return Table(name, key=_key(parts), keep=keep)
+
+
+def _key(parts: Sequence[Codec[Any]]) -> Codec[Any]:
     return Tuple(*parts) if len(parts) > 1 else parts[0]
+
+
+def _copies(name: str, columns: Columns, key_of: Callable[[Row[Any]], Any], codec: Codec[Any]) -> Copies:
+    source = columns[0].table
+    table = _table(name, (*codecs_of(codec), *codecs_of(source.key)))
+    mine = {column: table.column(column.name, column.codec, group=column.group) for column in columns}
+    return Copies(source=source, key_of=key_of, key=codec, table=table, columns=mine)
+
+
+def _grouping(
+    by: Prefix | Callable[[Row[Any]], Any], source: Table[Any], codec: Codec[Any]
+) -> Callable[[Row[Any]], Any]:
+    if isinstance(by, Prefix):
+        count = by.parts
+        return lambda row: key_of(codec, parts_of(source.key, row.key)[:count])
+    function = by
+    return lambda row: normal(codec, function(row))
+
+
+def _shape(version: int, sums: Iterable[Sum], ordered: Iterable[Ordered]) -> str:
+    orders = (f"{order.column.name} {order.first} {order.last}" for order in ordered)
+    return ", ".join([f"version {version}", *(f"sum {each.column.name}" for each in sums), *orders])
+
+
+def _deltas(id: str, codec: Codec[Any]) -> Column[Any, bytes]:
+    return _table(f"{id}.deltas", (*codecs_of(codec), INT64), _INTERNAL).column("delta", BYTES)
+
+
+def _order(id: str, order: Ordered, members: Copies) -> Column[Any, Any]:
+    by = order_codec(order.column.codec)
+    if isinstance(by, TupleCodec):
+        raise UsageError(f"view {id!r}: {order.column!r} is a tuple, which cannot be part of a key")
+    parts = (*codecs_of(members.key), by, *codecs_of(members.source.key))
+    return _table(f"{id}.by {order.column.name}", parts, _INTERNAL).column("value", order.column.codec)
+
+
+# ------------------------------------------------------------ checks
+
+
+def must_be_count(id: str, name: str, value: object) -> None:
+    """Raises: UsageError unless the value is a number of rows."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"view {id!r}: {name} is a number of rows, at least 1, not {value!r}")
+
+
+def must_be_key(id: str, codec: object) -> None:
+    """Raises: UsageError unless the codec may be that of a key."""
+    if not isinstance(codec, Codec) or not codec.ordered:
+        raise UsageError(f"view {id!r}: key= takes an ordered codec, such as perco.TEXT, not {codec!r}")
 
 
 def group_codec(
     id: str, source: Table[Any], by: object, key: Codec[Any] | None, outputs: Iterable[Table[Any]]
 ) -> Codec[Any]:
     """The codec of the groups' keys. Raises: UsageError."""
-    if key is not None and not (isinstance(key, Codec) and key.ordered):
-        raise UsageError(f"view {id!r}: key= takes an ordered codec, such as perco.TEXT, not {key!r}")
+    if key is not None:
+        must_be_key(id, key)
     if isinstance(by, Prefix):
         if key is not None:
             raise UsageError(f"view {id!r}: views.prefix takes the group's codec from the source's key; leave out key=")
@@ -36,7 +254,7 @@ def group_codec(
             raise UsageError(
                 f"view {id!r}: a part of the key of {source!r} is a tuple itself: group by a function of the row"
             )
-        return _joined(source.key.parts[: by.parts])
+        return _key(source.key.parts[: by.parts])
     if not callable(by):
         raise UsageError(f"view {id!r}: by= takes views.prefix(n) or a function of a row, not {by!r}")
     if key is not None:
@@ -47,10 +265,8 @@ def group_codec(
     return tables[0].key
 
 
-def kept(
-    id: str, columns: Sequence[Column[Any, Any]], keep: Sequence[Aggregate]
-) -> tuple[tuple[Sum, ...], list[Ordered]]:
-    """The sums and orders to keep; those of one column are made one."""
+def kept(id: str, columns: Columns, keep: Sequence[Aggregate]) -> tuple[tuple[Sum, ...], list[Ordered]]:
+    """The sums and orders to keep; several orders of one column are made one. Raises: UsageError."""
     sums: dict[Column[Any, Any], Sum] = {}
     orders: dict[Column[Any, Any], Ordered] = {}
     if not isinstance(keep, list | tuple):
@@ -68,153 +284,3 @@ def kept(
             known = orders.get(each.column, Ordered(each.column))
             orders[each.column] = Ordered(each.column, max(known.first, each.first), max(known.last, each.last))
     return tuple(sums.values()), list(orders.values())
-
-
-def _table(id: str, name: str, parts: Sequence[Codec[Any]], keep: Keep | None = None) -> Table[Any]:
-    if len(parts) > PARTS_MAX:
-        raise UsageError(
-            f"view {id!r}: keys of {name!r} would have {len(parts)} parts, and {PARTS_MAX} are the most: "
-            "group and source keys together have too many"
-        )
-    return Table(name, key=_joined(parts), keep=keep)
-
-
-def members(id: str, codec: Codec[Any], source: Table[Any], columns: Iterable[Column[Any, Any]]) -> Table[Any]:
-    """The table that sorts source rows by their groups."""
-    table = _table(id, f"{id}.members", (*codecs_of(codec), *codecs_of(source.key)))
-    for column in columns:
-        table.column(column.name, column.codec, group=column.group)
-    return table
-
-
-def _deltas(id: str, codec: Codec[Any]) -> Column[Any, bytes]:
-    table = _table(id, f"{id}.deltas", (*codecs_of(codec), INT64), _INTERNAL)
-    return table.column("delta", BYTES)
-
-
-def _order(id: str, codec: Codec[Any], order: Ordered, rest: Sequence[Codec[Any]]) -> Column[Any, Any]:
-    by = order_codec(order.column.codec)
-    if isinstance(by, TupleCodec):
-        raise UsageError(f"view {id!r}: {order.column!r} is a tuple, which cannot be part of a key")
-    table = _table(id, f"{id}.by {order.column.name}", (*codecs_of(codec), by, *rest), _INTERNAL)
-    return table.column("value", order.column.codec)
-
-
-def grouped(
-    id: str,
-    version: int,
-    codec: Codec[Any],
-    source: Table[Any],
-    columns: tuple[Column[Any, Any], ...],
-    by: Prefix | Callable[[Row[Any]], Any],
-    members: Table[Any],
-    outputs: dict[Table[Any], frozenset[Column[Any, Any]]],
-    sums: tuple[Sum, ...],
-    ordered: Sequence[Ordered],
-    keep: Sequence[Aggregate],
-    members_max: int,
-) -> Grouped:
-    """A view of groups, without its function. `codec`: of the groups' keys."""
-    groups: Table[Any] = Table(f"{id}.groups", key=codec)
-    parts = len(codecs_of(codec))
-    rest = codecs_of(members.key)[parts:]
-    return Grouped(
-        id,
-        version,
-        groups,
-        groups.hide(f"_view {id}", BYTES),
-        outputs,
-        {each: each.hide(f"_owner {id}", BYTES) for each in outputs},
-        source=source,
-        columns=columns,
-        by=by,
-        members=members,
-        copied={column: members.columns[column.name] for column in columns},
-        parts=parts,
-        changed=groups.signal("changed"),
-        kept=groups.hide(f"_kept {id}", BYTES),
-        deltas=_deltas(id, codec) if keep else None,
-        orders={each: _order(id, codec, each, rest) for each in ordered},
-        sums=sums,
-        members_max=members_max,
-    )
-
-
-def indexing(view: Grouped) -> Each:
-    """The view that keeps the members of another one sorted by their groups."""
-
-    def member(row: Row[Any]) -> Iterable[Put[Any]]:
-        group = view.group_of(row)
-        if group is not None:
-            parts = (*parts_of(view.table.key, group), *parts_of(view.source.key, row.key))
-            yield Put(view.members, parts, {view.copied[column]: row[column] for column in view.columns})
-
-    outputs = {view.members: frozenset(view.copied.values())}
-    memory = view.source.hide(f"_view {view.id}.members", BYTES)
-    index = Each(f"{view.id}.members", view.version, view.source, memory, outputs, {})
-    index.columns, index.function = view.columns, member
-    index.told = {view.members: [view]}
-    return index
-
-
-def joined(
-    id: str,
-    version: int,
-    codec: Codec[Any],
-    columns: tuple[Column[Any, Any], ...],
-    rights_columns: tuple[Column[Any, Any], ...],
-    on: Callable[[Row[Any]], Any],
-    to: Callable[[Row[Any]], Any] | None,
-    how: str,
-    outputs: dict[Table[Any], frozenset[Column[Any, Any]]],
-    matches_max: int,
-) -> Joined:
-    """A join, without its function. `codec`: of the keys."""
-    table, source = columns[0].table, rights_columns[0].table
-    keys: Table[Any] = Table(f"{id}.keys", key=codec)
-    lefts = _table(id, f"{id}.lefts", (*codecs_of(codec), *codecs_of(table.key)))
-    rights = _table(id, f"{id}.rights", (*codecs_of(codec), *codecs_of(source.key)))
-    copied = {column: rights.column(column.name, column.codec, group=column.group) for column in rights_columns}
-    left = lefts.column("left", BOOL)
-    return Joined(
-        id,
-        version,
-        table,
-        table.hide(f"_view {id}", BYTES),
-        outputs,
-        {each: each.hide(f"_owner {id}", BYTES) for each in outputs},
-        inner={lefts: frozenset([left])},
-        columns=columns,
-        source=source,
-        rights_columns=rights_columns,
-        on=on,
-        to=to,
-        how=how,
-        keys=keys,
-        lefts=lefts,
-        left=left,
-        rights=rights,
-        copied=copied,
-        turned=keys.hide(f"_turned {id}", BYTES),
-        reached=keys.hide(f"_reached {id}", BYTES),
-        changed=keys.signal("changed"),
-        again=table.signal(f"{id}.again"),
-        matches_max=matches_max,
-    )
-
-
-def matching(view: Joined) -> Each:
-    """The view that keeps the right rows of a join sorted by their keys."""
-
-    def match(row: Row[Any]) -> Iterable[Put[Any]]:
-        key = view.key_of_right(row)
-        if key is not None:
-            parts = (*parts_of(view.keys.key, key), *parts_of(view.source.key, row.key))
-            yield Put(view.rights, parts, {copy: row[column] for column, copy in view.copied.items()})
-
-    outputs = {view.rights: frozenset(view.copied.values())}
-    memory = view.source.hide(f"_view {view.id}.rights", BYTES)
-    index = Each(f"{view.id}.rights", view.version, view.source, memory, outputs, {})
-    index.columns, index.function = view.rights_columns, match
-    index.told = {view.rights: [view]}
-    return index

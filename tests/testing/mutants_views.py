@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Final
 
 import pytest
@@ -30,9 +31,9 @@ def no_retraction(patch: pytest.MonkeyPatch) -> None:
 def memory_stays(patch: pytest.MonkeyPatch) -> None:
     right = running._remember
 
-    def remember(view: Any, txn: Any, key: Any, stored: Any, *rest: Any, always: bool) -> None:
+    def remember(view: Any, txn: Any, key: Any, stored: Any, *rest: Any) -> None:
         if stored is None:
-            right(view, txn, key, stored, *rest, always=always)
+            right(view, txn, key, stored, *rest)
 
     patch.setattr(running, "_remember", remember)
 
@@ -40,8 +41,8 @@ def memory_stays(patch: pytest.MonkeyPatch) -> None:
 def _memory_only_if_changed(patch: pytest.MonkeyPatch) -> None:
     right = running._remember
 
-    def remember(view: Any, txn: Any, key: Any, stored: Any, after: Any, seen_ts: int = 0, *, always: bool) -> None:
-        right(view, txn, key, stored, after, always=False)
+    def remember(view: Any, txn: Any, key: Any, stored: Any, after: Any, seen_ts: int = 0) -> None:
+        right(dataclasses.replace(view, several=False), txn, key, stored, after)
 
     patch.setattr(running, "_remember", remember)
 
@@ -78,7 +79,7 @@ def one_side(patch: pytest.MonkeyPatch) -> None:
     right = folding.Told.write
 
     async def write(self: Any, txn: Any, attempt: int) -> None:
-        entered = {view.split(key)[0] for view in self.views for key, values in self._changes if values is not None}
+        entered = {self.view.members.split(key)[0] for key, values in self._changes if values is not None}
         await right(self, _OneSide(txn, entered), attempt)
 
     patch.setattr(folding.Told, "write", write)
@@ -100,12 +101,12 @@ class _NoDelete:
 
 @by(f"{_RULES}::test_a_group_follows_its_members", "V4 a delta is folded twice")
 def folded_twice(patch: pytest.MonkeyPatch) -> None:
-    right = running.kept
+    right = running.fold
 
-    async def kept(view: Any, txn: Any, group: Any, stored: Any) -> Any:
+    async def fold(view: Any, txn: Any, group: Any, stored: Any) -> Any:
         return await right(view, _NoDelete(txn, view.deltas), group, stored)
 
-    patch.setattr(running, "kept", kept)
+    patch.setattr(running, "fold", fold)
 
 
 @by(
@@ -157,8 +158,8 @@ def cuts_too_much(patch: pytest.MonkeyPatch) -> None:
 def order_stays(patch: pytest.MonkeyPatch) -> None:
     right = folding._move
 
-    def move(view: Any, txn: Any, group: Any, rest: Any, before: Any, after: Any) -> bool:
-        return right(view, txn, group, rest, None, after)
+    def move(view: Any, txn: Any, member: Any, before: Any, after: Any) -> bool:
+        return right(view, txn, member, None, after)
 
     patch.setattr(folding, "_move", move)
 
@@ -193,7 +194,7 @@ def no_lock(patch: pytest.MonkeyPatch) -> None:
 
 @by(f"{_RULES}::test_a_join_follows_both_sides", "V8 a change of a right row does not signal its key")
 def not_turned(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(folding, "turn", lambda view, txn, right: txn.delete(view.turned, view.key_of((right[0],))))
+    patch.setattr(folding, "turn", lambda view, txn, right: txn.delete(view.turned, view.rights.split(right)[0]))
 
 
 @by(
@@ -202,8 +203,44 @@ def not_turned(patch: pytest.MonkeyPatch) -> None:
 )
 def goes_on(patch: pytest.MonkeyPatch) -> None:
     def turn(view: Any, txn: Any, right: Any) -> None:
-        key = view.key_of((right[0],))
+        key = view.rights.split(right)[0]
         txn.delete(view.turned, key)
         txn.signal(view.changed, key)
 
     patch.setattr(folding, "turn", turn)
+
+
+@by(
+    f"{_RULES}::test_an_owner_that_gives_a_row_again_meanwhile_keeps_it",
+    "V5 the inputs of the owner that loses a row are not locked",
+)
+def taken_unlocked(patch: pytest.MonkeyPatch) -> None:
+    right = running._release
+
+    class Unlocking:
+        def __init__(self, txn: Any) -> None:
+            self._txn = txn
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._txn, name)
+
+        async def row(self, table: Any, key: Any, columns: Any, *, lock: bool = False) -> Any:
+            return await self._txn.row(table, key, columns)
+
+    async def release(view: Any, txn: Any, *rest: Any) -> None:
+        await right(view, Unlocking(txn), *rest)
+
+    patch.setattr(running, "_release", release)
+
+
+@by(
+    f"{_RULES}::test_a_group_that_begins_to_keep_aggregates_is_counted",
+    "V4 a group without stored aggregates counts as new",
+)
+def counts_as_new(patch: pytest.MonkeyPatch) -> None:
+    right = folding.fold
+
+    async def fold(view: Any, txn: Any, group: Any, stored: Any) -> Any:
+        return await right(view, txn, group, None if stored == folding.NOTHING_KEPT else stored)
+
+    patch.setattr(running, "fold", fold)
