@@ -7,11 +7,13 @@ R9  A public method gives the same result, or raises the same error, in the owne
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
 from perco.aio.guest import Guests
+
+T = TypeVar("T")
 
 
 class Calling:
@@ -34,3 +36,8 @@ class Calling:
         """The result of a method that never waits. It is called at once, because both loops share a thread."""
         self._port.must_be_here()
         return getattr(self._of, name)(*args, **kwargs)
+
+
+def ask_for(front: Calling, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Coroutine[Any, Any, T]:
+    """The result of `function(OBJECT, *args)`, for the object behind one of these. For other packages."""
+    return front._port.ask(function, (front._of, *args), {})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +13,8 @@ from rich.progress import Progress, TextColumn
 
 import perco
 from perco import views as declared_views
-from perco.cli import working
+from perco.cli import reasons, working
+from perco.cli.reading import When
 from perco.cli.screen import FINE, FOUND, counted, perform, show_json, show_table
 from perco.cli.values import plain, shown
 from perco.errors import UsageError
@@ -19,6 +22,10 @@ from perco.views.compiled import Each, Grouped, Joined
 from perco.views.declaring import Views
 
 Program = Annotated[str, typer.Argument(metavar="MODULE:VIEWS", help="Where the views are declared.")]
+View = Annotated[str | None, typer.Argument(metavar="[VIEW]", help="Only this view, by its id.")]
+StoreOption = Annotated[
+    str, typer.Option("--store", metavar="STORE", help="The store's folder, or the address of a served one.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _WIDTH = 60  # of a value
@@ -37,6 +44,7 @@ def _views() -> None:
       perco views list app:views
       perco views explain app:views totals
       perco views check app:views --store web/
+      perco views diff app:views --store web/ --sample 0.01
     """
 
 
@@ -55,7 +63,7 @@ def _list(program: Program, json: Json = False) -> None:
 @views.command(name="explain", short_help="Show what the views compile to, and what a change costs.")
 def _explain(
     program: Program,
-    view: Annotated[str | None, typer.Argument(metavar="VIEW", help="Only this view, by its id.")] = None,
+    view: View = None,
 ) -> None:
     """Show, for each view, the tables and observers that keep it, and what one change of a source row costs.
 
@@ -70,9 +78,7 @@ def _explain(
 @views.command(name="check", short_help="Compute the views from scratch, and compare the result with a store.")
 def _check(
     program: Program,
-    store: Annotated[
-        str, typer.Option("--store", metavar="STORE", help="The store's folder, or the address of a served one.")
-    ],
+    store: StoreOption,
     limit: Annotated[int, typer.Option(min=0, help="Show at most this many differences.")] = 20,
     json: Json = False,
 ) -> None:
@@ -87,6 +93,89 @@ def _check(
       perco wait web/ && perco views check app:views --store web/ --json
     """
     perform(_show_check, program, store, limit, json=json)
+
+
+@views.command(name="diff", short_help="Show what the views, as the program declares them, would change.")
+def _diff(
+    program: Program,
+    store: StoreOption,
+    view: View = None,
+    sample: Annotated[float, typer.Option(min=0, max=1, help="Look at this part of the owners.")] = 1.0,
+    limit: Annotated[int, typer.Option(min=0, help="Show at most this many differences of a view.")] = 5,
+    json: Json = False,
+) -> None:
+    """Compare what the views' functions give now with what the store has. Nothing is written.
+
+    Use it before you deploy a new version of a view. Each view is computed from the inputs that the store has, so what
+    shows are its own changes, not those of the views that it reads. --sample looks at a part of its source rows, groups
+    or left rows, the same ones each time. The exit code is 1 if a row would change, or if a call fails.
+
+    \b
+    Examples:
+      perco views diff app:views --store web/ --sample 0.01
+      perco views diff app:views totals --store web/ --json
+    """
+    perform(_show_diff, program, store, view, sample, limit, json=json)
+
+
+@views.command(name="rebuild", short_help="Make the tables of views what their definition says.")
+def _rebuild(program: Program, store: StoreOption, view: View = None, json: Json = False) -> None:
+    """Compute views again from their inputs, and write what differs.
+
+    Use it if a program has written to a view's tables by mistake, or after a change of code that should have had a new
+    version. Rows that no source gives are deleted. The store may be in use meanwhile. Views that read the tables are
+    told of the changes, so let a worker run. If the command is interrupted, start it again.
+
+    \b
+    Examples:
+      perco views rebuild app:views --store web/
+      perco views rebuild app:views totals --store web/
+    """
+    perform(_show_rebuilt, program, store, view, json=json)
+
+
+@views.command(name="accept", short_help="Record that changed code gives the same rows as before.")
+def _accept(program: Program, store: StoreOption, view: View = None, json: Json = False) -> None:
+    """Record that the views' code, though it has changed, gives the same rows as before.
+
+    perco warns of code that has changed without a new version of its view. If the results are the same, this command
+    ends the warning. If they are not, raise the view's version= instead. (perco views diff shows which it is.)
+
+    \b
+    Examples:
+      perco views accept app:views --store web/
+      perco views accept app:views totals --store web/
+    """
+    perform(_show_accepted, program, store, view, json=json)
+
+
+def why(
+    program: Program,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table that views write.")],
+    key: Annotated[str, typer.Argument(metavar="ROW", help="The row's key.")],
+    store: StoreOption,
+    ts: Annotated[int | None, typer.Option("--ts", metavar="N", help="As of a timestamp.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="TIME", help="As of TIME: 90s, 5m, 2h, 1d (ago), or 2026-03-01T12:00[+01:00]."),
+    ] = None,
+    depth: Annotated[int, typer.Option(min=1, help="Follow inputs that are derived themselves this far.")] = 4,
+    inputs: Annotated[int, typer.Option(min=1, help="Show at most this many inputs of a row.")] = 5,
+    json: Json = False,
+) -> None:
+    """Show why a derived row is what it is.
+
+    Prints a tree: which view gave the row its values, which version and code of it, and the inputs of that run; below
+    an input that is derived itself, the same for it. The function is called again with these inputs: "made again, byte
+    by byte" means that it gives the same values. The exit code is 1 if it does not, or if there is no such row.
+
+    \b
+    Examples:
+      perco why app:views words apple --store web/
+      perco why app:views postings '["apple", "http://a/"]' --store web/ --at 2026-03-01T12:00
+    """
+    when = When(ts=ts, at=at)
+    perform(reasons.show_reasons, _loaded, program, table, key, store, when, depth=depth, inputs=inputs, json=json)
 
 
 def _loaded(what: str) -> Views:
@@ -122,12 +211,8 @@ async def _show_list(program: str, *, json: bool) -> int:
 
 
 async def _show_plans(program: str, wanted: str | None) -> int:
-    found = _loaded(program)
-    if wanted is not None and wanted not in found.declared:
-        raise UsageError(f"there is no view {wanted!r}; there are: {', '.join(map(repr, found.declared))}")
-    for view in found.declared.values():
-        if wanted in (None, view.id):
-            print("\n".join([f"{view.id}:", *(f"  {line}" for line in explained(view))]))
+    for view in _loaded(program).chosen(wanted):
+        print("\n".join([f"{view.id}:", *(f"  {line}" for line in explained(view))]))
     return FINE
 
 
@@ -180,7 +265,7 @@ def _joined(view: Joined) -> list[str]:
 async def _show_check(program: str, store: str, limit: int, *, json: bool) -> int:
     found = _loaded(program)
     async with perco.open(store, found.schema, readonly=True) as db, db.snapshot() as snap:
-        with _progress() as tell:
+        with _counting("reading {task.description}: {task.completed:,.0f} rows") as tell:
             checked = await declared_views.check(found, snap, differences_max=limit, progress=tell)
     if json:
         show_json(_plain(checked))
@@ -188,10 +273,7 @@ async def _show_check(program: str, store: str, limit: int, *, json: bool) -> in
     rows = [(id, rows, checked.digests[id]) for id, rows in checked.rows.items()]
     show_table(("view", "rows", "digest"), rows)
     for each in checked.differences:
-        given = "" if each.owner is None else f" (given by {shown(each.owner)})"
-        print(f"{each.view}: {each.table}[{shown(each.key)}]{given}")
-        print(f"  expected  {_row(each.expected)}")
-        print(f"  found     {_row(each.found)}")
+        _show_difference(each, "expected", "found")
     if checked.count > len(checked.differences):
         print(f"... and {counted(checked.count - len(checked.differences), 'more row')}")
     if checked.equal:
@@ -202,8 +284,91 @@ async def _show_check(program: str, store: str, limit: int, *, json: bool) -> in
     return FOUND
 
 
+async def _show_diff(program: str, store: str, view: str | None, sample: float, limit: int, *, json: bool) -> int:
+    found = _loaded(program)
+    # Without the schema: the new declarations must not be recorded, and the store need not know them.
+    async with perco.open(store, readonly=True) as db, db.snapshot() as snap:
+        with _counting("comparing {task.description}: {task.completed:,.0f} owners") as tell:
+            done = await declared_views.diff(
+                found,
+                snap,
+                view,
+                sample=sample,
+                differences_max=limit,
+                progress=lambda each: tell(each.view, each.owners),
+            )
+    code = FINE if all(each.equal for each in done) else FOUND
+    if json:
+        show_json([_plain_diff(each) for each in done])
+        return code
+    counts = ("owners", "same", "added", "changed", "removed", "failed")
+    show_table(
+        ("view", *counts), [(each.view, *(getattr(each, name) for name in counts)) for each in done], numbers=counts
+    )
+    for each in done:
+        for difference in each.differences:
+            _show_difference(difference, "new", "now")
+        rest = each.added + each.changed + each.removed - len(each.differences)
+        if rest and each.differences:
+            print(f"... and {counted(rest, 'more row')} of {each.view}")
+        for failure in each.failures:
+            print(f"{each.view}: for {shown(failure.owner)}: {_told(failure.error)}")
+    return code
+
+
+async def _show_rebuilt(program: str, store: str, view: str | None, *, json: bool) -> int:
+    found = _loaded(program)
+    async with perco.open(store, found.schema) as db:
+        with _counting("computing {task.description}: {task.completed:,.0f} owners") as tell:
+            done = await declared_views.rebuild(found, db, view, progress=lambda each: tell(each.view, each.owners))
+    if json:
+        show_json([asdict(each) for each in done])
+        return FINE
+    counts = ("owners", "mended", "strays")
+    show_table(
+        ("view", *counts), [(each.view, *(getattr(each, name) for name in counts)) for each in done], numbers=counts
+    )
+    if any(each.mended or each.strays for each in done):
+        print("views that read these tables follow when a worker runs", file=sys.stderr)
+    return FINE
+
+
+async def _show_accepted(program: str, store: str, view: str | None, *, json: bool) -> int:
+    found = _loaded(program)
+    async with perco.open(store, found.schema) as db:
+        accepted = await declared_views.accept(found, db, view)
+    if json:
+        show_json(accepted)
+    else:
+        print(f"accepted: {', '.join(accepted)}" if accepted else "no code had changed")
+    return FINE
+
+
+def _show_difference(each: declared_views.Difference, wanted: str, found: str) -> None:
+    given = "" if each.owner is None else f" (given by {shown(each.owner)})"
+    width = max(len(wanted), len(found)) + 2
+    print(f"{each.view}: {each.table}[{shown(each.key)}]{given}")
+    print(f"  {wanted:{width}}{_row(each.expected)}")
+    print(f"  {found:{width}}{_row(each.found)}")
+
+
 def _row(values: dict[str, Any]) -> str:
     return ", ".join(f"{name}={shown(value, _WIDTH)}" for name, value in sorted(values.items())) or "no row"
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _plain_difference(each: declared_views.Difference) -> dict[str, Any]:
+    return {
+        "view": each.view,
+        "table": each.table,
+        "key": plain(each.key),
+        "expected": {name: plain(value) for name, value in each.expected.items()},
+        "found": {name: plain(value) for name, value in each.found.items()},
+        "owner": plain(each.owner),
+    }
 
 
 def _plain(checked: declared_views.Checked) -> dict[str, Any]:
@@ -212,29 +377,28 @@ def _plain(checked: declared_views.Checked) -> dict[str, Any]:
         "ts": checked.ts,
         "views": {id: {"rows": rows, "digest": checked.digests[id]} for id, rows in checked.rows.items()},
         "differing": checked.count,
-        "differences": [
-            {
-                "view": each.view,
-                "table": each.table,
-                "key": plain(each.key),
-                "expected": {name: plain(value) for name, value in each.expected.items()},
-                "found": {name: plain(value) for name, value in each.found.items()},
-                "owner": plain(each.owner),
-            }
-            for each in checked.differences
-        ],
+        "differences": [_plain_difference(each) for each in checked.differences],
     }
 
 
-class _progress:
-    """On a terminal, says on stderr how many rows of the sources have been read."""
+def _plain_diff(each: declared_views.Diff) -> dict[str, Any]:
+    counts = ("view", "equal", "owners", "same", "added", "changed", "removed", "strays", "failed")
+    return {
+        **{name: getattr(each, name) for name in counts},
+        "differences": [_plain_difference(difference) for difference in each.differences],
+        "failures": [{"owner": plain(one.owner), "error": _told(one.error)} for one in each.failures],
+    }
 
-    def __enter__(self) -> Any:
+
+class _counting:
+    """On a terminal, says on stderr how far something is."""
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+
+    def __enter__(self) -> Callable[[str, int], None]:
         self._bar = Progress(
-            TextColumn("reading {task.description}: {task.completed:,.0f} rows"),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not sys.stderr.isatty(),
+            TextColumn(self._form), console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
         )
         self._bar.start()
         self._tasks: dict[str, Any] = {}
@@ -243,12 +407,13 @@ class _progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def _tell(self, table: str, rows: int) -> None:
-        if table not in self._tasks:
-            self._tasks[table] = self._bar.add_task(table, total=None)
-        self._bar.update(self._tasks[table], completed=rows)
+    def _tell(self, what: str, done: int) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._bar.add_task(what, total=None)
+        self._bar.update(self._tasks[what], completed=done)
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the app."""
     app.add_typer(views, name="views", short_help="Derived tables that a program declares.")
+    app.command()(why)

@@ -24,7 +24,7 @@ from perco.notify.idle import Idle
 from perco.notify.sweeper import Sweeper
 from perco.notify.waiting import Waiting
 from perco.notify.workers import Workers
-from perco.schema import catalogue as catalogues
+from perco.schema import catalogue as catalogues, codes
 from perco.storage import OwnerStore, Tablet
 from perco.tablets.backend import Backend
 from perco.tablets.compactor import Compacted, Compactor
@@ -114,6 +114,7 @@ class LocalOwner:
         found: list[int] = []
         engine = self._engine
         await self._keeper.adopt(await catalogues.declare(engine.driver.store, engine.known.schema, found.append))
+        codes.tell_changed(engine.known.catalogue, engine.known.schema)
         self.made_here = self.made_here or not found[0]
         await self.store.raise_floor(engine.oracle.holds.watermark, wait=False)  # T13
         await self._keeper.announce()

@@ -101,6 +101,7 @@ class ObserverEntry:
             registration. The backfill puts its notify cells at this timestamp. 0: not drawn yet, or not needed.
         manner: when the observer runs, as last declared for this version.
         paused: True if it does not run until it is resumed.
+        code: the fingerprint of the code that this version was registered with; "": unknown.
     """
 
     number: int
@@ -113,6 +114,7 @@ class ObserverEntry:
     whole: bool = False
     manner: Manner = Manner()
     paused: bool = False
+    code: str = ""
 
     def pack(self) -> list[Any]:
         """The first five fields, and the other fields that differ from their defaults."""
@@ -125,6 +127,8 @@ class ObserverEntry:
             more["whole"] = True
         if self.paused:
             more["paused"] = True
+        if self.code:
+            more["code"] = self.code
         if self.manner != Manner():
             more["manner"] = [self.manner.delay_s, self.manner.max_delay_s, self.manner.priority]
         return [self.number, self.table, self.column, self.since, self.ready, more]
@@ -165,6 +169,7 @@ class ObserverEntry:
             at=0,
             whole=self.whole or again,
             manner=observer.manner,
+            code=_code_of(observer),
         )
 
 
@@ -260,6 +265,7 @@ class Catalogue:
                 observer.version,
                 whole=nothing or observer.backfill,
                 manner=observer.manner,
+                code=_code_of(observer),
             )
         return observers
 
@@ -358,6 +364,10 @@ def _pack_keep(keep: Keep) -> list[float]:
 def _unpack_keep(packed: list[Any]) -> Keep:
     seconds, versions = packed
     return Keep(seconds=seconds, versions=versions)
+
+
+def _code_of(observer: Observer) -> str:
+    return "" if observer.code is None else observer.code.fingerprint()
 
 
 def _entry_of(column: Column[Any, Any] | Signal[Any], number: int) -> ColumnEntry:

@@ -280,6 +280,19 @@ ObserverFunction = Callable[[Any, "Change[K, V]"], Awaitable[None]]  # Any: a pe
 
 
 @dataclass(frozen=True, slots=True)
+class Code:
+    """What makes an observer's results, if a change of it without a new version is to be told.
+
+    Attributes:
+        of: what it is called in that message, such as "view 'totals'".
+        fingerprint: returns its fingerprint; "": unknown.
+    """
+
+    of: str
+    fingerprint: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
 class Observer:
     """A registered observer. The store records `id`: you may rename the function, but never change the id."""
 
@@ -290,6 +303,7 @@ class Observer:
     isolation: Isolation | None
     version: int = 1
     manner: Manner = Manner()
+    code: Code | None = None
 
 
 class Schema:

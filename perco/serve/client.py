@@ -41,7 +41,7 @@ from perco.protocol.retention import Removed
 from perco.rpc.channel import WireOptions
 from perco.rpc.framing import GREETING_BYTES_MAX, Message, packed
 from perco.rpc.link import BACK_S, Link, LostError
-from perco.schema import catalogue as catalogues
+from perco.schema import catalogue as catalogues, codes
 from perco.schema.catalogue import Catalogue
 from perco.schema.known import Known
 from perco.schema.schema import Schema
@@ -430,6 +430,7 @@ class RemoteOwner:
         if not known and not readonly:
             declared = await catalogues.declare(engine.driver.store, engine.known.schema, lambda version: None)
             await self.keeper.adopt(declared)
+            codes.tell_changed(declared, engine.known.schema)
             await self.keeper.announce()
             return
         engine.readonly = readonly

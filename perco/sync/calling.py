@@ -7,11 +7,13 @@ R9  A public method gives the same result, or raises the same error, in the owne
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from perco.sync.threads import Port
 from perco.txn.scan import Scan
+
+T = TypeVar("T")
 
 
 class Calling:
@@ -33,6 +35,11 @@ class Calling:
 
     def _fetch(self, scan: Scan[Any]) -> None:
         self._port.ask(scan.fetch, (), {})
+
+
+def ask_for(front: Calling, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    """The result of `function(OBJECT, *args)`, for the object behind one of these. For other packages."""
+    return front._port.ask(function, (front._of, *args), {})
 
 
 async def call(of: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """Views: derived tables that are declared once. Observers keep them, and a batch build proves them."""
 
+from perco.views.accepting import accept as accept, accept_blocking as accept_blocking
 from perco.views.aggregates import (
     Aggregate as Aggregate,
     count as count,
@@ -13,6 +14,9 @@ from perco.views.checking import (
     check as check,
     check_blocking as check_blocking,
 )
+from perco.views.comparing import Diff as Diff, Failure as Failure, diff as diff, diff_blocking as diff_blocking
 from perco.views.compiled import Prefix as Prefix, prefix as prefix
 from perco.views.declaring import Views as Views
+from perco.views.explaining import Input as Input, Reason as Reason, why as why, why_blocking as why_blocking
+from perco.views.rebuilding import Rebuilt as Rebuilt, rebuild as rebuild, rebuild_blocking as rebuild_blocking
 from perco.views.rows import Group as Group, Put as Put

@@ -42,16 +42,9 @@ def build(
                 if value is not None
             }
     for view in views:
-        found = _rows(view.columns, stored)
-        owned: Iterable[tuple[Any, Puts]]
-        if isinstance(view, Each):
-            owned = _each(view, found)
-        elif isinstance(view, Grouped):
-            owned = _groups(view, found)
-        else:
-            owned = _joins(view, found, _rows(tuple(view.rights.columns), stored))
+        rights = _rows(tuple(view.rights.columns), stored) if isinstance(view, Joined) else ()
         owners: dict[Where, Any] = {}
-        for owner, puts in owned:
+        for owner, puts in owned(view, _rows(view.columns, stored), rights):
             try:
                 gave = given(view.id, puts(), view.outputs)
             except Exception as error:
@@ -96,6 +89,15 @@ def _store(stored: Stored, where: Where, row: Given) -> None:
         values[column] = column.codec.decode(column.codec.encode(value))
 
 
+def owned(
+    view: Each | Grouped | Joined, rows: Iterable[Row[Any]], rights: Iterable[Row[Any]]
+) -> Iterable[tuple[Any, Puts]]:
+    """All owners that source rows make, each with a function that returns what it gives. `rights`: of a join."""
+    if isinstance(view, Each):
+        return _each(view, rows)
+    return _groups(view, rows) if isinstance(view, Grouped) else _joins(view, rows, rights)
+
+
 def _each(view: Each, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts]]:
     for row in rows:
         yield row.key, partial(view.function, row)
@@ -108,7 +110,7 @@ def _groups(view: Grouped, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts
         if group is not None:
             members.setdefault(view.table.row(group), (group, []))[1].append(row)
     for _, (group, found) in sorted(members.items()):
-        yield group, partial(view.function, group, _group(view, found))
+        yield group, partial(view.function, group, group_of(view, found))
 
 
 def _joins(view: Joined, lefts: Iterable[Row[Any]], rights: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts]]:
@@ -122,7 +124,8 @@ def _joins(view: Joined, lefts: Iterable[Row[Any]], rights: Iterable[Row[Any]]) 
         yield row.key, partial(view.gives, row, () if key is None else matches.get(view.keys.row(key), ()))
 
 
-def _group(view: Grouped, rows: list[Row[Any]]) -> Group[Any]:
+def group_of(view: Grouped, rows: list[Row[Any]]) -> Group[Any]:
+    """The group that these members are, as the view's function reads it."""
     if view.deltas is None:
         return Group(rows)
     ordered: dict[Ordered, list[tuple[Any, Any]]] = {}

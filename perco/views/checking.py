@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -154,7 +154,7 @@ def _reads(views: Views, ts: int, differences_max: int, progress: Progress) -> R
             while row is not None:
                 found = {column: row[column] for column in names if row[column] is not None}
                 wanted = rest.pop(row.key, {})
-                if _stored(found) != _stored(wanted):
+                if stored_values(found) != stored_values(wanted):
                     by = row[view.owned[table]]
                     owner = None if by is None else view.table.key.decode(by)
                     _note(checked, differences_max, view.id, table, row.key, wanted, found, owner)
@@ -165,14 +165,15 @@ def _reads(views: Views, ts: int, differences_max: int, progress: Progress) -> R
     return checked
 
 
-def _stored(values: dict[Column[Any, Any], Any]) -> dict[str, bytes]:
+def stored_values(values: Mapping[Column[Any, Any], Any]) -> dict[str, bytes]:
+    """A row's values in stored form, by the names of their columns: values that are equal may differ there."""
     return {column.name: encoded(column.codec, value, column, "value of ") for column, value in values.items()}
 
 
 def _add(digest: Any, table: Table[Any], key: Any, values: dict[Column[Any, Any], Any]) -> None:
     for part in (table.name.encode(), table.row(key)):
         digest.update(b"%d " % len(part) + part)
-    for name, data in sorted(_stored(values).items()):
+    for name, data in sorted(stored_values(values).items()):
         digest.update(b"%d %d " % (len(name.encode()), len(data)) + name.encode() + data)
 
 

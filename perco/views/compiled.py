@@ -69,6 +69,7 @@ class Owners:
             none, because their keys contain the owner's.
         writers: for each column that views write, its view.
         several: whether several observers run for one owner, so that their runs could overlap (V2).
+        made_of: the program's functions, and what else it has declared, for the view's fingerprint (`code.py`).
     """
 
     id: str
@@ -81,6 +82,7 @@ class Owners:
     owned: dict[Table[Any], Column[Any, bytes]] = field(default_factory=dict)
     writers: Mapping[Column[Any, Any], Owners] = field(default_factory=dict)
     several: bool
+    made_of: tuple[object, ...] = ()
 
     @property
     def writes(self) -> dict[Table[Any], frozenset[Column[Any, Any]]]:
@@ -126,10 +128,14 @@ class Copies:
         count = len(codecs_of(self.key))
         return key_of(self.key, place[:count]), place[count:]
 
+    def source_key(self, place: Any) -> Any:
+        """The key of the source row of a copy."""
+        return key_of(self.source.key, self.split(place)[1])
+
     def original(self, copy: Row[Any]) -> Row[Any]:
         """The source row of a copy."""
         cells = {column: (copy[mine], copy.commit_ts(mine)) for column, mine in self.columns.items()}
-        return Row(key_of(self.source.key, self.split(copy.key)[1]), cells)
+        return Row(self.source_key(copy.key), cells)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -137,7 +143,7 @@ class Grouped(Owners):
     """A view of groups of source rows.
 
     Attributes:
-        members: the source rows, sorted by groups.
+        members: the source rows, sorted by groups; `copier`: the view that keeps these copies.
         changed: the signal that a group's members have changed (V3).
         kept: the hidden column with the group's aggregates.
         deltas: the column, in a table of slots, of what is still to be folded; None: the view keeps no aggregates.
@@ -156,6 +162,7 @@ class Grouped(Owners):
     by_prefix: int
     members_max: int
     function: Callable[[Any, Group[Any]], Iterable[Put[Any]]]
+    copier: Each = field(init=False)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -165,7 +172,7 @@ class Joined(Owners):
     Attributes:
         on: the key of a left row; None: it has none.
         how: "inner", or "left": the function also gets left rows that match nothing.
-        rights: the right rows, sorted by keys.
+        rights: the right rows, sorted by keys; `copier`: the view that keeps these copies.
         keys: a row for each key.
         lefts, left: (key, left key), which left rows have the key; its only column.
         turned: the hidden column of a key's row that changes with its right rows (V8).
@@ -186,6 +193,7 @@ class Joined(Owners):
     again: Signal[Any]
     matches_max: int
     function: Callable[[Row[Any], Row[Any] | None], Iterable[Put[Any]]]
+    copier: Each = field(init=False)
 
     def gives(self, left: Row[Any], rights: Iterable[Row[Any]]) -> Iterable[Put[Any]]:
         """The rows that a left row gives with these right rows."""

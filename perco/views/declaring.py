@@ -33,16 +33,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 from perco.errors import UsageError
 from perco.schema.codecs import Codec
-from perco.schema.schema import Change, Column, Schema, Signal, Table
+from perco.schema.schema import Change, Code, Column, Schema, Signal, Table
 from perco.txn.row import Row
 from perco.txn.transaction import Transaction
 from perco.views import batch, wiring
 from perco.views.aggregates import Aggregate
 from perco.views.batch import Rows
+from perco.views.code import fingerprint
 from perco.views.compiled import Each, Grouped, Joined, Owners, Prefix
 from perco.views.joining import run_key
 from perco.views.rows import Group, Put
@@ -85,6 +88,7 @@ class Views:
         self.declared = {}
         self._readers: dict[Column[Any, Any], str] = {}
         self._writers: dict[Column[Any, Any], Owners] = {}
+        self._codes: dict[str, str] = {}
 
     def each(
         self, *columns: Column[K, Any], id: str, into: Into, version: int = 1
@@ -155,7 +159,7 @@ class Views:
             _must_be_plain(id, function)
             view = wiring.grouped(id, version, columns, by, codec, outputs, keep, members_max, function)
             self._declare(view, columns)
-            self._observe_each(wiring.copying(view, view.members))
+            self._observe_each(view.copier)
             self._observe(view.changed, view.id, view, run_group)
             return function
 
@@ -211,7 +215,7 @@ class Views:
             codec = source.key if key is None else key
             view = wiring.joined(id, version, columns, rights, on, to, codec, how, outputs, matches_max, function)
             self._declare(view, [*columns, *rights])
-            self._observe_each(wiring.copying(view, view.rights))
+            self._observe_each(view.copier)
             self._observe_each(view)
             self._observe(view.again, f"{view.id}: again", view, run_each)
             self._observe(view.changed, f"{view.id}: keys", view, run_key)
@@ -240,6 +244,27 @@ class Views:
                         f"build: {column!r} is what view {self._writers[column].id!r} gives, and no source"
                     )
         return batch.build(self.declared.values(), sources)
+
+    def chosen(self, id: str | None) -> list[View]:
+        """The view with an id; None: all, in the order of their declaration. Raises: UsageError if there is none."""
+        if id is None:
+            return list(self.declared.values())
+        if id not in self.declared:
+            known = ", ".join(map(repr, self.declared)) or "none"
+            raise UsageError(f"there is no view {id!r}; there are: {known}")
+        return [self.declared[id]]
+
+    def fingerprint(self, id: str) -> str:
+        """Of a view's declaration, its functions, and what these name (`code.py` says what it covers): 32 hex digits;
+        "" if the source of a function cannot be read."""
+        if id not in self._codes:
+            self._codes[id] = fingerprint(*self.declared[id].made_of)
+        return self._codes[id]
+
+    def observers(self, id: str) -> list[str]:
+        """The ids of a view's observers."""
+        mine = f"view {id!r}"
+        return [o.id for o in self.schema.observers.values() if o.code is not None and o.code.of == mine]
 
     @property
     def sources(self) -> dict[Table[Any], frozenset[Column[Any, Any]]]:
@@ -342,6 +367,9 @@ class Views:
             await run(view, txn, change)
 
         self.schema.observe(on, id=id, version=view.version)(observe)
+        owner = view.tells if isinstance(view, Each) and view.tells is not None else view
+        code = Code(f"view {owner.id!r}", partial(self.fingerprint, owner.id))
+        self.schema.observers[id] = replace(self.schema.observers[id], code=code)
 
 
 def _listed(columns: Column[Any, Any] | Sequence[Column[Any, Any]]) -> tuple[Column[Any, Any], ...]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from perco.schema.schema import Column
 from perco.txn.transaction import Transaction
 from perco.views.aggregates import Ordered, Tally, order_codec, order_key
-from perco.views.compiled import Grouped, Joined, key_of, parts_of
+from perco.views.compiled import Grouped, Joined, parts_of
 from perco.views.joining import turn
 from perco.views.rows import Group
 from perco.views.tops import Delta, Entry, Kept, pack_kept
@@ -134,17 +134,20 @@ async def _add(view: Grouped, txn: Transaction, group: Any, delta: Delta, attemp
     txn.set(view.deltas, key, delta.pack())
 
 
-async def fold(view: Grouped, txn: Transaction, group: Any, stored: bytes | None) -> Group[Any] | None:
+async def fold(
+    view: Grouped, txn: Transaction, group: Any, stored: bytes | None, *, recount: bool = False
+) -> Group[Any] | None:
     """Fold the deltas of a group (V4); returns the group with its aggregates, or None if it has no members.
 
     Args:
         stored: the group's `Kept`, packed.
+        recount: count the members again, whatever is stored.
     """
     assert view.deltas is not None
     prefix = parts_of(view.table.key, group)
     found = Kept.of(stored, view.shape, view.sums, view.orders)
     # If nothing is stored, a group of the first version had no members. That of a later one may not have been counted.
-    known = found.known and (stored is not None or view.version == 1)
+    known = found.known and (stored is not None or view.version == 1) and not recount
     news = Delta(view.shape, found.tally)
     for slot in await txn.scan(view.deltas.table, prefix=prefix, columns=[view.deltas]).all():
         delta = Delta.unpack(slot[view.deltas] or b"")
@@ -244,4 +247,4 @@ def _entry(order: Ordered, member: bytes, value: Any) -> Entry:
 
 def _source_key(view: Grouped, member: bytes) -> Any:
     members = view.members
-    return key_of(members.source.key, members.split(members.table.key.decode(member))[1])
+    return members.source_key(members.table.key.decode(member))

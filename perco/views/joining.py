@@ -17,6 +17,7 @@ from typing import Any, Final
 from perco.errors import UsageError
 from perco.schema.schema import Change
 from perco.txn.row import Row
+from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
 from perco.views.compiled import Joined, key_of, parts_of
 from perco.views.rows import Put
@@ -29,18 +30,25 @@ async def pairs(view: Joined, txn: Transaction, row: Row[Any]) -> Iterable[Put[A
     key = view.on(row)
     if key is None:
         return view.gives(row, ())
-    head = parts_of(view.keys.key, key)
     await txn.get(view.turned, key, lock=True)  # V8
+    found = await matches(view, txn, row.key, key)
+    place = (*parts_of(view.keys.key, key), *parts_of(view.table.key, row.key))
+    return [Put(view.lefts, place, {view.left: True}), *view.gives(row, found)]
+
+
+async def matches(view: Joined, snap: Snapshot, left: Any, key: Any) -> list[Row[Any]]:
+    """The right rows with a key. Raises: UsageError, which names the left row `left`, if there are too many."""
     copies, most = view.rights, view.matches_max
-    scan = txn.scan(copies.table, prefix=head, columns=list(copies.columns.values()), limit=most + 1)
-    found = [copies.original(copy) async for copy in scan]
+    head, columns = parts_of(view.keys.key, key), list(copies.columns.values())
+    found = [
+        copies.original(copy) async for copy in snap.scan(copies.table, prefix=head, columns=columns, limit=most + 1)
+    ]
     if len(found) > most:
         raise UsageError(
-            f"view {view.id!r}: left row {row.key!r} matches more than {most} right row(s), and a run "
+            f"view {view.id!r}: left row {left!r} matches more than {most} right row(s), and a run "
             "reads them all: raise matches_max, or join the other way round"
         )
-    place = (*head, *parts_of(view.table.key, row.key))
-    return [Put(view.lefts, place, {view.left: True}), *view.gives(row, found)]
+    return found
 
 
 async def run_key(view: Joined, txn: Transaction, change: Change[Any, Any]) -> None:

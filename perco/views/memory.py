@@ -95,19 +95,22 @@ def given(view: str, puts: object, outputs: Mapping[Table[Any], frozenset[Column
         where = each.table.name, each.table.row(each.key)
         if where in out:
             raise UsageError(f"view {view!r} gave {each.table.name}[{each.key!r}] twice in one run")
-        digest = blake2b(digest_size=_DIGEST_BYTES)
-        values = {}
-        for column in sorted(each.values, key=lambda column: column.name):
+        for column in each.values:
             if column not in columns:
                 raise UsageError(f"view {view!r} gave a value of {column!r}, which its into= does not name")
-            value = each.values[column]
-            if value is not None:
-                data = encoded(column.codec, value, column, "value of ")
-                name = column.name.encode()
-                digest.update(b"%d %d " % (len(name), len(data)))
-                digest.update(name)
-                digest.update(data)
-                values[column] = value
+        values = {column: value for column, value in each.values.items() if value is not None}
         if values:
-            out[where] = Given(each.table, each.table.key.decode(where[1]), values, digest.digest())
+            out[where] = Given(each.table, each.table.key.decode(where[1]), values, digest_of(values))
     return out
+
+
+def digest_of(values: Mapping[Column[Any, Any], Any]) -> bytes:
+    """Of a row's values. Raises: TooLarge, TypeError, ValueError for a value that cannot be stored."""
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    for column in sorted(values, key=lambda column: column.name):
+        data = encoded(column.codec, values[column], column, "value of ")
+        name = column.name.encode()
+        digest.update(b"%d %d " % (len(name), len(data)))
+        digest.update(name)
+        digest.update(data)
+    return digest.digest()

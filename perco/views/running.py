@@ -17,6 +17,7 @@ from perco.errors import UsageError
 from perco.schema.schema import Change, Column, Table
 from perco.txn.inside import engine_of
 from perco.txn.row import Row
+from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
 from perco.views.compiled import Each, Grouped, Joined, Owners, parts_of
 from perco.views.folding import NOTHING_KEPT, Told, fold, keep
@@ -33,19 +34,20 @@ async def run_each(view: Each | Joined, txn: Transaction, change: Change[Any, An
     before = Memory.unpack(stored)
     if view.several and before.version == view.version and before.seen_ts >= change.commit_ts:
         return  # the run for another column of the row has seen this change
-    after = given(view.id, await _puts(view, txn, key, row), view.writes)
-    await _write(view, txn, view.table.row(key), before, after, change.attempt)
-    seen_ts = txn.start_ts if view.several and _is_there(view, row) else 0
-    _remember(view, txn, key, stored, after, seen_ts)
+    after = given(view.id, await puts(view, txn, key, row), view.writes)
+    await write(view, txn, view.table.row(key), before, after, change.attempt)
+    seen_ts = txn.start_ts if view.several and is_there(view, row) else 0
+    remember(view, txn, key, stored, after, seen_ts)
 
 
-def _is_there(view: Owners, row: Row[Any]) -> bool:
+def is_there(view: Owners, row: Row[Any]) -> bool:
+    """Whether a source row has any of the columns that the view reads: if not, it gives nothing."""
     return any(row[column] is not None for column in view.columns)
 
 
-async def _puts(view: Each | Joined, txn: Transaction, key: Any, row: Row[Any]) -> Iterable[Put[Any]]:
+async def puts(view: Each | Joined, txn: Transaction, key: Any, row: Row[Any]) -> Iterable[Put[Any]]:
     """The rows that a source row gives."""
-    if not _is_there(view, row):
+    if not is_there(view, row):
         return ()
     inputs = Row(key, {column: (row[column], row.commit_ts(column)) for column in view.columns})
     return view.function(inputs) if isinstance(view, Each) else await pairs(view, txn, inputs)
@@ -55,18 +57,40 @@ async def run_group(view: Grouped, txn: Transaction, change: Change[Any, Any]) -
     """Run a view for a group whose members have changed."""
     group = change.key
     row = await txn.row(view.table, group, [view.memory, view.kept])
-    members = _all if view.deltas is None else fold
-    found = await members(view, txn, group, row[view.kept])
+    found = await group_now(view, txn, group, row[view.kept])
     after = given(view.id, () if found is None else view.function(group, found), view.writes)
     stored = row[view.memory]
-    await _write(view, txn, view.table.row(group), Memory.unpack(stored), after, change.attempt)
-    _remember(view, txn, group, stored, after)
+    await write(view, txn, view.table.row(group), Memory.unpack(stored), after, change.attempt)
+    remember(view, txn, group, stored, after)
 
 
-async def _all(view: Grouped, txn: Transaction, group: Any, stored: bytes | None) -> Group[Any] | None:
-    """The group with all its members; None if it has none. `stored`: its `Kept`, packed."""
-    copies, most = view.members, view.members_max
-    scan = txn.scan(
+async def group_now(
+    view: Grouped, txn: Transaction, group: Any, stored: bytes | None, *, recount: bool = False
+) -> Group[Any] | None:
+    """The group as its function reads it, brought up to date; None if it has no members.
+
+    Args:
+        stored: its `Kept`, packed.
+        recount: count the aggregates again.
+    """
+    if view.deltas is not None:
+        return await fold(view, txn, group, stored, recount=recount)
+    rows = await members(view, txn, group, view.members_max)
+    keep(view, txn, group, stored, NOTHING_KEPT if rows else None)
+    return Group(rows) if rows else None
+
+
+async def has_members(view: Grouped, snap: Snapshot, group: Any) -> bool:
+    """Whether a group has any members."""
+    copies = view.members
+    columns = list(copies.columns.values())
+    return bool(await snap.scan(copies.table, prefix=parts_of(copies.key, group), columns=columns, limit=1).all())
+
+
+async def members(view: Grouped, snap: Snapshot, group: Any, most: int) -> list[Row[Any]]:
+    """The members of a group. Raises: UsageError if there are more than `most`."""
+    copies = view.members
+    scan = snap.scan(
         copies.table, prefix=parts_of(copies.key, group), columns=list(copies.columns.values()), limit=most + 1
     )
     rows = [copies.original(copy) async for copy in scan]
@@ -75,11 +99,10 @@ async def _all(view: Grouped, txn: Transaction, group: Any, stored: bytes | None
             f"view {view.id!r}: group {group!r} has more than {most} members, and a run reads them all: "
             "keep aggregates of it (keep=), or raise members_max"
         )
-    keep(view, txn, group, stored, NOTHING_KEPT if rows else None)
-    return Group(rows) if rows else None
+    return rows
 
 
-def _remember(
+def remember(
     view: Owners, txn: Transaction, key: Any, stored: bytes | None, after: Mapping[Where, Given], seen_ts: int = 0
 ) -> None:
     """Write the owner's memory (V1): if it has changed, or if runs of the owner could overlap (V2). An owner that gives
@@ -93,7 +116,7 @@ def _remember(
         txn.delete(view.memory, key)
 
 
-async def _write(
+async def write(
     view: Owners, txn: Transaction, owner: bytes, before: Memory, after: Mapping[Where, Given], attempt: int
 ) -> None:
     """Write the difference (V6), and tell the group view or join for which the rows are copies."""
@@ -105,7 +128,7 @@ async def _write(
     if not (gone or new or changed or same):
         return
     tables = {each.table.name: each.table for each in after.values()}
-    tables.update({name: _table(view, txn, name) for name, _ in gone})
+    tables.update({name: table_of(view, txn, name) for name, _ in gone})
     keys = {
         where: after[where].key if where in after else tables[where[0]].key.decode(where[1])
         for where in (*gone, *new, *changed, *same)
@@ -116,7 +139,7 @@ async def _write(
         await told.read(txn, [keys[where] for where in (*gone, *new, *changed)])
     for where in gone:
         table, key = tables[where[0]], keys[where]
-        for column in _earlier(view, before, table):
+        for column in earlier(view, before, table):
             txn.delete(column, key)
         if table in view.owned:
             txn.delete(view.owned[table], key)
@@ -127,7 +150,7 @@ async def _write(
         for column, value in values.items():
             txn.set(column, key, value)
         if where in before.rows or where in taken:
-            for column in {*_earlier(view, before, table), *view.writes[table]} - values.keys():
+            for column in {*earlier(view, before, table), *view.writes[table]} - values.keys():
                 txn.delete(column, key)
         if where not in before.rows and table in view.owned:
             txn.set(view.owned[table], key, owner)
@@ -135,7 +158,7 @@ async def _write(
             told.change(key, values)
     for where in same:
         table, key, values, _ = after[where]
-        for column in set(_earlier(view, before, table)) - values.keys():
+        for column in set(earlier(view, before, table)) - values.keys():
             txn.delete(column, key)
         if told is not None:
             told.again(key)
@@ -143,14 +166,14 @@ async def _write(
         await told.write(txn, attempt)
 
 
-def _earlier(view: Owners, before: Memory, table: Table[Any]) -> list[Column[Any, Any]]:
+def earlier(view: Owners, before: Memory, table: Table[Any]) -> list[Column[Any, Any]]:
     """The columns of a table that the owner's last run could write, without those that another view writes now."""
     names = before.columns.get(table.name, ())
     columns = [table.columns[name] for name in names if name in table.columns]
     return [column for column in columns if view.writers.get(column, view) is view]
 
 
-def _table(view: Owners, txn: Transaction, name: str) -> Table[Any]:
+def table_of(view: Owners, txn: Transaction, name: str) -> Table[Any]:
     """The table in which an earlier version of the view gave rows. Raises: UsageError if it is not declared."""
     tables = engine_of(txn).known.schema.tables
     if name not in tables:
@@ -196,7 +219,7 @@ async def _release(
     if isinstance(view, Each | Joined):
         row = await txn.row(view.table, first, [*view.columns, view.memory], lock=True)
         memory = Memory.unpack(row[view.memory])
-        gives = given(view.id, await _puts(view, txn, first, row), view.writes)
+        gives = given(view.id, await puts(view, txn, first, row), view.writes)
     for where, key in rows:
         if gives is None or where in gives:
             raise UsageError(

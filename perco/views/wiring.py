@@ -1,7 +1,7 @@
 """Makes views from what a program declares: their tables, columns and signals, and the checks of these.
 
 A group view and a join need source rows sorted by keys that a function returns. A view of single rows keeps such copies
-for them (`copying`), and tells them of each change.
+for them (`copier`), and tells them of each change.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def each(
         outputs=outputs,
         owned=_owned(id, outputs),
         several=len(columns) > 1,
+        made_of=(function, *_names(columns, outputs)),
         function=function,
     )
 
@@ -71,7 +72,7 @@ def grouped(
     sums, ordered = kept(id, columns, keep)
     groups: Table[Any] = Table(f"{id}.groups", key=codec)
     members = _copies(f"{id}.members", columns, _grouping(by, columns[0].table, codec), codec)
-    return Grouped(
+    view = Grouped(
         id=id,
         version=version,
         table=groups,
@@ -80,6 +81,12 @@ def grouped(
         outputs=outputs,
         owned=_owned(id, outputs),
         several=True,
+        made_of=(
+            function,
+            by.parts if isinstance(by, Prefix) else by,
+            *_names(columns, outputs),
+            _shape(0, sums, ordered),
+        ),
         members=members,
         changed=groups.signal("changed"),
         kept=groups.hide(f"_kept {id}", BYTES),
@@ -91,6 +98,8 @@ def grouped(
         members_max=members_max,
         function=function,
     )
+    view.copier = _copying(view, members)
+    return view
 
 
 def joined(
@@ -112,7 +121,7 @@ def joined(
     lefts = _table(f"{id}.lefts", (*codecs_of(codec), *codecs_of(table.key)))
     left = lefts.column("left", BOOL)
     right_key = to or (lambda row: row.key)
-    return Joined(
+    view = Joined(
         id=id,
         version=version,
         table=table,
@@ -122,6 +131,7 @@ def joined(
         inner={lefts: frozenset([left])},
         owned=_owned(id, outputs),
         several=True,
+        made_of=(function, on, to, how, *_names((*columns, *rights), outputs)),
         on=lambda row: normal(codec, on(row)),
         how=how,
         rights=_copies(f"{id}.rights", rights, lambda row: normal(codec, right_key(row)), codec),
@@ -135,9 +145,11 @@ def joined(
         matches_max=matches_max,
         function=function,
     )
+    view.copier = _copying(view, view.rights)
+    return view
 
 
-def copying(view: Grouped | Joined, copies: Copies) -> Each:
+def _copying(view: Grouped | Joined, copies: Copies) -> Each:
     """The view of single rows that keeps the copies of a group view or a join, and tells it of each change."""
 
     def copy(row: Row[Any]) -> Iterable[Put[Any]]:
@@ -175,6 +187,11 @@ def own_tables(view: Each | Grouped | Joined) -> list[Table[Any]]:
 
 def _owned(id: str, outputs: Outputs) -> dict[Table[Any], Column[Any, bytes]]:
     return {table: table.hide(f"_owner {id}", BYTES) for table in outputs}
+
+
+def _names(columns: Columns, outputs: Outputs) -> tuple[list[str], list[str]]:
+    written = {column for found in outputs.values() for column in found}
+    return sorted(map(repr, columns)), sorted(map(repr, written))
 
 
 def _table(name: str, parts: Sequence[Codec[Any]], keep: Keep | None = None) -> Table[Any]:

@@ -7,44 +7,46 @@ from typing import Any, Final
 
 import pytest
 
-from perco.views import folding, memory, running
+from perco.txn.inside import size_of
+from perco.views import folding, memory, rebuilding, running
 from perco.views.tops import Delta, Top
 from tests.testing.mutants_components import by
 
 _RULES: Final = "tests/component/notify/test_views.py"
 _TOPS: Final = "tests/core/views/test_tops.py"
+_REBUILDS: Final = "tests/component/notify/test_views_rebuild.py"
 _EQUAL: Final = "tests/component/notify/test_views_equal.py"
 
 
 @by(f"{_RULES}::test_rows_follow_their_source", "V1 a run does not retract what it no longer gives")
 def no_retraction(patch: pytest.MonkeyPatch) -> None:
-    right = running._write
+    right = running.write
 
     async def write(view: Any, txn: Any, owner: Any, before: Any, *rest: Any) -> None:
         before.rows = {where: digest for where, digest in before.rows.items() if where in rest[0]}
         await right(view, txn, owner, before, *rest)
 
-    patch.setattr(running, "_write", write)
+    patch.setattr(running, "write", write)
 
 
 @by(f"{_RULES}::test_rows_follow_their_source", "V1 an owner's memory is written only once")
 def memory_stays(patch: pytest.MonkeyPatch) -> None:
-    right = running._remember
+    right = running.remember
 
     def remember(view: Any, txn: Any, key: Any, stored: Any, *rest: Any) -> None:
         if stored is None:
             right(view, txn, key, stored, *rest)
 
-    patch.setattr(running, "_remember", remember)
+    patch.setattr(running, "remember", remember)
 
 
 def _memory_only_if_changed(patch: pytest.MonkeyPatch) -> None:
-    right = running._remember
+    right = running.remember
 
     def remember(view: Any, txn: Any, key: Any, stored: Any, after: Any, seen_ts: int = 0) -> None:
         right(dataclasses.replace(view, several=False), txn, key, stored, after)
 
-    patch.setattr(running, "_remember", remember)
+    patch.setattr(running, "remember", remember)
 
 
 @by(
@@ -103,7 +105,7 @@ class _NoDelete:
 def folded_twice(patch: pytest.MonkeyPatch) -> None:
     right = running.fold
 
-    async def fold(view: Any, txn: Any, group: Any, stored: Any) -> Any:
+    async def fold(view: Any, txn: Any, group: Any, stored: Any, **how: Any) -> Any:
         return await right(view, _NoDelete(txn, view.deltas), group, stored)
 
     patch.setattr(running, "fold", fold)
@@ -134,13 +136,13 @@ def many_owners(patch: pytest.MonkeyPatch) -> None:
 
 @by(f"{_RULES}::test_what_has_not_changed_is_not_written_and_nobody_is_told", "V6 all rows are written again")
 def no_cut_off(patch: pytest.MonkeyPatch) -> None:
-    right = running._write
+    right = running.write
 
     async def write(view: Any, txn: Any, owner: Any, before: Any, *rest: Any) -> None:
         before.rows = dict.fromkeys(before.rows, b"")
         await right(view, txn, owner, before, *rest)
 
-    patch.setattr(running, "_write", write)
+    patch.setattr(running, "write", write)
 
 
 @by(f"{_EQUAL}::test_a_store_equals_the_build", "V6 the cut-off cuts a change")
@@ -240,7 +242,52 @@ def taken_unlocked(patch: pytest.MonkeyPatch) -> None:
 def counts_as_new(patch: pytest.MonkeyPatch) -> None:
     right = folding.fold
 
-    async def fold(view: Any, txn: Any, group: Any, stored: Any) -> Any:
-        return await right(view, txn, group, None if stored == folding.NOTHING_KEPT else stored)
+    async def fold(view: Any, txn: Any, group: Any, stored: Any, **how: Any) -> Any:
+        return await right(view, txn, group, None if stored == folding.NOTHING_KEPT else stored, **how)
 
     patch.setattr(running, "fold", fold)
+
+
+@by(
+    f"{_REBUILDS}::test_a_rebuild_conflicts_with_a_change_of_what_it_has_read",
+    "V2 a rebuild reads a source row without a lock",
+)
+def rebuilt_unlocked(patch: pytest.MonkeyPatch) -> None:
+    right = rebuilding._mend
+
+    class Unlocking:
+        def __init__(self, txn: Any) -> None:
+            self._txn = txn
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._txn, name)
+
+        async def row(self, table: Any, key: Any, columns: Any, *, lock: bool = False) -> Any:
+            return await self._txn.row(table, key, columns)
+
+    async def mend(txn: Any, view: Any, owner: Any) -> bool:
+        patch.setattr(rebuilding, "size_of", lambda txn: size_of(txn._txn))
+        return await right(Unlocking(txn), view, owner)  # type: ignore[arg-type]
+
+    patch.setattr(rebuilding, "_mend", mend)
+
+
+@by(
+    f"{_REBUILDS}::test_a_rebuild_mends_whatever_was_broken",
+    "V1 a rebuild mends rows, but not their owner's memory",
+)
+def rebuilt_without_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rebuilding, "remember", lambda *_: None)
+
+
+@by(
+    f"{_REBUILDS}::test_a_rebuild_mends_whatever_was_broken",
+    "V4 a rebuild does not count a group again",
+)
+def rebuilt_uncounted(patch: pytest.MonkeyPatch) -> None:
+    right = rebuilding.group_now
+
+    async def group_now(view: Any, txn: Any, group: Any, stored: Any, *, recount: bool) -> Any:
+        return await right(view, txn, group, stored)
+
+    patch.setattr(rebuilding, "group_now", group_now)

@@ -72,3 +72,79 @@ async def test_a_worker_takes_views_for_a_schema(tmp_path: Path) -> None:
     done = await run("worker", NAME, "--store", store, "--until-idle")
     assert done.code == 0, done.err
     assert (await run("views", "check", NAME, "--store", store)).code == 0
+
+
+async def test_what_would_change_is_shown_and_rebuilt(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    await make(store)
+    same = await run("views", "diff", NAME, "--store", store)
+    assert (same.code, same.out.splitlines()[0].split()) == (
+        0,
+        ["view", "owners", "same", "added", "changed", "removed", "failed"],
+    )
+    async with perco.open(store, shelf.schema) as db, db.transaction() as txn:
+        txn.set(total, "sea", 3)
+        txn.set(total, "none", 1)
+    done = await run("views", "diff", NAME, "totals", "--store", store)
+    assert done.code == 1
+    assert "totals: words[sea] (given by sea)\n  new  most=" in done.out
+    assert "totals: words[none]\n  new  no row\n  now  total=1\n" in done.out
+    few = await run("views", "diff", NAME, "--store", store, "--limit", 1)
+    assert "... and 1 more row of totals" in few.out
+    [found] = json.loads((await run("views", "diff", NAME, "totals", "--store", store, "--json")).out)
+    assert {name: found[name] for name in ("owners", "changed", "removed", "strays", "equal")} == {
+        "owners": 3,
+        "changed": 1,
+        "removed": 1,
+        "strays": 1,
+        "equal": False,
+    }
+    wrong = await run("views", "diff", NAME, "no", "--store", store)
+    assert wrong.code == 2
+    assert "there is no view 'no'" in wrong.err
+    done = await run("views", "rebuild", NAME, "--store", store, "--json")
+    assert (done.code, json.loads(done.out)[1]) == (0, {"view": "totals", "owners": 3, "mended": 1, "strays": 1})
+    assert (await run("views", "check", NAME, "--store", store)).code == 0
+
+
+async def test_the_reasons_of_a_row_are_drawn(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    await make(store)
+    done = await run("why", NAME, "words", "sea", "--store", store)
+    lines = [line.strip("│├└─ ") for line in done.out.splitlines()]
+    assert done.code == 0
+    assert lines[0] == "words[sea]"
+    assert lines[1].startswith('most=[["a", 2]], total=2  totals, version 1, for sea')
+    assert lines[1].endswith("made again, byte by byte")
+    assert lines[2].startswith('postings[["sea", "a"]]  times=2  written at ')
+    assert lines[3].startswith("times=2  index, version 1, for a")
+    assert lines[4].startswith("pages[a]  text=sea and sea  written at ")
+    assert len((await run("why", NAME, "words", "sea", "--store", store, "--depth", 1)).out.splitlines()) == 3
+    found = json.loads((await run("why", NAME, "words", "and", "--store", store, "--json", "--inputs", 1)).out)
+    [reason] = found["reasons"]
+    assert (reason["same"], reason["more_inputs"], reason["owner"]) == (True, 1, "and")
+    assert found["inputs"][0]["table"] == "postings"
+    async with perco.open(store, shelf.schema) as db, db.transaction() as txn:
+        txn.set(total, "sea", 3)
+    done = await run("why", NAME, "words", "sea", "--store", store)
+    assert done.code == 1
+    assert 'made again, it is most=[["a", 2]], total=2' in done.out
+    past = await run(
+        "why", NAME, "words", "sea", "--store", store, "--ts", max(reason["inputs"][0]["commit_ts"].values())
+    )
+    assert past.code == 1  # the index was there, and the totals not yet
+    assert "words['sea'] has no value that a view could have given" in past.err
+    for args, message in {
+        ("words", "none"): "words['none'] has no value",
+        ("pages", "a"): "no view writes table 'pages'",
+        ("nothing", "a"): "has no table 'nothing'; its views write: authors, postings, words",
+    }.items():
+        done = await run("why", NAME, *args, "--store", store)
+        assert done.code in (1, 2)
+        assert message in done.err
+
+
+async def test_changed_code_is_accepted(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    await make(store)
+    assert (await run("views", "accept", NAME, "--store", store)).out == "no code had changed\n"

@@ -49,6 +49,11 @@ def test_blocking_code_has_views() -> None:
             txn.set(total, "x", 1)
         with db.snapshot() as snap:
             assert views.check_blocking(VIEWS, snap).count == 1
+            assert [each.strays for each in views.diff_blocking(VIEWS, snap)] == [0, 1]
+            [reason] = views.why_blocking(VIEWS, snap, totals, "e")
+            assert (reason.same, [each.key for each in reason.inputs]) == (True, [("e", "a"), ("e", "b")])
+        assert [each.strays for each in views.rebuild_blocking(VIEWS, db)] == [0, 1]
+        assert views.accept_blocking(VIEWS, db) == []
 
 
 def test_asyncio_has_views() -> None:
@@ -64,5 +69,10 @@ def test_asyncio_has_views() -> None:
                 txn.set(total, "x", 1)
             async with db.snapshot() as snap:
                 assert (await views.check(VIEWS, snap)).count == 1
+                assert [each.strays for each in await views.diff(VIEWS, snap)] == [0, 1]
+                [reason] = await views.why(VIEWS, snap, totals, "e")
+                assert (reason.same, [each.key for each in reason.inputs]) == (True, [("e", "a")])
+            assert [each.strays for each in await views.rebuild(VIEWS, db)] == [0, 1]
+            assert await views.accept(VIEWS, db) == []
 
     asyncio.run(main())

@@ -11,7 +11,7 @@ import pytest
 import perco
 from perco import views
 from perco.schema.schema import Change
-from perco.views import folding, joining, running, wiring
+from perco.views import folding, joining, running
 from perco.views.compiled import Grouped, Joined
 from tests.component.notify.kit import OPTIONS, client, get, memory, put, settle
 from tests.support.places import local_of
@@ -66,6 +66,26 @@ class Library:
         found = self.views.declared["by author"]
         assert isinstance(found, Grouped)
         return found
+
+
+def changed(grow: int, *, by: int = 1) -> Library:
+    """The views with other functions, in the same version."""
+    made = Library()
+    made.index(grow=grow)
+
+    @made.views.group(
+        made.author, made.body, id="by author", by=lambda row: (row[made.author] or "")[:by], into=made.authors
+    )
+    def by_author(author: str, rows: views.Group[Any]) -> Iterator[views.Put[Any]]:
+        if author == "!":
+            raise ValueError("no author")
+        yield views.Put(made.authors, author, {made.wrote: [row.key for row in rows]})
+
+    @made.views.join(made.author, made.wrote, id="credit", on=lambda row: (row[made.author] or "")[:1], into=made.words)
+    def credit(one: perco.Row[str], other: perco.Row[str]) -> Iterator[views.Put[Any]]:
+        yield views.Put(made.words, one.key, {made.total: len(other[made.wrote]) * grow})
+
+    return made
 
 
 @pytest.fixture
@@ -273,7 +293,7 @@ async def test_a_group_that_was_not_counted_under_an_earlier_version_is_counted(
         for key in "ab":
             await put(first, library.n, ("x", key), 1)
             async with first.transaction() as txn:
-                await running.run_each(wiring.copying(copies, copies.members), txn, change(("x", key)))
+                await running.run_each(copies.copier, txn, change(("x", key)))
         local = local_of(first)
     after = Library()
     after.totals(version=2)
@@ -396,7 +416,7 @@ async def test_a_delta_that_comes_while_another_is_folded_is_not_lost(
 ) -> None:  # V4
     monkeypatch.setattr(folding, "_SLOTS", 1)
     view = library.totals()
-    index = wiring.copying(view, view.members)
+    index = view.copier
     async with client(memory(), library.schema) as db:
         for key in "ab":
             await put(db, library.n, ("x", key), 1)
@@ -483,7 +503,7 @@ async def test_a_change_of_a_left_row_runs_for_this_row_only(library: Library) -
 
 async def test_a_run_and_a_change_of_the_other_side_do_not_miss_each_other(library: Library) -> None:  # V8
     view = credits(library)
-    rights = wiring.copying(view, view.rights)
+    rights = view.copier
     async with client(memory(), library.schema) as db:
         await put(db, library.author, "a", "ann")
         await put(db, library.wrote, "ann", 1)
@@ -524,7 +544,7 @@ async def test_a_change_on_the_way_begins_with_the_first_left_row_again(
 ) -> None:
     monkeypatch.setattr(joining, "_AT_ONCE", 1)
     view = credits(library)
-    rights = wiring.copying(view, view.rights)
+    rights = view.copier
     async with client(memory(), library.schema) as db:
         async with db.worker():
             for key in "abc":

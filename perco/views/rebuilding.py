@@ -1,0 +1,255 @@
+"""Rebuilds views: makes their tables what the definition says, whatever they hold now, while writers go on.
+
+For each owner, a transaction calls the function, reads the rows that are there, and writes the difference between the
+two. So it does not rely on the owner's memory, and mends that, too. Last, the rows that no owner gave are deleted.
+
+V1  The transaction that mends rows also writes the owner's memory.
+V2  It conflicts with a run for the same owner. For a source row, it reads the inputs under a read lock (T14): if they
+    change meanwhile, it fails and tries again; if they change later, the observer's run sees what it wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+import trio
+
+import perco.aio
+import perco.aio.calling
+import perco.sync
+import perco.sync.calling
+from perco.database.database import Database
+from perco.schema.schema import Column, Table
+from perco.txn.inside import size_of
+from perco.txn.transaction import Transaction
+from perco.views.compiled import Each, Grouped, Joined, Owners, codecs_of, key_of
+from perco.views.declaring import Views
+from perco.views.memory import Given, Memory, Where, digest_of, given
+from perco.views.running import earlier, group_now, has_members, is_there, puts, remember, table_of, write
+
+T = TypeVar("T")
+
+_AT_ONCE: Final = 16  # transactions
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """What a rebuild has done to a view.
+
+    Attributes:
+        owners: source rows, groups or left rows that were computed.
+        mended: of these, how many had rows, or a memory, that were not what the definition says.
+        strays: rows that no owner gave, and that were deleted.
+    """
+
+    view: str
+    owners: int = 0
+    mended: int = 0
+    strays: int = 0
+
+
+Progress = Callable[[Rebuilt], object]
+
+
+def _quiet(rebuilt: Rebuilt) -> None:
+    pass
+
+
+async def rebuild(
+    views: Views, db: Database | perco.aio.Database, view: str | None = None, *, progress: Progress = _quiet
+) -> list[Rebuilt]:
+    """Make the tables of views what their definition says, whatever they hold now.
+
+    Use it if a program has written to these tables by mistake, or after a change of code without a new version. Only
+    rows that differ are written. The store may be in use meanwhile. What reads these tables is told of the changes as
+    ever, so let a worker run. If it is interrupted, call it again. `rebuild_blocking` is the same for blocking code.
+
+    Args:
+        view: only this one, by its id; by default, all in the order of their declaration.
+        progress: called now and then, with what has been done to the present view.
+
+    Returns what was done, by view.
+
+    Raises: UsageError for an unknown view; what the functions of the views raise; whatever `Database.run` raises.
+    """
+    if isinstance(db, perco.aio.Database):
+        return await perco.aio.calling.ask_for(db, _rebuild, views, view, progress)
+    return await _rebuild(db, views, view, progress)
+
+
+def rebuild_blocking(
+    views: Views, db: perco.sync.Database, view: str | None = None, *, progress: Progress = _quiet
+) -> list[Rebuilt]:
+    """`rebuild` for blocking code; `progress` is called on the store's own thread. Raises: as `rebuild`."""
+    return perco.sync.calling.ask_for(db, _rebuild, views, view, progress)
+
+
+async def _rebuild(db: Database, views: Views, view: str | None, progress: Progress) -> list[Rebuilt]:
+    out = []
+    for each in views.chosen(view):
+        rebuilt = Rebuilt(each.id)
+        if not isinstance(each, Each):
+            await _all(each.copier, db, rebuilt, progress)
+        await _all(each, db, rebuilt, progress)
+        progress(rebuilt)
+        out.append(rebuilt)
+    return out
+
+
+async def _all(view: Each | Grouped | Joined, db: Database, rebuilt: Rebuilt, progress: Progress) -> None:
+    """Mend the rows of all owners, and then delete the strays."""
+    # A source row counts once, not again for its copy.
+    counted = Rebuilt(view.id) if isinstance(view, Each) and view.tells is not None else rebuilt
+
+    async def mend(owner: Any) -> None:
+        mended = await db.run(_mend, view, owner)
+        counted.mended += mended
+        counted.owners += 1
+        if counted.owners % 1000 == 0:
+            progress(rebuilt)
+
+    async def stray(found: tuple[Table[Any], Any]) -> None:
+        dropped = await db.run(_drop_stray, view, *found)
+        rebuilt.strays += dropped
+
+    await _for_each(_owners(view, db), mend)
+    await _for_each(_strays(view, db), stray)
+
+
+async def _for_each(items: AsyncGenerator[T, None], task: Callable[[T], Awaitable[None]]) -> None:
+    """Call a function with each item, some at a time. Raises the first error of a call, not an ExceptionGroup."""
+    send, receive = trio.open_memory_channel[T](0)
+    errors: list[Exception] = []
+
+    async def take(scope: trio.CancelScope) -> None:
+        try:
+            async for item in receive:
+                await task(item)
+        except Exception as error:
+            errors.append(error)
+            scope.cancel()
+
+    async with trio.open_nursery() as nursery, send, aclosing(items):
+        for _ in range(_AT_ONCE):
+            nursery.start_soon(take, nursery.cancel_scope)
+        async for item in items:
+            await send.send(item)
+    if errors:
+        raise errors[0]
+
+
+# ------------------------------------------------------------ owners
+
+
+async def _owners(view: Each | Grouped | Joined, db: Database) -> AsyncGenerator[Any, None]:
+    """The keys of all rows that give something, or gave something."""
+    if isinstance(view, Grouped):
+        copies = view.members
+        last: Any = None
+        async with db.snapshot() as snap:
+            async for copy in snap.scan(copies.table, columns=list(copies.columns.values())):
+                group = copies.split(copy.key)[0]
+                if group != last:
+                    last = group
+                    yield group
+            async for row in snap.scan(view.table, columns=[view.memory, view.kept]):
+                if not await has_members(view, snap, row.key):
+                    yield row.key
+        return
+    async with db.snapshot() as snap:
+        async for row in snap.scan(view.table, columns=[view.memory, *view.columns]):
+            yield row.key
+
+
+async def _mend(txn: Transaction, view: Each | Grouped | Joined, owner: Any) -> bool:
+    """Compute what an owner gives, and write what is not there. Returns whether anything was written."""
+    if isinstance(view, Grouped):
+        row = await txn.row(view.table, owner, [view.memory, view.kept])
+        group = await group_now(view, txn, owner, row[view.kept], recount=True)
+        after = given(view.id, () if group is None else view.function(owner, group), view.writes)
+        seen = False
+    else:
+        row = await txn.row(view.table, owner, [*view.columns, view.memory], lock=True)  # V2
+        after = given(view.id, await puts(view, txn, owner, row), view.writes)
+        seen = view.several and is_there(view, row)
+    stored = row[view.memory]
+    memory = Memory.unpack(stored)
+    before = await _there(view, txn, owner, memory, after)
+    await write(view, txn, view.table.row(owner), before, after, 1)
+    same = memory.version == view.version and memory.rows == {where: each.digest for where, each in after.items()}
+    if not same or size_of(txn) != (0, 0):
+        remember(view, txn, owner, stored, after, txn.start_ts if seen else 0)  # V1
+    return size_of(txn) != (0, 0)
+
+
+async def _there(view: Owners, txn: Transaction, owner: Any, memory: Memory, after: Mapping[Where, Given]) -> Memory:
+    """The memory that an owner should have, for what is in the tables. Columns of a row that is not the owner's, but
+    that it is to get, are deleted."""
+    places: dict[Table[Any], dict[Any, Where]] = {}
+    for where in {**memory.rows, **after}:
+        table = after[where].table if where in after else table_of(view, txn, where[0])
+        places.setdefault(table, {})[table.key.decode(where[1])] = where
+    rows: dict[Where, bytes] = {}
+    for table, wheres in places.items():
+        columns = list({*earlier(view, memory, table), *view.writes.get(table, ())})
+        marks = [view.owned[table]] if table in view.owned else []
+        for key, where in wheres.items():
+            row = await txn.row(table, key, [*columns, *marks])
+            values = {column: row[column] for column in columns if row[column] is not None}
+            mine = all(row[mark] == view.table.row(owner) for mark in marks)
+            if mine and values:
+                rows[where] = digest_of(values)
+            elif mine and where in after:
+                rows[where] = b""  # the row's owner is noted, but its values are gone
+            elif where in after and not any(row[mark] is not None for mark in marks):
+                for column in values:
+                    txn.delete(column, key)
+    return replace(memory, rows=rows)
+
+
+# ------------------------------------------------------------ strays
+
+
+async def _strays(view: Each | Grouped | Joined, db: Database) -> AsyncGenerator[tuple[Table[Any], Any], None]:
+    """The rows with values in the view's columns that are in no owner's memory. No transaction in flight gives them
+    here, but one may give them a moment later."""
+    for table, columns in view.writes.items():
+        marks = [view.owned[table]] if table in view.owned else []
+        async with db.snapshot() as snap:
+            async for row in snap.scan(table, columns=[*columns, *marks]):
+                owner = _owner_of(view, table, row.key, row[marks[0]] if marks else None)
+                if owner is not None:
+                    stored = await snap.get(view.memory, owner)
+                if owner is None or (table.name, table.row(row.key)) not in Memory.unpack(stored).rows:
+                    yield table, row.key
+
+
+def _owner_of(view: Owners, table: Table[Any], key: Any, mark: bytes | None) -> Any:
+    """The owner of a derived row, by its mark; in the view's own tables, by its key."""
+    if table in view.owned:
+        return None if mark is None else view.table.key.decode(mark)
+    if isinstance(view, Joined):
+        return key_of(view.table.key, key[len(codecs_of(view.keys.key)) :])
+    assert isinstance(view, Each)
+    assert view.tells is not None
+    copies = view.tells.members if isinstance(view.tells, Grouped) else view.tells.rights
+    return copies.source_key(key)
+
+
+async def _drop_stray(txn: Transaction, view: Each | Grouped | Joined, table: Table[Any], key: Any) -> bool:
+    """Delete a row if it is in no owner's memory. Returns whether it was deleted."""
+    columns: list[Column[Any, Any]] = [*view.writes[table]]
+    marks = [view.owned[table]] if table in view.owned else []
+    row = await txn.row(table, key, [*columns, *marks])
+    owner = _owner_of(view, table, key, row[marks[0]] if marks else None)
+    if owner is not None:
+        stored = await txn.get(view.memory, owner, lock=True)
+        if (table.name, table.row(key)) in Memory.unpack(stored).rows:
+            return False
+    there = [column for column in (*columns, *marks) if row[column] is not None]
+    for column in there:
+        txn.delete(column, key)
+    return bool(there)
