@@ -8,6 +8,7 @@ from perco.views.aggregates import (
     smallest as smallest,
     sum as sum,
 )
+from perco.views.cached import Cached as Cached
 from perco.views.checking import (
     Checked as Checked,
     Difference as Difference,

@@ -16,19 +16,23 @@ from perco.errors import UsageError
 from perco.schema.schema import Column, Table
 from perco.txn.row import Row
 from perco.views.aggregates import Ordered, tallied
+from perco.views.cached import Cached, Later
 from perco.views.compiled import Each, Grouped, Joined
-from perco.views.memory import Given, Where, given
+from perco.views.memory import Given, Where, fill, given, laters
 from perco.views.rows import Group, Put, in_order
 
 Rows = Mapping[Any, Mapping[Column[Any, Any], Any]]
 """A table's rows: by key, the values by column."""
+
+Results = Mapping[Cached[Any, Any], Mapping[bytes, Any]]
+"""Known values of cached functions, by the keys of their arguments."""
 
 Puts = Callable[[], Iterable[Put[Any]]]
 Stored = dict[Table[Any], dict[bytes, dict[Column[Any, Any], Any]]]
 
 
 def build(
-    declared: Iterable[Each | Grouped | Joined], sources: Mapping[Table[Any], Rows]
+    declared: Iterable[Each | Grouped | Joined], sources: Mapping[Table[Any], Rows], results: Results
 ) -> dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]]:
     """See `Views.build`."""
     views = list(declared)
@@ -44,6 +48,7 @@ def build(
     for view in views:
         rights = _rows(tuple(view.rights.columns), stored) if isinstance(view, Joined) else ()
         owners: dict[Where, Any] = {}
+        rows_of_view: dict[Where, Given] = {}
         for owner, puts in owned(view, _rows(view.columns, stored), rights):
             try:
                 gave = given(view.id, puts(), view.outputs)
@@ -57,7 +62,10 @@ def build(
                         f"{owner!r}: a row has one owner"
                     )
                 owners[where] = owner
-                _store(stored, where, row)
+                rows_of_view[where] = row
+        _compute(rows_of_view.values(), results)
+        for where, row in rows_of_view.items():
+            _store(stored, where, row)
     written: dict[Table[Any], set[Column[Any, Any]]] = {}
     for view in views:
         for table, columns in view.outputs.items():
@@ -70,6 +78,24 @@ def build(
             if present:
                 rows_of[table.key.decode(stored_key)] = present
     return out
+
+
+def _compute(rows: Iterable[Given], results: Results) -> None:
+    """Find the values of cached functions, among results or by calls."""
+    late = [row for row in rows if row.later]
+    by: dict[Cached[Any, Any], dict[bytes, Later]] = {}
+    for later in laters(late):
+        by.setdefault(later.cached, {})[later.key] = later
+    found: dict[tuple[Cached[Any, Any], bytes], Any] = {}
+    for cached, wanted in by.items():
+        known = results.get(cached, {})
+        missing = [later for key, later in wanted.items() if key not in known]
+        found.update({(cached, key): known[key] for key in wanted if key in known})
+        for at in range(0, len(missing), cached.batch):
+            some = missing[at : at + cached.batch]
+            values = cached.call([later.argument for later in some])
+            found.update({(cached, later.key): value for later, value in zip(some, values, strict=True)})
+    fill(late, {later: found[later.cached, later.key] for later in laters(late)})
 
 
 def _rows(columns: Sequence[Column[Any, Any]], stored: Stored) -> list[Row[Any]]:

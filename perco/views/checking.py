@@ -13,6 +13,7 @@ from perco.schema.codecs import encoded
 from perco.schema.schema import Column, Table
 from perco.txn.row import Row
 from perco.txn.snapshot import Snapshot
+from perco.views.cached import Cached, Later
 from perco.views.declaring import Views
 
 
@@ -136,7 +137,14 @@ def _reads(views: Views, ts: int, differences_max: int, progress: Progress) -> R
                 progress(table.name, len(rows))
             row = yield None
         progress(table.name, len(rows))
-    expected = views.build(sources)
+    results: dict[Cached[Any, Any], dict[bytes, Any]] = {}
+    for cached in views.cached_functions.values():
+        stored = results[cached] = {}
+        row = yield Read(cached.results.table, [cached.results])
+        while row is not None:
+            stored[row.key] = row[cached.results]
+            row = yield None
+    expected = views.build(sources, results=results)
     checked = Checked(ts)
     for view in views.declared.values():
         digest, count = blake2b(digest_size=16), 0
@@ -167,7 +175,17 @@ def _reads(views: Views, ts: int, differences_max: int, progress: Progress) -> R
 
 def stored_values(values: Mapping[Column[Any, Any], Any]) -> dict[str, bytes]:
     """A row's values in stored form, by the names of their columns: values that are equal may differ there."""
-    return {column.name: encoded(column.codec, value, column, "value of ") for column, value in values.items()}
+    return {
+        column.name: b"later " + value.key
+        if type(value) is Later
+        else encoded(column.codec, value, column, "value of ")
+        for column, value in values.items()
+    }
+
+
+def shown_values(values: Mapping[Column[Any, Any], Any]) -> dict[str, Any]:
+    """A row's values, by the names of their columns; those of cached functions that were not computed as text."""
+    return {column.name: repr(value) if type(value) is Later else value for column, value in values.items()}
 
 
 def _add(digest: Any, table: Table[Any], key: Any, values: dict[Column[Any, Any], Any]) -> None:
@@ -189,5 +207,5 @@ def _note(
 ) -> None:
     checked.count += 1
     if len(checked.differences) < differences_max:
-        wanted, there = ({column.name: value for column, value in each.items()} for each in (expected, found))
+        wanted, there = shown_values(expected), shown_values(found)
         checked.differences.append(Difference(view, table.name, key, wanted, there, owner))

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from perco.schema.schema import Column, Signal, Table
+from perco.views.cached import Cached
 
 _SKIPPED: Final = frozenset({"annotation", "returns", "type_comment", "decorator_list", "kind", "ctx", "type_params"})
 _INSTALLED: Final = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -95,6 +96,9 @@ class _Fingerprint:
             self._many("set", sorted(value, key=repr))
         elif isinstance(value, Mapping):
             self._map(value)
+        elif isinstance(value, Cached):
+            self._add("cached", value.id, value.version)
+            self.value(value.function)
         elif isinstance(value, Table | Column | Signal):
             self._add("perco", repr(value))
         else:

@@ -38,13 +38,14 @@ from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 from perco.errors import UsageError
-from perco.schema.codecs import Codec
+from perco.schema.codecs import BYTES, Codec
 from perco.schema.schema import Change, Code, Column, Schema, Signal, Table
 from perco.txn.row import Row
 from perco.txn.transaction import Transaction
-from perco.views import batch, wiring
+from perco.views import batch as batches, wiring
 from perco.views.aggregates import Aggregate
 from perco.views.batch import Rows
+from perco.views.cached import BATCH_MAX, THREADS_MAX, Cached
 from perco.views.code import fingerprint
 from perco.views.compiled import Each, Grouped, Joined, Owners, Prefix
 from perco.views.joining import run_key
@@ -55,6 +56,8 @@ K = TypeVar("K")
 G = TypeVar("G")
 R = TypeVar("R")
 V = TypeVar("V", bound=Owners)
+A = TypeVar("A")
+W = TypeVar("W")
 
 EachFunction = Callable[[Row[K]], Iterable[Put[Any]]]
 GroupFunction = Callable[[G, Group[K]], Iterable[Put[Any]]]
@@ -76,16 +79,19 @@ class Views:
     Attributes:
         schema: the schema, with all that the views compile to.
         declared: the views, by id, in the order of their declaration.
+        cached_functions: what `cached` has made, by id.
     """
 
     schema: Schema
     declared: dict[str, View]
+    cached_functions: dict[str, Cached[Any, Any]]
 
     def __init__(self, schema: Schema) -> None:
         if not isinstance(schema, Schema):
             raise UsageError(f"Views takes a perco.Schema, not {schema!r}")
         self.schema = schema
         self.declared = {}
+        self.cached_functions = {}
         self._readers: dict[Column[Any, Any], str] = {}
         self._writers: dict[Column[Any, Any], Owners] = {}
         self._codes: dict[str, str] = {}
@@ -223,11 +229,60 @@ class Views:
 
         return register
 
-    def build(self, sources: Mapping[Table[Any], Rows]) -> dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]]:
+    def cached(
+        self, *, id: str, gives: Codec[W], version: int = 1, batch: int = 64, threads: int = 1
+    ) -> Callable[[Callable[[list[A]], Sequence[W]]], Cached[A, W]]:
+        """A slow function, such as an embedding, whose values the store keeps: `function(arguments) -> values`.
+
+        Call the result with one argument, in the function of a view, and give what it returns as the value of a column.
+        The value is computed once for each argument, by whichever run needs it first. Several runs share a call. If a
+        call fails, its arguments are tried in smaller lists, so that only the runs of those that fail are repeated.
+
+        The function should be pure. If it is not, all rows still have the same value for one argument. It runs in a
+        thread, and must not use the store.
+
+        Args:
+            id: as of a view.
+            gives: the codec of the values, that of the column which takes them.
+            version: raise it, and those of the views that call the function, when the function has changed.
+            batch: the largest number of arguments of a call.
+            threads: how many calls a process makes at a time; 0: on the loop, for a function that is fast.
+
+        Raises: UsageError.
+        """
+        self._must_be_id(id)
+        if not isinstance(gives, Codec):
+            raise UsageError(f"{id}: gives= takes a codec, such as perco.BYTES, not {gives!r}")
+        for name, number, least, most in (
+            ("version", version, 1, (1 << 32) - 1),
+            ("batch", batch, 1, BATCH_MAX),
+            ("threads", threads, 0, THREADS_MAX),
+        ):
+            if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+                raise UsageError(f"{id}: {name} is a number from {least} to {most}, not {number!r}")
+        name = f"{id}.results"
+        if name in self.schema.tables:
+            raise UsageError(f"{id!r} needs the table name {name!r}, which the schema has already")
+
+        def register(function: Callable[[list[A]], Sequence[W]]) -> Cached[A, W]:
+            if not callable(function) or inspect.iscoroutinefunction(function):
+                raise UsageError(f"{id!r} takes a plain function of a list of arguments, not {function!r}")
+            table = Table(name, key=BYTES)
+            results = table.column("value", gives)
+            self.schema.tables[name] = table
+            cached = self.cached_functions[id] = Cached(id, version, function, batch, threads, results)
+            return cached
+
+        return register
+
+    def build(
+        self, sources: Mapping[Table[Any], Rows], *, results: batches.Results | None = None
+    ) -> dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]]:
         """The definition itself: what the views are, given all rows of the tables that they read (V7).
 
         Args:
             sources: by table and key, the values by column. Columns that a view writes must not be among them.
+            results: values of cached functions; they are called for what is missing here.
 
         Returns the rows of all tables that views write, in the same form and in the order of their keys: only columns
         that views write, and values as a store would return them.
@@ -243,7 +298,7 @@ class Views:
                     raise UsageError(
                         f"build: {column!r} is what view {self._writers[column].id!r} gives, and no source"
                     )
-        return batch.build(self.declared.values(), sources)
+        return batches.build(self.declared.values(), sources, results or {})
 
     def chosen(self, id: str | None) -> list[View]:
         """The view with an id; None: all, in the order of their declaration. Raises: UsageError if there is none."""
@@ -277,13 +332,7 @@ class Views:
     # ------------------------------------------------------------ checks
 
     def _must_read(self, id: str, columns: Sequence[object]) -> Table[Any]:
-        if not isinstance(id, str) or not 0 < len(id) <= _ID_MAX or id.startswith("_") or "." in id:
-            raise UsageError(
-                f"a view's id is a str of 1 to {_ID_MAX} characters, without '.', that does not begin with '_'; not "
-                f"{id!r}"
-            )
-        if id in self.declared:
-            raise UsageError(f"there are two views with the id {id!r}")
+        self._must_be_id(id)
         if not columns:
             raise UsageError(f"view {id!r} names no columns to read")
         tables = set()
@@ -298,6 +347,15 @@ class Views:
         if self.schema.tables.get(table.name) is not table:
             raise UsageError(f"view {id!r}: table {table.name!r} is not in this schema")
         return table
+
+    def _must_be_id(self, id: str) -> None:
+        if not isinstance(id, str) or not 0 < len(id) <= _ID_MAX or id.startswith("_") or "." in id:
+            raise UsageError(
+                f"a view's id is a str of 1 to {_ID_MAX} characters, without '.', that does not begin with '_'; not "
+                f"{id!r}"
+            )
+        if id in self.declared or id in self.cached_functions:
+            raise UsageError(f"there are two views, or cached functions, with the id {id!r}")
 
     def _must_write(self, id: str, into: Into) -> dict[Table[Any], frozenset[Column[Any, Any]]]:
         found: dict[Table[Any], set[Column[Any, Any]]] = {}

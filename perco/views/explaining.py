@@ -11,17 +11,18 @@ import perco.aio.calling
 import perco.sync
 import perco.sync.calling
 from perco.errors import UsageError
-from perco.schema.schema import Column, Table
+from perco.schema.schema import Table
 from perco.txn.inside import engine_of
 from perco.txn.row import Row
 from perco.txn.snapshot import Snapshot
 from perco.views import batch
-from perco.views.checking import stored_values
+from perco.views.cached import find
+from perco.views.checking import shown_values, stored_values
 from perco.views.code import place_of
 from perco.views.compiled import Each, Grouped, Joined
 from perco.views.declaring import Views
 from perco.views.joining import matches
-from perco.views.memory import Memory, given
+from perco.views.memory import Memory, fill, given, laters
 from perco.views.running import is_there, members
 
 MEMBERS_MAX: Final = 100_000
@@ -147,7 +148,7 @@ async def _reason(
         view.id,
         table.name,
         row.key,
-        _named(values),
+        shown_values(values),
         owner,
         memory.version if where in memory.rows else 0,
         view.version,
@@ -162,10 +163,12 @@ async def _reason(
         reason.inputs = [await _input(snap, table, row) for table, row in inputs[:inputs_max]]
         reason.more = len(inputs) - len(reason.inputs)
         again = given(view.id, () if puts is None else puts(), view.outputs).get(where)
+        if again is not None:
+            fill([again], await find(snap, laters([again]), compute=False))
     except Exception as error:
         reason.error = error
         return reason
-    reason.again = {} if again is None else _named(again.values)
+    reason.again = {} if again is None else shown_values(again.values)
     reason.same = again is not None and stored_values(again.values) == stored_values(values)
     return reason
 
@@ -208,7 +211,3 @@ def _registered(views: Views, view: Each | Grouped | Joined, snap: Snapshot) -> 
     known = engine_of(snap).known.catalogue.observers
     found = {known[id].code for id in views.observers(view.id) if id in known and known[id].version == view.version}
     return found.pop() if len(found) == 1 else ""
-
-
-def _named(values: dict[Column[Any, Any], Any]) -> dict[str, Any]:
-    return {column.name: value for column, value in values.items()}

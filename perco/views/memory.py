@@ -18,6 +18,7 @@ import msgpack
 from perco.errors import UsageError
 from perco.schema.codecs import encoded
 from perco.schema.schema import Column, Table
+from perco.views.cached import Later, must_fit
 from perco.views.rows import Put
 
 _DIGEST_BYTES: Final = 16
@@ -26,12 +27,19 @@ Where = tuple[str, bytes]  # a table, and a row of it in stored form
 
 
 class Given(NamedTuple):
-    """A row that a run gave. `values`: those that are present; `digest`: of them, in stored form."""
+    """A row that a run gave.
+
+    Attributes:
+        values: those that are present. A value of a cached function is a `Later`, until it is found.
+        digest: of them, in stored form; of a `Later`, by its argument (V9).
+        later: the columns with such values.
+    """
 
     table: Table[Any]
     key: Any
     values: dict[Column[Any, Any], Any]
     digest: bytes
+    later: tuple[Column[Any, Any], ...] = ()
 
 
 @dataclass(slots=True)
@@ -100,17 +108,37 @@ def given(view: str, puts: object, outputs: Mapping[Table[Any], frozenset[Column
                 raise UsageError(f"view {view!r} gave a value of {column!r}, which its into= does not name")
         values = {column: value for column, value in each.values.items() if value is not None}
         if values:
-            out[where] = Given(each.table, each.table.key.decode(where[1]), values, digest_of(values))
+            later = tuple(column for column, value in values.items() if type(value) is Later)
+            out[where] = Given(each.table, each.table.key.decode(where[1]), values, digest_of(values), later)
     return out
 
 
 def digest_of(values: Mapping[Column[Any, Any], Any]) -> bytes:
-    """Of a row's values. Raises: TooLarge, TypeError, ValueError for a value that cannot be stored."""
+    """Of a row's values. Raises: TooLarge, TypeError, ValueError for a value that cannot be stored; UsageError for one
+    of a cached function with another codec."""
     digest = blake2b(digest_size=_DIGEST_BYTES)
     for column in sorted(values, key=lambda column: column.name):
-        data = encoded(column.codec, values[column], column, "value of ")
-        name = column.name.encode()
+        value, name = values[column], column.name.encode()
+        if type(value) is Later:
+            must_fit(column, value)
+            digest.update(b"%d later " % len(name) + name + value.cached.id.encode() + b" " + value.key)
+            continue
+        data = encoded(column.codec, value, column, "value of ")
         digest.update(b"%d %d " % (len(name), len(data)))
         digest.update(name)
         digest.update(data)
     return digest.digest()
+
+
+def laters(rows: Iterable[Given]) -> list[Later]:
+    """The values of rows that are still to be found."""
+    return [value for row in rows for column in row.later if type(value := row.values[column]) is Later]
+
+
+def fill(rows: Iterable[Given], found: Mapping[Later, Any]) -> None:
+    """Put the values that were found into the rows."""
+    for row in rows:
+        for column in row.later:
+            later = row.values[column]
+            if type(later) is Later and later in found:
+                row.values[column] = found[later]

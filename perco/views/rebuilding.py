@@ -25,9 +25,11 @@ from perco.database.database import Database
 from perco.schema.schema import Column, Table
 from perco.txn.inside import size_of
 from perco.txn.transaction import Transaction
+from perco.views.cached import find
+from perco.views.checking import stored_values
 from perco.views.compiled import Each, Grouped, Joined, Owners, codecs_of, key_of
 from perco.views.declaring import Views
-from perco.views.memory import Given, Memory, Where, digest_of, given
+from perco.views.memory import Given, Memory, Where, digest_of, fill, given, laters
 from perco.views.running import earlier, group_now, has_members, is_there, puts, remember, table_of, write
 
 T = TypeVar("T")
@@ -177,6 +179,7 @@ async def _mend(txn: Transaction, view: Each | Grouped | Joined, owner: Any) -> 
         seen = view.several and is_there(view, row)
     stored = row[view.memory]
     memory = Memory.unpack(stored)
+    fill(after.values(), await find(txn, laters(after.values()), compute=True))
     before = await _there(view, txn, owner, memory, after)
     await write(view, txn, view.table.row(owner), before, after, 1)
     same = memory.version == view.version and memory.rows == {where: each.digest for where, each in after.items()}
@@ -201,7 +204,8 @@ async def _there(view: Owners, txn: Transaction, owner: Any, memory: Memory, aft
             values = {column: row[column] for column in columns if row[column] is not None}
             mine = all(row[mark] == view.table.row(owner) for mark in marks)
             if mine and values:
-                rows[where] = digest_of(values)
+                same = where in after and stored_values(values) == stored_values(after[where].values)
+                rows[where] = after[where].digest if same else digest_of(values)
             elif mine and where in after:
                 rows[where] = b""  # the row's owner is noted, but its values are gone
             elif where in after and not any(row[mark] is not None for mark in marks):

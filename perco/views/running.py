@@ -19,10 +19,11 @@ from perco.txn.inside import engine_of
 from perco.txn.row import Row
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
+from perco.views.cached import find
 from perco.views.compiled import Each, Grouped, Joined, Owners, parts_of
 from perco.views.folding import NOTHING_KEPT, Told, fold, keep
 from perco.views.joining import pairs
-from perco.views.memory import Given, Memory, Where, given
+from perco.views.memory import Given, Memory, Where, fill, given, laters
 from perco.views.rows import Group, Put
 
 
@@ -134,6 +135,9 @@ async def write(
         for where in (*gone, *new, *changed, *same)
     }
     taken = await _claim(view, txn, owner, [(tables[where[0]], where, keys[where]) for where in new])
+    late = [after[where] for where in (*new, *changed) if after[where].later]
+    if late:
+        fill(late, await find(txn, laters(late), compute=True))  # V9, V10
     told = Told(view.tells) if isinstance(view, Each) and view.tells is not None else None
     if told is not None:
         await told.read(txn, [keys[where] for where in (*gone, *new, *changed)])
@@ -146,7 +150,7 @@ async def write(
         if told is not None:
             told.change(key, None)
     for where in (*new, *changed):
-        table, key, values, _ = after[where]
+        table, key, values = after[where][:3]
         for column, value in values.items():
             txn.set(column, key, value)
         if where in before.rows or where in taken:
@@ -157,7 +161,7 @@ async def write(
         if told is not None:
             told.change(key, values)
     for where in same:
-        table, key, values, _ = after[where]
+        table, key, values = after[where][:3]
         for column in set(earlier(view, before, table)) - values.keys():
             txn.delete(column, key)
         if told is not None:

@@ -37,6 +37,13 @@ class Graph:
         self.views = views.Views(perco.Schema(*(shape.table for shape in (*self.sources, *shapes))))
         self.made: list[str] = []
         self.kinds: set[str] = set()
+        self._cached = random.Random(f"{seed} cached")
+
+        @self.views.cached(id="shout", gives=perco.TEXT, batch=self._cached.randrange(1, 4), threads=0)
+        def shout(words: list[str]) -> list[str]:
+            return [f"{word}!" for word in words]
+
+        self._shout = shout
         for shape in shapes:
             earlier = [*self.sources, *shapes[: shapes.index(shape)]]
             # What was made last is read more often: chains grow long.
@@ -52,6 +59,7 @@ class Graph:
     def _each(self, rng: random.Random, source: Shape, into: Shape) -> None:
         columns = rng.choice([[source.s], [source.n], [source.s, source.n], [source.n, source.x, source.s]])
         fan_out, modulus = rng.random() < 0.5, rng.choice([1, 2, 3])
+        slow = self._cached.random() < 0.5
 
         @self.views.each(*columns, id=f"each {into.table.name}", into=into.table)
         def each(row: perco.Row[Any]) -> Iterator[views.Put[Any]]:
@@ -61,9 +69,8 @@ class Graph:
             if n % modulus:
                 return
             for part in sorted(set(s)) if fan_out else [s]:
-                yield views.Put(
-                    into.table, (part, owner), {into.n: n + len(s), into.x: found.get("x"), into.s: part or None}
-                )
+                value: Any = self._shout(part) if slow and part else part or None
+                yield views.Put(into.table, (part, owner), {into.n: n + len(s), into.x: found.get("x"), into.s: value})
 
         self._note(rng, "fan out" if fan_out else "each", source, columns)
 

@@ -8,13 +8,14 @@ from typing import Any, Final
 import pytest
 
 from perco.txn.inside import size_of
-from perco.views import folding, memory, rebuilding, running
+from perco.views import cached, folding, memory, rebuilding, running
 from perco.views.tops import Delta, Top
 from tests.testing.mutants_components import by
 
 _RULES: Final = "tests/component/notify/test_views.py"
 _TOPS: Final = "tests/core/views/test_tops.py"
 _REBUILDS: Final = "tests/component/notify/test_views_rebuild.py"
+_CACHED: Final = "tests/component/notify/test_views_cached.py"
 _EQUAL: Final = "tests/component/notify/test_views_equal.py"
 
 
@@ -291,3 +292,40 @@ def rebuilt_uncounted(patch: pytest.MonkeyPatch) -> None:
         return await right(view, txn, group, stored)
 
     patch.setattr(rebuilding, "group_now", group_now)
+
+
+@by(
+    f"{_CACHED}::test_a_function_that_gives_another_value_each_time_gives_one_for_an_argument",
+    "V10 a stored value of a cached function is replaced",
+)
+def replaced(patch: pytest.MonkeyPatch) -> None:
+    async def store(txn: Any, results: Any, values: dict[bytes, Any]) -> dict[bytes, Any]:
+        for key, value in values.items():
+            txn.set(results, key, value)
+        return values
+
+    patch.setattr(cached, "_store", store)
+
+
+@by(
+    f"{_CACHED}::test_a_row_follows_the_argument_of_its_value",
+    "V9 a row is the same whatever the argument of its cached function",
+)
+def same_for_all(patch: pytest.MonkeyPatch) -> None:
+    right = memory.digest_of
+
+    def digest_of(values: Any) -> bytes:
+        return right({column: value for column, value in values.items() if type(value) is not cached.Later})
+
+    patch.setattr(memory, "digest_of", digest_of)
+
+
+@by(
+    f"{_CACHED}::test_a_value_is_computed_once_whoever_needs_it",
+    "V10 a value of a cached function is not stored",
+)
+def not_stored(patch: pytest.MonkeyPatch) -> None:
+    async def store(txn: Any, results: Any, values: dict[bytes, Any]) -> dict[bytes, Any]:
+        return values
+
+    patch.setattr(cached, "_store", store)
