@@ -18,8 +18,10 @@ from perco.cli.reading import When
 from perco.cli.screen import FINE, FOUND, counted, perform, show_json, show_table
 from perco.cli.values import plain, shown
 from perco.errors import UsageError
+from perco.views.code import place_of
 from perco.views.compiled import Each, Grouped, Joined
 from perco.views.declaring import Views
+from perco.views.sinking import Calling
 
 Program = Annotated[str, typer.Argument(metavar="MODULE:VIEWS", help="Where the views are declared.")]
 View = Annotated[str | None, typer.Argument(metavar="[VIEW]", help="Only this view, by its id.")]
@@ -194,7 +196,9 @@ def _writes(view: Each | Grouped | Joined) -> list[str]:
 
 
 async def _show_list(program: str, *, json: bool) -> int:
-    found = _loaded(program).declared.values()
+    loaded = _loaded(program)
+    found = loaded.declared.values()
+    sinks = [(each.id, [repr(column) for column in each.columns], _told_sink(each)) for each in loaded.sinks.values()]
     if json:
         kinds = {Each: "each", Grouped: "group", Joined: "join"}
         show_json(
@@ -202,17 +206,32 @@ async def _show_list(program: str, *, json: bool) -> int:
                 {"id": view.id, "kind": kinds[type(view)], "reads": _reads(view), "writes": _writes(view)}
                 for view in found
             ]
+            + [{"id": id, "kind": "sink", "reads": reads, "writes": [to]} for id, reads, to in sinks]
         )
         return FINE
     of = {Each: "each row", Grouped: "groups", Joined: "pairs"}
     rows = [(view.id, of[type(view)], ", ".join(_reads(view)), ", ".join(_writes(view))) for view in found]
+    rows += [(id, "rows, for a sink", ", ".join(reads), to) for id, reads, to in sinks]
     show_table(("view", "of", "reads", "writes"), rows)
     return FINE
 
 
+def _told_sink(sinking: declared_views.Sinking) -> str:
+    to = sinking.to
+    if isinstance(to, declared_views.SqliteTable):
+        return f"{to.path}: {to.name}"
+    return place_of(to.function) if isinstance(to, Calling) else type(to).__qualname__
+
+
 async def _show_plans(program: str, wanted: str | None) -> int:
-    for view in _loaded(program).chosen(wanted):
+    loaded = _loaded(program)
+    for view in loaded.chosen(wanted) if wanted not in loaded.sinks else ():
         print("\n".join([f"{view.id}:", *(f"  {line}" for line in explained(view))]))
+    for id, sinking in loaded.sinks.items():
+        if wanted in (None, id):
+            print(f"{id}:")
+            print(f"  reads {', '.join(map(repr, sinking.columns))}; delivers to {_told_sink(sinking)}")
+            print(f"  after a change of a row, the row is delivered, with up to {sinking.batch - 1:,} others")
     return FINE
 
 

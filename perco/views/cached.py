@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import msgpack
 import trio
 
-from perco.errors import TransactionClosed, UsageError
+from perco.errors import UsageError
 from perco.schema.codecs import Codec, encoded
 from perco.schema.schema import Column
 from perco.txn.engine import Engine
@@ -30,6 +30,7 @@ from perco.txn.inside import engine_of
 from perco.txn.running import run
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
+from perco.views.batching import Batcher, Item, in_halves
 
 A = TypeVar("A")
 V = TypeVar("V")
@@ -112,96 +113,50 @@ def must_fit(column: Column[Any, Any], later: Later) -> None:
         raise UsageError(f"{later!r} gives {codec.name}, but {column!r} takes {column.codec.name}")
 
 
-class _Wanted:
-    __slots__ = ("done", "error", "later", "value")
-
-    def __init__(self, later: Later) -> None:
-        self.later = later
-        self.done = trio.Event()
-        self.value: Any = None
-        self.error: Exception | None = None
-
-
 class _Calls:
     """Calls a cached function for the runs of one open store. Loop thread only."""
 
     def __init__(self, engine: Engine, cached: Cached[Any, Any]) -> None:
         self._engine, self._cached = engine, cached
-        self._waiting: dict[bytes, _Wanted] = {}
-        self._called: dict[bytes, _Wanted] = {}
-        self._tasks = 0
-        self._limiter = trio.CapacityLimiter(max(cached.threads, 1))
+        self._limiter = trio.CapacityLimiter(cached.threads) if cached.threads else None
+        self._batcher: Batcher[Later, Any] = Batcher(
+            engine.background, f"calls of {cached.id}", self._settle, batch=cached.batch, tasks=max(cached.threads, 1)
+        )
+        self._items: dict[bytes, Item[Later, Any]] = {}  # by the keys of their arguments, until they are settled
 
     async def values(self, laters: Iterable[Later]) -> dict[bytes, Any]:
         """Compute and store values; by the keys of their arguments. Raises: the function's errors."""
-        wanted = []
+        items = {}
         for later in laters:
-            found = self._called.get(later.key) or self._waiting.setdefault(later.key, _Wanted(later))
-            wanted.append(found)
-        while self._tasks < min(max(self._cached.threads, 1), len(self._waiting)):
-            self._tasks += 1
-            self._engine.background.start(self._work, f"calls of {self._cached.id}")
-        for each in wanted:
-            await each.done.wait()
-        for each in wanted:
-            if each.error is not None:
-                raise each.error
-        return {each.later.key: each.value for each in wanted}
+            if later.key not in self._items:
+                self._items[later.key] = self._batcher.add(later)
+            items[later.key] = self._items[later.key]
+        for item in items.values():
+            await item.done.wait()
+        for item in items.values():
+            if item.error is not None:
+                raise item.error
+        return {key: item.result for key, item in items.items()}
 
-    async def _work(self) -> None:
+    async def _settle(self, laters: list[Later]) -> Sequence[Any]:
         try:
-            while self._waiting:
-                await trio.lowlevel.checkpoint()  # runs that are ready can add to the batch
-                keys = list(self._waiting)[: self._cached.batch]
-                items = {key: self._waiting.pop(key) for key in keys}
-                self._called.update(items)
-                try:
-                    await self._settle(items)
-                finally:
-                    for key, item in items.items():
-                        del self._called[key]
-                        if not item.done.is_set():  # cancelled: the store is closing
-                            item.error = TransactionClosed(f"the store was closed before {item.later!r} was computed")
-                            item.done.set()
+            return await self._called(laters)
         finally:
-            self._tasks -= 1
+            for later in laters:
+                del self._items[later.key]
 
-    async def _settle(self, items: dict[bytes, _Wanted]) -> None:
+    async def _called(self, laters: list[Later]) -> Sequence[Any]:
         """Call the function for some arguments, and store what it returns (V10)."""
-        found: dict[bytes, Any] = {}
-        try:
-            for key, value in zip(
-                items, await self._call([item.later.argument for item in items.values()]), strict=True
-            ):
-                if isinstance(value, Exception):
-                    items[key].error = value
-                else:
-                    found[key] = value
-            engine = self._engine
-            if found:
-                found = await run(engine, engine.retry, False, _store, (self._cached.results, found), {})
-        except Exception as error:
-            for item in items.values():
-                item.error = item.error or error
-        for key, item in items.items():
-            item.value = found.get(key)
-            item.done.set()
-
-    async def _call(self, arguments: list[Any]) -> Sequence[Any]:
-        """A value, or an error, for each argument. If a call fails, halves of its arguments are tried, so that an
-        argument fails alone."""
-        try:
-            if self._cached.threads:
-                return await trio.to_thread.run_sync(
-                    self._cached.call, arguments, limiter=self._limiter, abandon_on_cancel=True
-                )
-            await trio.lowlevel.checkpoint()
-            return self._cached.call(arguments)
-        except Exception as error:
-            if len(arguments) == 1:
-                return [error]
-        half = len(arguments) // 2
-        return [*await self._call(arguments[:half]), *await self._call(arguments[half:])]
+        results = await in_halves(self._cached.call, [later.argument for later in laters], self._limiter)
+        found = {
+            later.key: result
+            for later, result in zip(laters, results, strict=True)
+            if not isinstance(result, Exception)
+        }
+        engine = self._engine
+        if found:
+            found = await run(engine, engine.retry, False, _store, (self._cached.results, found), {})
+        return [found.get(later.key, result) for later, result in zip(laters, results, strict=True)]
 
 
 async def _store(txn: Transaction, results: Column[bytes, Any], values: dict[bytes, Any]) -> dict[bytes, Any]:

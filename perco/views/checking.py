@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -15,6 +15,7 @@ from perco.txn.row import Row
 from perco.txn.snapshot import Snapshot
 from perco.views.cached import Cached, Later
 from perco.views.declaring import Views
+from perco.views.sinking import Delivered, Sinking, readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,34 @@ def _reads(views: Views, ts: int, differences_max: int, progress: Progress) -> R
             for key, wanted in rest.items():
                 _note(checked, differences_max, view.id, table, key, wanted, {}, None)
         checked.rows[view.id], checked.digests[view.id] = count, digest.hexdigest()
+    for sinking in views.sinks.values():
+        delivered = readable(sinking)
+        if delivered is not None:
+            yield from _sink(checked, sinking, delivered, differences_max)
     return checked
+
+
+def _sink(
+    checked: Checked, sinking: Sinking, rows: Iterable[Delivered], differences_max: int
+) -> Generator[Read | None, Row[Any] | None, None]:
+    """Compare the rows that a sink has with those of its table."""
+    table, columns = sinking.table, {column.name: column for column in sinking.columns}
+    found = {table.row(row.key): row for row in rows}
+    digest, count = blake2b(digest_size=16), 0
+    row = yield Read(table, list(sinking.columns))
+    while row is not None:
+        wanted = {column: row[column] for column in sinking.columns if row[column] is not None}
+        has = found.pop(table.row(row.key), None)
+        values = {} if has is None else {columns[name]: value for name, value in (has.values or {}).items()}
+        _add(digest, table, row.key, wanted)
+        count += 1
+        if stored_values(values) != stored_values(wanted):
+            _note(checked, differences_max, sinking.id, table, row.key, wanted, values, None)
+        row = yield None
+    for more in found.values():
+        values = {columns[name]: value for name, value in (more.values or {}).items()}
+        _note(checked, differences_max, sinking.id, table, more.key, {}, values, None)
+    checked.rows[sinking.id], checked.digests[sinking.id] = count, digest.hexdigest()
 
 
 def stored_values(values: Mapping[Column[Any, Any], Any]) -> dict[str, bytes]:

@@ -51,6 +51,7 @@ from perco.views.compiled import Each, Grouped, Joined, Owners, Prefix
 from perco.views.joining import run_key
 from perco.views.rows import Group, Put
 from perco.views.running import run_each, run_group
+from perco.views.sinking import BATCH_MAX as SINK_BATCH_MAX, Delivered, Sink, Sinking, must_be_sink, run_sink
 
 K = TypeVar("K")
 G = TypeVar("G")
@@ -79,12 +80,13 @@ class Views:
     Attributes:
         schema: the schema, with all that the views compile to.
         declared: the views, by id, in the order of their declaration.
-        cached_functions: what `cached` has made, by id.
+        cached_functions, sinks: what `cached` and `sink` have made, by id.
     """
 
     schema: Schema
     declared: dict[str, View]
     cached_functions: dict[str, Cached[Any, Any]]
+    sinks: dict[str, Sinking]
 
     def __init__(self, schema: Schema) -> None:
         if not isinstance(schema, Schema):
@@ -92,6 +94,7 @@ class Views:
         self.schema = schema
         self.declared = {}
         self.cached_functions = {}
+        self.sinks = {}
         self._readers: dict[Column[Any, Any], str] = {}
         self._writers: dict[Column[Any, Any], Owners] = {}
         self._codes: dict[str, str] = {}
@@ -275,6 +278,51 @@ class Views:
 
         return register
 
+    def sink(
+        self,
+        *columns: Column[K, Any],
+        id: str,
+        to: Sink | Callable[[list[Delivered]], object],
+        batch: int = 500,
+        threads: int = 1,
+        version: int = 1,
+    ) -> Sinking:
+        """Keep the rows of a table up to date outside the store: in a SQLite file, another database, a search index.
+
+        Each change of a row delivers the row, as of the run's snapshot. A delivery may be repeated, and may come after
+        a newer one. So a sink takes a row only if its `version` is newer than that of the row it has (V11). Then it
+        ends with the newest rows, whatever dies.
+
+        Args:
+            columns: of one table, which may be the table of a view. Rows have these.
+            to: a function of a list of `views.Delivered`, or an object with such a method `deliver`, like
+                `views.SqliteTable`. It returns when the rows are durable. If it raises, the rows are delivered again,
+                in smaller lists. It runs in a thread. With a method `rows`, `perco views check` compares the sink.
+            batch: the largest number of rows of a delivery.
+            threads: how many deliveries a process makes at a time; 0: on the loop, for a function that is fast.
+            id, version: see `each`. A new version delivers all rows again.
+
+        Raises: UsageError.
+        """
+        table = self._must_read(id, columns)
+        for name, number, least, most in (("batch", batch, 1, SINK_BATCH_MAX), ("threads", threads, 0, THREADS_MAX)):
+            if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+                raise UsageError(f"sink {id!r}: {name} is a number from {least} to {most}, not {number!r}")
+        where = must_be_sink(id, to)
+        bind = getattr(where, "bind", None)
+        if bind is not None:
+            bind(table, columns)
+        seen = table.hide(f"_sunk {id}", BYTES) if len(columns) > 1 else None
+        sinking = self.sinks[id] = Sinking(id, version, table, columns, seen, where, batch, threads)
+        for column in columns:
+            name = id if len(columns) == 1 else f"{id}: {column.name}"
+
+            @self.schema.observe(column, id=name, version=version)
+            async def observe(txn: Transaction, change: Change[Any, Any]) -> None:
+                await run_sink(sinking, txn, change)
+
+        return sinking
+
     def build(
         self, sources: Mapping[Table[Any], Rows], *, results: batches.Results | None = None
     ) -> dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]]:
@@ -306,7 +354,8 @@ class Views:
             return list(self.declared.values())
         if id not in self.declared:
             known = ", ".join(map(repr, self.declared)) or "none"
-            raise UsageError(f"there is no view {id!r}; there are: {known}")
+            what = "is a sink, which gives no rows" if id in self.sinks else "is not declared"
+            raise UsageError(f"view {id!r} {what}; there are: {known}")
         return [self.declared[id]]
 
     def fingerprint(self, id: str) -> str:
@@ -354,8 +403,8 @@ class Views:
                 f"a view's id is a str of 1 to {_ID_MAX} characters, without '.', that does not begin with '_'; not "
                 f"{id!r}"
             )
-        if id in self.declared or id in self.cached_functions:
-            raise UsageError(f"there are two views, or cached functions, with the id {id!r}")
+        if id in self.declared or id in self.cached_functions or id in self.sinks:
+            raise UsageError(f"there are two views, cached functions or sinks with the id {id!r}")
 
     def _must_write(self, id: str, into: Into) -> dict[Table[Any], frozenset[Column[Any, Any]]]:
         found: dict[Table[Any], set[Column[Any, Any]]] = {}

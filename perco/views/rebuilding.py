@@ -22,6 +22,7 @@ import perco.aio.calling
 import perco.sync
 import perco.sync.calling
 from perco.database.database import Database
+from perco.database.inside import inside
 from perco.schema.schema import Column, Table
 from perco.txn.inside import size_of
 from perco.txn.transaction import Transaction
@@ -31,6 +32,7 @@ from perco.views.compiled import Each, Grouped, Joined, Owners, codecs_of, key_o
 from perco.views.declaring import Views
 from perco.views.memory import Given, Memory, Where, digest_of, fill, given, laters
 from perco.views.running import earlier, group_now, has_members, is_there, puts, remember, table_of, write
+from perco.views.sinking import Delivered, Sinking, readable
 
 T = TypeVar("T")
 
@@ -42,9 +44,9 @@ class Rebuilt:
     """What a rebuild has done to a view.
 
     Attributes:
-        owners: source rows, groups or left rows that were computed.
+        owners: source rows, groups or left rows that were computed; of a sink, rows that were delivered.
         mended: of these, how many had rows, or a memory, that were not what the definition says.
-        strays: rows that no owner gave, and that were deleted.
+        strays: rows that no owner gave, and that were deleted; in a sink, those that the table does not have.
     """
 
     view: str
@@ -70,7 +72,8 @@ async def rebuild(
     ever, so let a worker run. If it is interrupted, call it again. `rebuild_blocking` is the same for blocking code.
 
     Args:
-        view: only this one, by its id; by default, all in the order of their declaration.
+        view: only this one, or this sink, by its id; by default, all in the order of their declaration, and then the
+            sinks. To a sink, all rows are delivered again.
         progress: called now and then, with what has been done to the present view.
 
     Returns what was done, by view.
@@ -91,14 +94,44 @@ def rebuild_blocking(
 
 async def _rebuild(db: Database, views: Views, view: str | None, progress: Progress) -> list[Rebuilt]:
     out = []
-    for each in views.chosen(view):
+    for each in views.chosen(view) if view not in views.sinks else ():
         rebuilt = Rebuilt(each.id)
         if not isinstance(each, Each):
             await _all(each.copier, db, rebuilt, progress)
         await _all(each, db, rebuilt, progress)
         progress(rebuilt)
         out.append(rebuilt)
+    for id, sinking in views.sinks.items():
+        if view in (None, id):
+            out.append(await _deliver(sinking, db, progress))
     return out
+
+
+async def _deliver(sinking: Sinking, db: Database, progress: Progress) -> Rebuilt:
+    """Deliver all rows of a table again; and for rows that a sink has, and the table has not, that they are gone."""
+    rebuilt = Rebuilt(sinking.id)
+    engine = inside(db).engine
+
+    async def deliver(row: Delivered) -> None:
+        await sinking.deliver(engine, row)
+        rebuilt.owners += row.values is not None
+        rebuilt.strays += row.values is None
+        if (rebuilt.owners + rebuilt.strays) % 1000 == 0:
+            progress(rebuilt)
+
+    async def rows() -> AsyncGenerator[Delivered, None]:
+        async with db.snapshot() as snap:
+            there = set()
+            async for row in snap.scan(sinking.table, columns=sinking.columns):
+                there.add(sinking.table.row(row.key))
+                yield Delivered(row.key, row.values(), snap.start_ts)
+            for has in await trio.to_thread.run_sync(lambda: list(readable(sinking) or ())):
+                if sinking.table.row(has.key) not in there:
+                    yield Delivered(has.key, None, snap.start_ts)
+
+    await _for_each(rows(), deliver)
+    progress(rebuilt)
+    return rebuilt
 
 
 async def _all(view: Each | Grouped | Joined, db: Database, rebuilt: Rebuilt, progress: Progress) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from perco.txn.inside import size_of
-from perco.views import cached, folding, memory, rebuilding, running
+from perco.views import cached, folding, memory, rebuilding, running, sinking, sqlite
 from perco.views.tops import Delta, Top
 from tests.testing.mutants_components import by
 
@@ -16,6 +16,8 @@ _RULES: Final = "tests/component/notify/test_views.py"
 _TOPS: Final = "tests/core/views/test_tops.py"
 _REBUILDS: Final = "tests/component/notify/test_views_rebuild.py"
 _CACHED: Final = "tests/component/notify/test_views_cached.py"
+_SINKS: Final = "tests/component/notify/test_views_sink.py"
+_SQLITE: Final = "tests/integration/views/test_sqlite.py"
 _EQUAL: Final = "tests/component/notify/test_views_equal.py"
 
 
@@ -329,3 +331,35 @@ def not_stored(patch: pytest.MonkeyPatch) -> None:
         return values
 
     patch.setattr(cached, "_store", store)
+
+
+@by(f"{_SINKS}::test_a_sink_follows_its_table", "V11 a row that is gone is not delivered")
+def not_told(patch: pytest.MonkeyPatch) -> None:
+    right = sinking.Sinking.deliver
+
+    async def deliver(self: Any, engine: Any, row: Any) -> None:
+        if row.values is not None:
+            await right(self, engine, row)
+
+    patch.setattr(sinking.Sinking, "deliver", deliver)
+
+
+@by(
+    f"{_SINKS}::test_an_old_delivery_that_arrives_late_changes_nothing",
+    "V11 the version of a delivery is drawn when it is made",
+)
+def later_version(patch: pytest.MonkeyPatch) -> None:
+    right = sinking.Sinking.deliver
+    drawn = iter(range(1 << 40, 1 << 41))
+
+    async def deliver(self: Any, engine: Any, row: Any) -> None:
+        await right(self, engine, row._replace(version=next(drawn)))
+
+    patch.setattr(sinking.Sinking, "deliver", deliver)
+
+
+@by(f"{_SQLITE}::test_a_row_is_replaced_by_newer_ones_only", "V11 a sink takes older rows, too")
+def takes_all(patch: pytest.MonkeyPatch) -> None:
+    right = sqlite.SqliteTable._stored
+    drawn = iter(range(1 << 40, 1 << 41))
+    patch.setattr(sqlite.SqliteTable, "_stored", lambda self, row: right(self, row._replace(version=next(drawn))))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import perco
 from examples.views import author, shelf, text, total
-from tests.acceptance.cli.stores import run
+from tests.acceptance.cli.stores import command, run
+from tests.acceptance.cli.test_worker import environment
 
 NAME = "examples.views:shelf"
 
@@ -101,7 +103,7 @@ async def test_what_would_change_is_shown_and_rebuilt(tmp_path: Path) -> None:
     }
     wrong = await run("views", "diff", NAME, "no", "--store", store)
     assert wrong.code == 2
-    assert "there is no view 'no'" in wrong.err
+    assert "view 'no' is not declared" in wrong.err
     done = await run("views", "rebuild", NAME, "--store", store, "--json")
     assert (done.code, json.loads(done.out)[1]) == (0, {"view": "totals", "owners": 3, "mended": 1, "strays": 1})
     assert (await run("views", "check", NAME, "--store", store)).code == 0
@@ -148,3 +150,32 @@ async def test_changed_code_is_accepted(tmp_path: Path) -> None:
     store = tmp_path / "store"
     await make(store)
     assert (await run("views", "accept", NAME, "--store", store)).out == "no code had changed\n"
+
+
+def run_in(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder that has a program."""
+    argv = command(*arguments)
+    return subprocess.run(argv, cwd=place, env=environment(), capture_output=True, text=True, check=False)
+
+
+def test_sinks_are_listed_and_checked(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "import perco\nfrom perco import views\n"
+        "t = perco.Table('t', key=perco.TEXT)\nn = t.column('n', perco.INT64)\nv = views.Views(perco.Schema(t))\n"
+        "v.sink(n, id='out', to=views.SqliteTable('out.db'))\n"
+        "def take(rows):\n    pass\nv.sink(n, id='more', to=take)\n"
+    )
+    lines = run_in(tmp_path, "views", "list", "app:v").stdout.splitlines()
+    assert lines[1].split() == ["out", "rows,", "for", "a", "sink", "t.n", "out.db:", "t"]
+    assert "app.py:7, take" in lines[2]
+    found = json.loads(run_in(tmp_path, "views", "list", "app:v", "--json").stdout)
+    assert found[0] == {"id": "out", "kind": "sink", "reads": ["t.n"], "writes": ["out.db: t"]}
+    assert "delivers to out.db: t" in run_in(tmp_path, "views", "explain", "app:v", "out").stdout
+    assert run_in(tmp_path, "worker", "app:v", "--store", "s", "--until-idle").returncode == 0
+    assert run_in(tmp_path, "set", "s", "t", "a", "n", "1").returncode == 0
+    wrong = run_in(tmp_path, "views", "check", "app:v", "--store", "s")
+    assert (wrong.returncode, "out: t[a]\n  expected  n=1\n  found     no row" in wrong.stdout) == (1, True)
+    assert run_in(tmp_path, "worker", "app:v", "--store", "s", "--until-idle").returncode == 0
+    assert run_in(tmp_path, "views", "check", "app:v", "--store", "s").returncode == 0
+    done = run_in(tmp_path, "views", "rebuild", "app:v", "out", "--store", "s", "--json")
+    assert json.loads(done.stdout) == [{"view": "out", "owners": 1, "mended": 0, "strays": 0}]

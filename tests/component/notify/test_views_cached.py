@@ -192,12 +192,12 @@ async def test_a_worker_that_ends_in_a_call_leaves_nothing_waiting() -> None:
     made = Vectors()
     calling, never = trio.Event(), trio.Event()
 
-    async def call(self: Any, arguments: list[Any]) -> Any:
+    async def call(*_: Any) -> Any:
         calling.set()
         await never.wait()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cached._Calls, "_call", call)
+        patch.setattr(cached, "in_halves", call)
         async with client(memory(), made.views.schema) as db:
             await put(db, made.body, "a", "one")
             async with db.worker():
@@ -221,7 +221,7 @@ def test_a_build_computes_what_it_is_not_given() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"id": "chunk"}, "two views, or cached functions, with the id"),
+        ({"id": "chunk"}, "two views, cached functions or sinks with the id"),
         ({"id": "e", "gives": str}, "gives= takes a codec"),
         ({"id": "e", "batch": 0}, "batch is a number from 1"),
         ({"id": "e", "threads": -1}, "threads is a number from 0"),

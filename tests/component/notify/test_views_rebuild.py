@@ -136,7 +136,7 @@ async def test_a_rebuild_writes_only_what_differs_and_tells_who_reads_it(library
         assert told == [done]
         await settle(db)
         assert await rows(db, library.words) == before
-        with pytest.raises(perco.UsageError, match="there is no view 'no'; there are: 'index', 'totals'"):
+        with pytest.raises(perco.UsageError, match="view 'no' is not declared; there are: 'index', 'totals'"):
             await views.rebuild(library.views, db, "no")
 
 
