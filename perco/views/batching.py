@@ -18,14 +18,17 @@ R = TypeVar("R")
 class Item(Generic[I, R]):
     """An item that waits for its result. Attributes: `done`: once there is a `result` or an `error`."""
 
-    __slots__ = ("done", "error", "result", "value")
-
+    value: I
+    done: trio.Event
+    error: Exception | None
     result: R
+
+    __slots__ = ("done", "error", "result", "value")
 
     def __init__(self, value: I) -> None:
         self.value = value
         self.done = trio.Event()
-        self.error: Exception | None = None
+        self.error = None
 
 
 class Batcher(Generic[I, R]):

@@ -36,6 +36,9 @@ class SqliteTable:
             it, so rebuild the sink afterwards.
     """
 
+    path: str
+    name: str
+
     def __init__(
         self,
         path: str | PathLike[str],
