@@ -39,6 +39,7 @@ LAYERS = [
     "sync",
     "aio",
     "views",
+    "sources",
     "spark",
     "testing",
     "webindex",

@@ -1,0 +1,329 @@
+"""Keeps a table equal to the files of a folder: files that are new, changed, renamed or gone.
+
+A pass lists the folder, and compares each file's size, times and inode with what a hidden column of its row says. Only
+files that differ are read, and only those whose content differs are written. So a pass over an unchanged folder reads
+no file and writes nothing, also after a restart.
+
+A file that was changed a moment before it was looked at may change again without a trace in its times. Its state is
+not noted then, so the next pass reads it again.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import msgpack
+import trio
+
+import perco.aio
+import perco.aio.calling
+import perco.sync
+import perco.sync.calling
+from perco.database.database import Database
+from perco.errors import PercoError, UsageError
+from perco.schema.codecs import BYTES, TEXT
+from perco.schema.schema import Column, Table
+from perco.settings import check_options
+from perco.txn.transaction import Transaction
+
+V = TypeVar("V", str, bytes)
+
+_ROWS_AT_ONCE: Final = 1000  # in a transaction
+_BYTES_AT_ONCE: Final = 8 << 20  # in a transaction, unless one file has more
+_FRESH_NS: Final = 2_000_000_000  # a file that was changed no longer ago than this may change again unnoticed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderOptions:
+    """Attributes:
+    bytes_max: larger files are skipped.
+    interval_s: `watch` looks at the folder so often.
+    hidden: also take files and folders whose names begin with a dot.
+    """
+
+    bytes_max: int = 16 << 20
+    interval_s: float = 1.0
+    hidden: bool = False
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file that was not taken. Attributes: `key`: of its row; `reason`; `kept`: the row, if any, stays as it was."""
+
+    key: str
+    reason: str
+    kept: bool
+
+
+@dataclass(slots=True)
+class Synced:
+    """What a pass has done: how many rows it added, changed and removed, and how many files are as they were.
+
+    Attributes: `read`: files that were read; `skipped`: those that were not taken.
+    """
+
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+    same: int = 0
+    read: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
+
+    @property
+    def anything(self) -> bool:
+        """Whether the table has changed."""
+        return bool(self.added or self.changed or self.removed)
+
+
+class _Stamp(NamedTuple):
+    """By what a file's change is noticed."""
+
+    size: int
+    modified_ns: int
+    changed_ns: int
+    inode: int
+
+    def packed(self) -> bytes:
+        data: bytes = msgpack.packb(self)
+        return data
+
+
+class _File(NamedTuple):
+    key: str
+    path: str
+    stamp: _Stamp
+    fresh: bool
+
+
+class _Change(NamedTuple):
+    """`content` None: the row goes, with its state. `state`: the packed stamp; "": read the file again in the next
+    pass."""
+
+    key: str
+    content: Any
+    state: bytes | None
+
+
+class Folder(Generic[V]):
+    """The files of a folder, as the source of a column.
+
+        files = perco.Table("files", key=perco.TEXT)
+        text = files.column("text", perco.TEXT)
+        source = sources.Folder("notes", text, match=["*.md", "*.txt"])
+        ...
+        await source.sync(db)                # once
+        await source.watch(db)               # again and again, until it is cancelled
+
+    A row's key is the path of its file below the folder, with "/": "plans/next.md". Symbolic links are not followed.
+    A row that the folder did not write is left alone. Several folders may feed one table, if each has its own `prefix`.
+
+    Args:
+        path: of the folder.
+        content: a column of TEXT (UTF-8) or BYTES, in a table whose keys are TEXT.
+        match: patterns of the names, or of the paths below the folder, that are taken: "*.md", "plans/*".
+        prefix: the beginning of the rows' keys.
+        options: limits.
+
+    Declare it before the store is opened: it adds a hidden column to the table.
+
+    Raises: UsageError.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        content: Column[str, V],
+        *,
+        match: str | Sequence[str] = "*",
+        prefix: str = "",
+        options: FolderOptions | None = None,
+    ) -> None:
+        if not isinstance(content, Column) or content.codec not in (TEXT, BYTES) or content.table.key is not TEXT:
+            raise UsageError(
+                f"a Folder takes a column of TEXT or BYTES, of a table whose keys are TEXT, not {content!r}"
+            )
+        self.path, self.prefix = Path(path), prefix
+        self.content: Column[str, V] = content
+        self.options = FolderOptions() if options is None else options
+        self._match = [match] if isinstance(match, str) else list(match)
+        self._table: Table[str] = content.table
+        self._state: Column[str, bytes] = content.table.hide(f"_file {prefix}", BYTES)
+
+    async def sync(self, db: Database | perco.aio.Database) -> Synced:
+        """Look at the folder once, and bring the table up to date. `sync_blocking` is the same for blocking code.
+
+        A file that cannot be read is skipped, and its row stays as it was. So does a file that changes while it is
+        read; the next pass takes it. A file that is too large, or no UTF-8 though the column is TEXT, has no row.
+
+        Raises: UsageError if the folder is not there: its rows are not removed, since it may only be unmounted;
+        whatever `Database.run` raises: what was written by then is there, and the next pass goes on.
+        """
+        if isinstance(db, perco.aio.Database):
+            return await perco.aio.calling.ask_for(db, self._sync)
+        return await self._sync(db)
+
+    def sync_blocking(self, db: perco.sync.Database) -> Synced:
+        """`sync` for blocking code. Raises: as `sync`."""
+        return perco.sync.calling.ask_for(db, self._sync)
+
+    async def watch(
+        self, db: Database | perco.aio.Database, *, told: Callable[[Synced], object] = lambda synced: None
+    ) -> None:
+        """Look at the folder again and again, until it is cancelled. In blocking code, call `sync_blocking` in a loop.
+
+        Args:
+            told: called after each pass.
+
+        Raises: as `sync`.
+        """
+        if isinstance(db, perco.aio.Database):
+            await perco.aio.calling.ask_for(db, self._watch, told)
+        else:
+            await self._watch(db, told)
+
+    async def _watch(self, db: Database, told: Callable[[Synced], object]) -> None:
+        while True:
+            told(await self._sync(db))
+            await trio.sleep(self.options.interval_s)
+
+    # ------------------------------------------------------------ a pass
+
+    async def _sync(self, db: Database) -> Synced:
+        synced = Synced()
+        files = {file.key: file for file in await trio.to_thread.run_sync(self._listed)}
+        changes: list[_Change] = []
+        async with db.snapshot() as snap:
+            async for row in snap.scan(self._table, prefix=self.prefix or None, columns=[self._state]):
+                file = files.get(row.key)
+                if file is None:
+                    changes.append(_Change(row.key, None, None))
+                elif row[self._state] == file.stamp.packed():
+                    del files[row.key]
+                    synced.same += 1
+                if len(changes) == _ROWS_AT_ONCE:
+                    await self._write(db, changes, synced)
+                    changes = []
+        for some in _portions(files.values()):
+            for each in await trio.to_thread.run_sync(self._read_all, some):
+                synced.read += 1
+                if isinstance(each, _Change):
+                    changes.append(each)
+                    continue
+                synced.skipped.append(each)
+                if not each.kept:
+                    changes.append(_Change(each.key, None, None))
+            await self._write(db, changes, synced)
+            changes = []
+        await self._write(db, changes, synced)
+        return synced
+
+    async def _write(self, db: Database, changes: list[_Change], synced: Synced) -> None:
+        if changes:
+            added, changed, removed, same = await db.run(self._put, changes)
+            synced.added, synced.changed = synced.added + added, synced.changed + changed
+            synced.removed, synced.same = synced.removed + removed, synced.same + same
+
+    async def _put(self, txn: Transaction, changes: list[_Change]) -> tuple[int, int, int, int]:
+        """Write changes. Returns how many rows are new, changed, gone and the same."""
+        there = await txn.get_many(self.content, [change.key for change in changes])
+        states = await txn.get_many(self._state, [change.key for change in changes])
+        counts = [0, 0, 0, 0]
+        for key, content, state in changes:
+            if content is None:
+                counts[2] += there[key] is not None
+            else:
+                counts[0 if there[key] is None else 3 if there[key] == content else 1] += 1
+            _set(txn, self.content, key, there[key], content)
+            _set(txn, self._state, key, states[key], state)
+        return counts[0], counts[1], counts[2], counts[3]
+
+    # ------------------------------------------------------------ files; called in threads
+
+    def _listed(self) -> list[_File]:
+        """All files that match. Raises: UsageError if the folder is not there."""
+        if not self.path.is_dir():
+            raise UsageError(f"there is no folder {str(self.path)!r}: its rows stay as they are")
+        now = time.time_ns()
+        return [
+            _File(self.prefix + below, path, stamp, now - max(stamp.modified_ns, stamp.changed_ns) < _FRESH_NS)
+            for below, path, stamp in self._walk(str(self.path), "")
+        ]
+
+    def _walk(self, folder: str, below: str) -> Iterator[tuple[str, str, _Stamp]]:
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            return  # it went meanwhile
+        for entry in entries:
+            if entry.name.startswith(".") and not self.options.hidden:
+                continue
+            path = f"{below}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                yield from self._walk(entry.path, f"{path}/")
+            elif self._matches(entry.name, path):
+                try:
+                    stat = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if S_ISREG(stat.st_mode):
+                    yield path, entry.path, _Stamp(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+
+    def _matches(self, name: str, path: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, each) or fnmatch.fnmatchcase(path, each) for each in self._match)
+
+    def _read_all(self, files: list[_File]) -> list[_Change | Skipped]:
+        return [self._read(file) for file in files]
+
+    def _read(self, file: _File) -> _Change | Skipped:
+        if file.stamp.size > self.options.bytes_max:
+            return Skipped(file.key, f"it has more than {self.options.bytes_max} bytes", False)
+        try:
+            self._table.row(file.key)
+        except (PercoError, ValueError) as error:
+            return Skipped(file.key, f"its path is no key: {error}", True)
+        try:
+            with open(file.path, "rb") as opened:
+                data = opened.read(self.options.bytes_max + 1)
+                stat = os.fstat(opened.fileno())
+        except OSError as error:
+            return Skipped(file.key, f"it cannot be read: {error.strerror}", True)
+        if (stat.st_size, stat.st_mtime_ns, stat.st_ino) != (file.stamp.size, file.stamp.modified_ns, file.stamp.inode):
+            return Skipped(file.key, "it has changed while it was read", True)
+        content: Any = data
+        if self.content.codec is TEXT:
+            try:
+                content = data.decode()
+            except UnicodeDecodeError:
+                return Skipped(file.key, "it is no UTF-8 text", False)
+        return _Change(file.key, content, b"" if file.fresh else file.stamp.packed())
+
+
+def _portions(files: Iterable[_File]) -> Iterator[list[_File]]:
+    """Files that are read and written together."""
+    some: list[_File] = []
+    size = 0
+    for file in files:
+        if some and (len(some) == _ROWS_AT_ONCE or size + file.stamp.size > _BYTES_AT_ONCE):
+            yield some
+            some, size = [], 0
+        some.append(file)
+        size += file.stamp.size
+    if some:
+        yield some
+
+
+def _set(txn: Transaction, column: Column[str, Any], key: str, there: Any, value: Any) -> None:
+    if value is None and there is not None:
+        txn.delete(column, key)
+    elif value is not None and value != there:
+        txn.set(column, key, value)
