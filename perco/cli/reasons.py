@@ -115,7 +115,8 @@ def _head(reason: views.Reason) -> Text:
     if reason.same:
         text.append("  made again, byte by byte", style="green")
     elif reason.error is not None:
-        text.append(f"  not made again: {type(reason.error).__name__}: {reason.error}", style="red")
+        error = " ".join(f"{type(reason.error).__name__}: {reason.error}".split())
+        text.append(f"  not made again: {error}", style="red")
     else:
         again = _values(reason.again) if reason.again else "no row"
         text.append(f"  made again, it is {again}", style="red")

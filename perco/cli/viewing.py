@@ -15,9 +15,10 @@ import perco
 from perco import views as declared_views
 from perco.cli import reasons, working
 from perco.cli.reading import When
-from perco.cli.screen import FINE, FOUND, counted, perform, show_json, show_table
+from perco.cli.screen import FAILED, FINE, FOUND, complain, counted, perform, show_json, show_table
 from perco.cli.values import plain, shown
-from perco.errors import UsageError
+from perco.database.inside import inside
+from perco.errors import PercoError, UsageError
 from perco.views.code import place_of
 from perco.views.compiled import Each, Grouped, Joined
 from perco.views.declaring import Views
@@ -126,7 +127,8 @@ def _rebuild(program: Program, store: StoreOption, view: View = None, json: Json
 
     Use it if a program has written to a view's tables by mistake, or after a change of code that should have had a new
     version. Rows that no source gives are deleted. The store may be in use meanwhile. Views that read the tables are
-    told of the changes, so let a worker run. If the command is interrupted, start it again.
+    told of the changes, so let a worker run. If the command is interrupted, start it again. The store must know the
+    program's views already.
 
     \b
     Examples:
@@ -141,7 +143,8 @@ def _accept(program: Program, store: StoreOption, view: View = None, json: Json 
     """Record that the views' code, though it has changed, gives the same rows as before.
 
     perco warns of code that has changed without a new version of its view. If the results are the same, this command
-    ends the warning. If they are not, raise the view's version= instead. (perco views diff shows which it is.)
+    ends the warning. If they are not, raise the view's version= instead. (perco views diff shows which it is.) The
+    store must know the program's views already.
 
     \b
     Examples:
@@ -285,7 +288,12 @@ async def _show_check(program: str, store: str, limit: int, *, json: bool) -> in
     found = _loaded(program)
     async with perco.open(store, found.schema, readonly=True) as db, db.snapshot() as snap:
         with _counting("reading {task.description}: {task.completed:,.0f} rows") as tell:
-            checked = await declared_views.check(found, snap, differences_max=limit, progress=tell)
+            try:
+                checked = await declared_views.check(found, snap, differences_max=limit, progress=tell)
+            except PercoError:
+                raise
+            except Exception as error:
+                return _failed(error)
     if json:
         show_json(_plain(checked))
         return FINE if checked.equal else FOUND
@@ -320,26 +328,33 @@ async def _show_diff(program: str, store: str, view: str | None, sample: float, 
     if json:
         show_json([_plain_diff(each) for each in done])
         return code
-    counts = ("owners", "same", "added", "changed", "removed", "failed")
+    counts = ("owners", "same", "added", "changed", "removed", "strays", "failed")
     show_table(
         ("view", *counts), [(each.view, *(getattr(each, name) for name in counts)) for each in done], numbers=counts
     )
     for each in done:
         for difference in each.differences:
             _show_difference(difference, "new", "now")
-        rest = each.added + each.changed + each.removed - len(each.differences)
+        rest = each.added + each.changed + each.removed + each.strays - len(each.differences)
         if rest and each.differences:
             print(f"... and {counted(rest, 'more row')} of {each.view}")
         for failure in each.failures:
             print(f"{each.view}: for {shown(failure.owner)}: {_told(failure.error)}")
+    print(f"as of timestamp {snap.start_ts}")
     return code
 
 
 async def _show_rebuilt(program: str, store: str, view: str | None, *, json: bool) -> int:
     found = _loaded(program)
+    await _must_be_registered(store, found)
     async with perco.open(store, found.schema) as db:
         with _counting("computing {task.description}: {task.completed:,.0f} owners") as tell:
-            done = await declared_views.rebuild(found, db, view, progress=lambda each: tell(each.view, each.owners))
+            try:
+                done = await declared_views.rebuild(found, db, view, progress=lambda each: tell(each.view, each.owners))
+            except PercoError:
+                raise
+            except Exception as error:
+                return _failed(error)
     if json:
         show_json([asdict(each) for each in done])
         return FINE
@@ -352,8 +367,21 @@ async def _show_rebuilt(program: str, store: str, view: str | None, *, json: boo
     return FINE
 
 
+async def _must_be_registered(store: str, found: Views) -> None:
+    """Raises: UsageError if the store does not know all that the program declares: a command that repairs a store must
+    not deploy a program."""
+    async with perco.open(store, readonly=True) as db:
+        catalogue = inside(db).catalogue
+        if catalogue.declare(found.schema) is not catalogue:
+            raise UsageError(
+                "the program declares tables, views or versions that the store does not know. Run the program first: "
+                "they are registered when it opens the store for writing. (perco views diff shows what they change.)"
+            )
+
+
 async def _show_accepted(program: str, store: str, view: str | None, *, json: bool) -> int:
     found = _loaded(program)
+    await _must_be_registered(store, found)
     async with perco.open(store, found.schema) as db:
         accepted = await declared_views.accept(found, db, view)
     if json:
@@ -376,7 +404,14 @@ def _row(values: dict[str, Any]) -> str:
 
 
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _failed(error: Exception) -> int:
+    """Tell that a function of the program has failed."""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    complain(f"a function of the program failed: {_told(error)}{notes}")
+    return FAILED
 
 
 def _plain_difference(each: declared_views.Difference) -> dict[str, Any]:

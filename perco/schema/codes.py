@@ -29,7 +29,8 @@ def tell_changed(catalogue: Catalogue, schema: Schema) -> None:
     for of, version in changed(catalogue, schema).items():
         log.warning(
             "the code of %s has changed since its version %d was registered: what it gave before is not computed "
-            "again. Raise its version=; or, if the results are the same, run `perco views accept`",
+            "again. `perco views diff` shows whether the results are other ones. If so, raise its version=; if not, "
+            "run `perco views accept`",
             of,
             version,
         )

@@ -139,6 +139,11 @@ class Folder(Generic[V]):
     Raises: UsageError.
     """
 
+    path: Path
+    content: Column[str, V]
+    prefix: str
+    options: FolderOptions
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -153,7 +158,7 @@ class Folder(Generic[V]):
                 f"a Folder takes a column of TEXT or BYTES, of a table whose keys are TEXT, not {content!r}"
             )
         self.path, self.prefix = Path(path), prefix
-        self.content: Column[str, V] = content
+        self.content = content
         self.options = FolderOptions() if options is None else options
         self._match = [match] if isinstance(match, str) else list(match)
         self._table: Table[str] = content.table

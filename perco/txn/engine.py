@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from perco.clock.oracle import Oracle
 from perco.errors import ReadConflict, ReadOnly
@@ -104,6 +104,7 @@ class Engine:
         readonly: True if the store may not be written.
         on_asyncio: True if the store's loop is the guest of an asyncio loop.
         renew: loads the newest catalogue (N10).
+        kept: what higher packages keep with an open store, by objects of theirs.
     """
 
     place: Place
@@ -121,6 +122,7 @@ class Engine:
     readonly: bool
     lines: Lines
     serializable: bool
+    kept: dict[object, Any]
 
     def __init__(
         self,
@@ -138,6 +140,7 @@ class Engine:
         on_event: Callable[[str], None] | None,
     ) -> None:
         self.place, self.known = place, known
+        self.kept = {}
         self.oracle, self.fates, self.driver, self.background = oracle, fates, driver, background
         self.prefetch, self.limits, self.retry = prefetch, limits, retry
         self.random, self.lease_token, self.on_event = rng, lease_token, on_event

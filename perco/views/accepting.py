@@ -11,6 +11,7 @@ from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.schema.codes import with_codes
 from perco.views.declaring import Views
+from perco.views.rebuilding import must_be_registered
 
 
 async def accept(views: Views, db: Database | perco.aio.Database, view: str | None = None) -> list[str]:
@@ -22,7 +23,8 @@ async def accept(views: Views, db: Database | perco.aio.Database, view: str | No
 
     Returns the ids of the views whose code had changed.
 
-    Raises: UsageError for an unknown view; ReadOnly; Unavailable; WriteUnknown if the store was lost meanwhile.
+    Raises: UsageError for an unknown view, or one that the store has in another version; ReadOnly; Unavailable;
+    WriteUnknown if the store was lost meanwhile.
     """
     if isinstance(db, perco.aio.Database):
         return await perco.aio.calling.ask_for(db, _accept, views, view)
@@ -43,10 +45,13 @@ async def _accept(db: Database, views: Views, view: str | None) -> list[str]:
     changed = []
     codes = {}
     for each in chosen:
+        must_be_registered(views, each.id, parts.engine)
         now = views.fingerprint(each.id)
         if not now:
-            raise UsageError(f"view {each.id!r}: the source of its code cannot be read, so its code is not compared")
-        ids = [id for id in views.observers(each.id) if id in known and known[id].version == each.version]
+            raise UsageError(
+                f"view {each.id!r}: the source of its code cannot be read, or is nested too deep, so it is not compared"
+            )
+        ids = views.observers(each.id)
         if any(known[id].code != now for id in ids):
             changed.append(each.id)
             codes.update(dict.fromkeys(ids, now))

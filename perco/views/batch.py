@@ -93,8 +93,10 @@ def _compute(rows: Iterable[Given], results: Results) -> None:
         found.update({(cached, key): known[key] for key in wanted if key in known})
         for at in range(0, len(missing), cached.batch):
             some = missing[at : at + cached.batch]
-            values = cached.call([later.argument for later in some])
-            found.update({(cached, later.key): value for later, value in zip(some, values, strict=True)})
+            for later, value in zip(some, cached.call(some), strict=True):
+                if isinstance(value, Exception):
+                    raise value
+                found[cached, later.key] = value
     fill(late, {later: found[later.cached, later.key] for later in laters(late)})
 
 

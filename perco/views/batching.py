@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import trio
 
-from perco.errors import TransactionClosed
+from perco.errors import StoreError, TransactionClosed, TransientError
 from perco.txn.background import Background
 
 I = TypeVar("I")  # noqa: E741
@@ -20,7 +20,7 @@ class Item(Generic[I, R]):
 
     value: I
     done: trio.Event
-    error: Exception | None
+    error: BaseException | None
     result: R
 
     __slots__ = ("done", "error", "result", "value")
@@ -43,7 +43,7 @@ class Batcher(Generic[I, R]):
         self,
         background: Background,
         name: str,
-        settle: Callable[[list[I]], Awaitable[Sequence[R | Exception]]],
+        settle: Callable[[list[I]], Awaitable[Sequence[R | BaseException]]],
         *,
         batch: int,
         tasks: int,
@@ -69,7 +69,7 @@ class Batcher(Generic[I, R]):
                 try:
                     results = await self._settle([item.value for item in items])
                     for item, result in zip(items, results, strict=True):
-                        if isinstance(result, Exception):
+                        if isinstance(result, BaseException):
                             item.error = result
                         else:
                             item.result = result
@@ -95,17 +95,30 @@ def _closed(name: str) -> TransactionClosed:
 
 
 async def in_halves(
-    call: Callable[[list[I]], Sequence[R]], items: list[I], limiter: trio.CapacityLimiter | None
-) -> list[R | Exception]:
+    call: Callable[[list[I]], Sequence[R | Exception]], items: list[I], limiter: trio.CapacityLimiter | None
+) -> list[R | BaseException]:
     """Call a function, in a thread; None: here. If it fails, call it with halves of the items, so that an item fails
-    alone. Returns a result, or the exception, for each item."""
-    try:
-        if limiter is None:
-            await trio.lowlevel.checkpoint()
-            return list(call(items))
-        return list(await trio.to_thread.run_sync(call, items, limiter=limiter, abandon_on_cancel=True))
-    except Exception as error:
-        if len(items) == 1:
-            return [error]
+    alone. Returns a result, or the exception, for each item. (SystemExit and the like fail all items, and so stop the
+    runs that wait for them, as if these had raised it.)"""
+
+    def guarded() -> Sequence[R | Exception] | BaseException:
+        try:
+            return call(list(items))
+        except BaseException as error:
+            return error
+
+    if limiter is None:
+        await trio.lowlevel.checkpoint()
+        found = guarded()
+    else:
+        found = await trio.to_thread.run_sync(guarded, limiter=limiter, abandon_on_cancel=True)
+    if not isinstance(found, BaseException):
+        return list(found)
+    if isinstance(found, TransientError):  # of another store: it must not steer the transaction that waits
+        failed = StoreError(f"{type(found).__name__}: {found}")
+        failed.__cause__ = found
+        found = failed
+    if len(items) == 1 or not isinstance(found, Exception):
+        return [found] * len(items)
     half = len(items) // 2
     return [*await in_halves(call, items[:half], limiter), *await in_halves(call, items[half:], limiter)]

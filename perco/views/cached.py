@@ -14,10 +14,9 @@ V10 A value is stored before a row that has it is written, and is never replaced
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 import msgpack
 import trio
@@ -40,7 +39,7 @@ THREADS_MAX: Final = 256
 _KEY_BYTES: Final = 16
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
+@dataclass(eq=False, slots=True)
 class Cached(Generic[A, V]):
     """A slow function of a program, made by `Views.cached`. Call it with one argument, in the function of a view.
 
@@ -56,7 +55,6 @@ class Cached(Generic[A, V]):
     batch: int
     threads: int
     results: Column[bytes, V]
-    _calls: WeakKeyDictionary[Engine, _Calls] = field(default_factory=WeakKeyDictionary)
 
     def __call__(self, argument: A) -> Later:
         """The value for an argument, to be found later: give it as the value of a column with the same codec.
@@ -69,41 +67,66 @@ class Cached(Generic[A, V]):
             raise UsageError(
                 f"{self.id} takes a str, a number, bytes, or a list or dict of these, not {argument!r}"
             ) from error
-        return Later(self, argument, blake2b(packed, digest_size=_KEY_BYTES).digest())
+        return Later(self, packed, blake2b(packed, digest_size=_KEY_BYTES).digest())
 
-    def call(self, arguments: list[A]) -> Sequence[V]:
-        """Call the function. Raises: what it raises; UsageError if it does not return a value for each argument;
-        TypeError, ValueError, TooLarge for a value that cannot be stored."""
-        values = self.function(arguments)
+    def call(self, laters: list[Later]) -> list[V | Exception]:
+        """Call the function. Returns a value for each argument, or an error if it is none that can be stored.
+
+        Raises: what the function raises; UsageError if it does not return a list with a value for each argument.
+        """
+        arguments = [later.argument for later in laters]
+        values = self.function(list(arguments))
         if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != len(arguments):
             raise UsageError(
                 f"{self.id} was called with {len(arguments)} argument(s), and must return a list with a value for "
-                f"each, not {values!r:.200}"
+                f"each (if it makes them one by one: return list(...)), not {values!r:.200}"
             )
-        for value in values:
-            if value is None:
-                raise UsageError(f"{self.id} returned None for an argument: a cached function returns a value")
+        return [self._checked(argument, value) for argument, value in zip(arguments, values, strict=True)]
+
+    def _checked(self, argument: A, value: V) -> V | Exception:
+        if value is None:
+            return UsageError(
+                f"{self.id} returned None for {argument!r:.60}: it must return a value, or raise if there is none"
+            )
+        try:
             encoded(self.results.codec, value, self.results, "value of ")
-        return values
+        except Exception as error:
+            return error
+        return value
 
     def of(self, engine: Engine) -> _Calls:
         """The calls that one open store makes."""
-        found = self._calls.get(engine)
+        found: _Calls | None = engine.kept.get(self)
         if found is None:
-            found = self._calls[engine] = _Calls(engine, self)
+            found = engine.kept[self] = _Calls(engine, self)
         return found
 
 
 @dataclass(eq=False, slots=True)
 class Later:
-    """The value of a cached function for an argument. `key`: of the row that keeps it."""
+    """The value of a cached function for an argument. `packed`: the function's version and the argument, as they were
+    when it was called; `key`: of the row that keeps the value."""
 
     cached: Cached[Any, Any]
-    argument: Any
+    packed: bytes
     key: bytes
+
+    @property
+    def argument(self) -> Any:
+        """The argument, as msgpack gives it back."""
+        return msgpack.unpackb(self.packed, strict_map_key=False)[1]
 
     def __repr__(self) -> str:
         return f"{self.cached.id}({self.argument!r:.60})"
+
+    def __str__(self) -> str:
+        raise UsageError(f"{self!r} is found later: give it as the value of a column, as it is")
+
+    def __format__(self, how: str) -> str:
+        return str(self)
+
+    def __bool__(self) -> bool:
+        return bool(str(self))
 
 
 def must_fit(column: Column[Any, Any], later: Later) -> None:
@@ -147,16 +170,21 @@ class _Calls:
 
     async def _called(self, laters: list[Later]) -> Sequence[Any]:
         """Call the function for some arguments, and store what it returns (V10)."""
-        results = await in_halves(self._cached.call, [later.argument for later in laters], self._limiter)
-        found = {
-            later.key: result
-            for later, result in zip(laters, results, strict=True)
-            if not isinstance(result, Exception)
-        }
-        engine = self._engine
+        engine, cached = self._engine, self._cached
+        keys = [later.key for later in laters]
+        # The snapshots of the runs may be older than a value that another run has stored meanwhile.
+        known = await run(engine, engine.retry, False, _known, (cached.results, keys), {})
+        missing = [later for later in laters if known[later.key] is None]
+        results = await in_halves(cached.call, missing, self._limiter) if missing else []
+        made = {later.key: result for later, result in zip(missing, results, strict=True)}
+        found = {key: result for key, result in made.items() if not isinstance(result, BaseException)}
         if found:
-            found = await run(engine, engine.retry, False, _store, (self._cached.results, found), {})
-        return [found.get(later.key, result) for later, result in zip(laters, results, strict=True)]
+            made |= await run(engine, engine.retry, False, _store, (cached.results, found), {})
+        return [made[key] if key in made else known[key] for key in keys]
+
+
+async def _known(txn: Transaction, results: Column[bytes, Any], keys: list[bytes]) -> dict[bytes, Any]:
+    return await txn.get_many(results, keys)
 
 
 async def _store(txn: Transaction, results: Column[bytes, Any], values: dict[bytes, Any]) -> dict[bytes, Any]:

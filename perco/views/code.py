@@ -4,49 +4,69 @@ A fingerprint covers the function's syntax tree without docstrings, annotations 
 with comments, layout, or the version of Python. It also covers what the function names, as far as that can be known
 without running it:
 
-    functions and classes     of the program: their own fingerprints, and so on
+    functions and classes     of the program: their own fingerprints, and so on; what decorators have made of them
                               of an installed package: the package's version
     modules                   of the program: what is read from them as `module.name`
                               of an installed package: the package's version
-    values                    None, bool, int, float, str, bytes, and tuples, lists, sets and dicts of these
+    values                    None, bool, numbers, text, bytes, dates, patterns, members of enums, dataclasses, and
+                              tuples, lists, sets and dicts of these, if they have no more than ten thousand items
     defaults, closures        as values
+    other objects             their classes
 
-It does not cover what a function reaches through an object (a method of an object that is no module and no class), by a
-name that it computes, or from files and the environment.
+The program is the package or module that has the view's functions, and what is not installed. The fingerprint does
+not cover the state of other objects, imports inside of functions, names that a function computes, files and the
+environment.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
+import enum
 import functools
 import linecache
+import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, time as dt_time, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from hashlib import blake2b
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final
+from uuid import UUID
 
 from perco.schema.schema import Column, Signal, Table
 from perco.views.cached import Cached
 
 _SKIPPED: Final = frozenset({"annotation", "returns", "type_comment", "decorator_list", "kind", "ctx", "type_params"})
-_INSTALLED: Final = ("stdlib", "platstdlib", "purelib", "platlib")
+_PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_GENERATED: Final = frozenset({"<string>", "<attrs generated>"})
+_DESCRIPTORS: Final = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_ITEMS_MAX: Final = 10_000  # of a set or the like, whose contents count
+_UNKNOWN: Final = object()
 
 
 def fingerprint(*functions: object) -> str:
-    """Of functions and all that they name, 32 hex digits; "" if the source of one of them cannot be read."""
-    found = _Fingerprint()
-    for function in functions:
-        found.value(function)
+    """Of functions and all that they name, 32 hex digits; "" if the source of one of them cannot be read, or if they
+    are nested too deep."""
+    own = {_top(each.__module__ or "") for each in functions if isinstance(each, types.FunctionType)}
+    found = _Fingerprint(frozenset(own))
+    try:
+        for function in functions:
+            found.value(function)
+    except RecursionError:
+        return ""
     return "" if found.unknown else found.digest.hexdigest()
 
 
 def place_of(function: object) -> str:
     """Where a function was defined: "app.py:12, index"."""
-    function = _unwrapped(function)
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
     code = getattr(function, "__code__", None)
     if code is None:
         return repr(function)
@@ -55,12 +75,14 @@ def place_of(function: object) -> str:
 
 
 class _Fingerprint:
-    """Attributes: `unknown`: True if a function has no source."""
+    """Attributes: `own`: the first parts of the names of the program's modules; `unknown`: True if a function has no
+    source."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: frozenset[str]) -> None:
         self.digest = blake2b(digest_size=16)
+        self.own = own
         self.unknown = False
-        self._seen: set[int] = set()
+        self._seen: dict[int, int] = {}
         self._kept: list[object] = []  # so that no id is used again
 
     def _add(self, *parts: object) -> None:
@@ -70,14 +92,13 @@ class _Fingerprint:
 
     def value(self, value: object) -> None:
         """Add a value, and what it leads to."""
-        value = _unwrapped(value)
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        if type(value) in _PLAIN:
             self._add(type(value).__name__, repr(value))
             return
         if id(value) in self._seen:
-            self._add("again")
+            self._add("again", self._seen[id(value)])
             return
-        self._seen.add(id(value))
+        self._seen[id(value)] = len(self._seen)
         self._kept.append(value)
         if isinstance(value, types.FunctionType):
             self._function(value)
@@ -88,50 +109,90 @@ class _Fingerprint:
             self.value(value.__func__)
         elif isinstance(value, type):
             self._class(value)
+        elif isinstance(value, functools.partialmethod):
+            self._many("partial", [value.func, *value.args])
+            self._map(value.keywords)
         elif isinstance(value, types.ModuleType):
-            self._add("module", value.__name__, _version_of(value.__name__))
+            self._add("module", value.__name__, self._installed(value.__name__))
         elif isinstance(value, tuple | list):
             self._many(type(value).__name__, value)
         elif isinstance(value, set | frozenset):
-            self._many("set", sorted(value, key=repr))
+            self._add("set", len(value), *(sorted(map(self._alone, value)) if len(value) <= _ITEMS_MAX else ()))
         elif isinstance(value, Mapping):
             self._map(value)
+        elif isinstance(value, re.Pattern):
+            self._add("pattern", value.pattern, value.flags)
+        elif isinstance(value, enum.Enum):
+            self._add("enum", type(value).__qualname__, value.name)
+            self.value(value.value)
+        elif isinstance(value, date | timedelta | dt_time | Decimal | Fraction | range | UUID | PurePath):
+            self._add(type(value).__name__, repr(value))
+        elif hasattr(value, "__wrapped__"):  # functools.cache and the like
+            self._add("wrapped", type(value).__qualname__)
+            self.value(value.__wrapped__)
         elif isinstance(value, Cached):
             self._add("cached", value.id, value.version)
             self.value(value.function)
         elif isinstance(value, Table | Column | Signal):
             self._add("perco", repr(value))
+        elif dataclasses.is_dataclass(value):
+            self.value(type(value))
+            self._map({each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)})
         else:
-            self._add("object", type(value).__module__, type(value).__qualname__, _version_of(type(value).__module__))
+            self._add("object")
+            self.value(type(value))
 
-    def _many(self, word: str, values: object) -> None:
-        found = list(values)  # type: ignore[call-overload]
-        self._add(word, len(found))
-        for each in found:
+    def _many(self, word: str, values: Sequence[object]) -> None:
+        self._add(word, len(values))
+        for each in values if len(values) <= _ITEMS_MAX else ():
             self.value(each)
 
     def _map(self, values: Mapping[Any, Any]) -> None:
         self._add("map", len(values))
-        for key, value in sorted(values.items(), key=lambda item: repr(item[0])):
-            self.value(key)
-            self.value(value)
+        items = sorted((self._alone(key), key) for key in values) if len(values) <= _ITEMS_MAX else ()
+        for name, key in items:
+            self._add(name)
+            self.value(values[key])
+
+    def _alone(self, value: object) -> str:
+        """A value's own digest, which does not depend on what came before."""
+        if type(value) in _PLAIN:
+            return f"{type(value).__name__} {value!r}"
+        found = _Fingerprint(self.own)
+        found.value(value)
+        self.unknown = self.unknown or found.unknown
+        return found.digest.hexdigest()
+
+    def _installed(self, module: str) -> str:
+        return "" if _top(module) in self.own else _version_of(module)
 
     def _class(self, found: type) -> None:
-        installed = _version_of(found.__module__)
+        installed = self._installed(found.__module__)
         self._add("class", found.__qualname__)
         if installed:
             self._add(installed)
             return
         self._many("bases", found.__bases__)
+        self._add(*vars(found).get("__annotations__", ()))
         for name, value in sorted(vars(found).items()):
             value = value.__func__ if isinstance(value, staticmethod | classmethod) else value
             value = value.fget if isinstance(value, property) else value
-            if isinstance(value, types.FunctionType) or not name.startswith("__"):
+            value = value.func if isinstance(value, functools.cached_property) else value
+            if isinstance(value, types.FunctionType):
+                self._add(name)
+                made = getattr(value, "__wrapped__", value)
+                if made.__code__.co_filename not in _GENERATED:  # such as the methods of a dataclass
+                    self.value(value)
+            elif not name.startswith("_") and not isinstance(value, _DESCRIPTORS):
                 self._add(name)
                 self.value(value)
 
     def _function(self, function: types.FunctionType) -> None:
-        installed = _version_of(function.__module__ or "")
+        wrapped = getattr(function, "__wrapped__", None)
+        if wrapped is not None:
+            self._add("wrapped")
+            self.value(wrapped)
+        installed = self._installed(function.__module__ or "")
         if installed:
             self._add("function", function.__module__, function.__qualname__, installed)
             return
@@ -143,7 +204,9 @@ class _Fingerprint:
             self._tree(tree)
         self._many("defaults", function.__defaults__ or ())
         self._map(function.__kwdefaults__ or {})
-        named = {name: value for tree in trees for name, value in _named(function, tree)}
+        if hasattr(function, "registry") and isinstance(function.registry, Mapping):  # functools.singledispatch
+            self._map({kind.__qualname__: each for kind, each in function.registry.items()})
+        named = {name: value for tree in trees for name, value in _named(function, tree, self._installed)}
         self._map(named)
 
     def _tree(self, node: object) -> None:
@@ -162,13 +225,6 @@ class _Fingerprint:
             self._add(type(node).__name__, repr(node))
 
 
-def _unwrapped(value: object) -> object:
-    """What `functools.wraps` has wrapped."""
-    while isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
-        value = value.__wrapped__
-    return value
-
-
 def _without_docstring(node: ast.AST, body: Any) -> Any:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         first = body[0]
@@ -180,28 +236,39 @@ def _without_docstring(node: ast.AST, body: Any) -> Any:
 # ------------------------------------------------------------ sources
 
 
-@functools.lru_cache(maxsize=64)
-def _module_tree(source: str) -> ast.Module | None:
+_Index = dict[tuple[str, int], list[ast.AST]]
+_indexes: dict[str, tuple[list[str], _Index]] = {}
+
+
+def _index_of(function: types.FunctionType) -> _Index:
+    """The functions of the module that a function is in: their trees, by name and first line."""
+    file = function.__code__.co_filename
+    lines = linecache.getlines(file, function.__globals__)
+    known = _indexes.get(file)
+    if known is not None and known[0] is lines:
+        return known[1]
+    index: _Index = {}
     try:
-        return ast.parse(source)
+        module: ast.Module | None = ast.parse("".join(lines))
     except SyntaxError:
-        return None
+        module = None
+    for node in ast.walk(module) if module is not None else ():
+        if isinstance(node, ast.Lambda):
+            index.setdefault(("<lambda>", node.lineno), []).append(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            index.setdefault((node.name, line), []).append(node)
+    _indexes[file] = lines, index
+    return index
 
 
-def _trees(function: types.FunctionType) -> Iterator[ast.AST]:
+def _trees(function: types.FunctionType) -> list[ast.AST]:
     """The function's syntax tree; of a lambda, all that begin in the same line."""
     code = function.__code__
-    module = _module_tree("".join(linecache.getlines(code.co_filename, function.__globals__)))
-    for node in ast.walk(module) if module is not None else ():
-        if isinstance(node, ast.Lambda) and code.co_name == "<lambda>" and node.lineno == code.co_firstlineno:
-            yield node
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
-            lines = [node.lineno, *(decorator.lineno for decorator in node.decorator_list)]
-            if min(lines) == code.co_firstlineno:
-                yield node
+    return _index_of(function).get((code.co_name, code.co_firstlineno), [])
 
 
-def _named(function: types.FunctionType, tree: ast.AST) -> Iterator[tuple[str, Any]]:
+def _named(function: types.FunctionType, tree: ast.AST, installed: Callable[[str], str]) -> Iterator[tuple[str, Any]]:
     """The values of the names in a function's syntax tree, by name; of modules of the program, `module.name`."""
     closed = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -209,29 +276,37 @@ def _named(function: types.FunctionType, tree: ast.AST) -> Iterator[tuple[str, A
             closed[name] = cell.cell_contents
         except ValueError:
             continue  # not assigned yet
-    scope = {**function.__globals__, **closed}
+
+    def value_of(node: ast.AST) -> object:
+        """What a name, or `module.name`, is; `_UNKNOWN` for anything else."""
+        if isinstance(node, ast.Name):
+            return closed.get(node.id, function.__globals__.get(node.id, _UNKNOWN))
+        if isinstance(node, ast.Attribute):
+            module = value_of(node.value)
+            if is_own(module):
+                return getattr(module, node.attr, _UNKNOWN)
+        return _UNKNOWN
+
+    def is_own(value: object) -> bool:
+        return isinstance(value, types.ModuleType) and not installed(value.__name__)
+
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in scope:
-            value = scope[node.id]
-            if not (isinstance(value, types.ModuleType) and not _version_of(value.__name__)):
-                yield node.id, value
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            module = scope.get(node.value.id)
-            if isinstance(module, types.ModuleType) and not _version_of(module.__name__):
-                yield f"{node.value.id}.{node.attr}", getattr(module, node.attr, None)
+        if isinstance(node, ast.Name | ast.Attribute):
+            value = value_of(node)
+            if value is not _UNKNOWN and not is_own(value):
+                yield ast.unparse(node), value
 
 
 @functools.lru_cache(maxsize=4096)
 def _version_of(module: str) -> str:
     """Names the installed package that a module belongs to, and its version; "" for a module of the program. Python's
     own modules, and perco's, have no version here: views are to stay the same in a newer one."""
-    top = module.partition(".")[0]
-    if top in sys.stdlib_module_names:
-        return "python"
+    top, file = _top(module), getattr(sys.modules.get(module), "__file__", None)
     if top == "perco":
         return "perco"
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None or not _is_installed(file):
+    if top in sys.stdlib_module_names and (file is None or _is_below(file, "stdlib", "platstdlib")):
+        return "python" if module != "__main__" else ""
+    if file is None or not _is_below(file, "stdlib", "platstdlib", "purelib", "platlib"):
         return ""
     try:
         return f"{top} {metadata.version(top)}"
@@ -240,6 +315,10 @@ def _version_of(module: str) -> str:
         return ", ".join([top, *(f"{name} {metadata.version(name)}" for name in names)])
 
 
-def _is_installed(file: str) -> bool:
+def _is_below(file: str, *places: str) -> bool:
     path = Path(file).resolve()
-    return any(path.is_relative_to(Path(sysconfig.get_path(name)).resolve()) for name in _INSTALLED)
+    return any(path.is_relative_to(Path(sysconfig.get_path(name)).resolve()) for name in places)
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]

@@ -7,8 +7,10 @@ the whole chain of views from its sources, see `checking.py`.)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -27,6 +29,7 @@ from perco.views.cached import find
 from perco.views.checking import Difference, shown_values, stored_values
 from perco.views.compiled import Each, Grouped, Joined
 from perco.views.declaring import Views
+from perco.views.folding import place_in
 from perco.views.memory import Given, Memory, Where, fill, given, laters
 from perco.views.running import earlier
 
@@ -49,8 +52,9 @@ class Diff:
     Attributes:
         owners: source rows, groups or left rows that were looked at.
         same, added, changed, removed: rows of its tables.
-        strays: of those removed, rows that are there though no owner gave them; 0 if only a sample was looked at.
-        failed: calls of the view's functions that failed.
+        strays: rows that are there though no owner gives or gave them: a new version leaves them, and `rebuild` deletes
+            them. 0 if only a sample was looked at.
+        failed: calls of the view's functions that failed, and owners whose runs would fail.
         differences, failures: the first of them.
     """
 
@@ -67,8 +71,8 @@ class Diff:
 
     @property
     def equal(self) -> bool:
-        """Whether the view would change nothing, and no call failed."""
-        return not (self.added or self.changed or self.removed or self.failed)
+        """Whether the tables are what the view gives, and no call failed."""
+        return not (self.added or self.changed or self.removed or self.strays or self.failed)
 
 
 Progress = Callable[[Diff], object]
@@ -93,7 +97,8 @@ async def diff(
     a schema, so that the new declarations are not recorded. The store need not know the view yet. `diff_blocking` is
     the same for blocking code.
 
-    The inputs of a group view or a join are held in memory; with `sample`, those of the part that is looked at.
+    The inputs of a group view or a join, and a number for each row of a view, are held in memory; with `sample`, those
+    of the part that is looked at.
 
     Args:
         view: only this one, by its id; by default all, in the order of their declaration.
@@ -101,8 +106,8 @@ async def diff(
         differences_max: how many differences, and failures, are returned for each view.
         progress: called now and then, with what has been found for the present view.
 
-    Raises: UsageError for an unknown view or an impossible sample; SchemaMismatch if a column that a view reads is of
-    another type in the store. An exception of a view's function is not raised, but counted.
+    Raises: UsageError for an unknown view or an impossible sample; SchemaMismatch if the program's declarations
+    contradict the store's. An exception of a view's function is not raised, but counted.
     """
     if isinstance(snap, perco.aio.Snapshot):
         return await perco.aio.calling.ask_for(snap, _diff, views, view, sample, differences_max, progress)
@@ -127,7 +132,9 @@ async def _diff(
 ) -> list[Diff]:
     if isinstance(sample, bool) or not isinstance(sample, int | float) or not 0 < sample <= 1:
         raise UsageError(f"sample is a part of the owners, above 0 and at most 1, not {sample!r}")
-    return [await _Comparison(each, snap, sample, differences_max, progress).run() for each in views.chosen(view)]
+    chosen = views.chosen(view)
+    engine_of(snap).known.catalogue.declare(views.schema)  # a contradiction must be told as it is
+    return [await _Comparison(each, views, snap, sample, differences_max, progress).run() for each in chosen]
 
 
 class _Comparison:
@@ -136,13 +143,16 @@ class _Comparison:
     def __init__(
         self,
         view: Each | Grouped | Joined,
+        views: Views,
         snap: Snapshot,
         sample: float,
         differences_max: int,
         progress: Progress,
     ) -> None:
         self._view, self._snap, self._sample, self._most, self._progress = view, snap, sample, differences_max, progress
+        self._declared = views.schema.tables
         self._found = Diff(view.id)
+        self._given: set[int] = set()  # digests of the rows that owners give
         self._waiting: list[tuple[Any, dict[Where, Given], Memory]] = []
         self._rows = 0  # of the owners that wait
         self._known = engine_of(snap).known
@@ -154,6 +164,7 @@ class _Comparison:
             memory = Memory.unpack(stored)
             try:
                 after = {} if puts is None else given(self._view.id, puts(), self._view.outputs)
+                self._must_be_possible(owner, after, memory)
             except Exception as error:
                 self._failed(owner, error)
                 continue
@@ -169,6 +180,20 @@ class _Comparison:
             await self._strays()
         self._progress(found)
         return found
+
+    def _must_be_possible(self, owner: Any, after: Mapping[Where, Given], memory: Memory) -> None:
+        """Raises: UsageError if the owner's run would fail though its function does not."""
+        for name in memory.columns:
+            if name not in self._declared:
+                raise UsageError(
+                    f"an earlier version gave rows of table {name!r}: keep it declared until they have been removed"
+                )
+        for table, row in after:
+            number = _number(table, row)
+            if number in self._given:
+                key = after[table, row].key
+                raise UsageError(f"{table}[{key!r}] is given for another owner, too: a row has one owner")
+            self._given.add(number)
 
     # ------------------------------------------------------------ owners
 
@@ -192,14 +217,31 @@ class _Comparison:
 
     async def _groups(self, view: Grouped) -> Iterable[tuple[Any, Puts]]:
         rows = []
+        sizes: Counter[bytes] = Counter()
         async for inputs in self._inputs(view.members.source, view.columns):
-            for group in self._keys(view.members.key_of, inputs):
+            for group in self._keys(partial(self._member, view), inputs):
                 if group is not None and self._wanted(group):
                     rows.append(inputs)
+                    sizes[view.table.row(group)] += 1
+        for stored, size in sizes.items():
+            if view.deltas is None and size > view.members_max:
+                self._failed(view.table.key.decode(stored), UsageError(f"it has {size} members (members_max)"))
         return batch.owned(view, rows, ())
+
+    def _member(self, view: Grouped, inputs: Row[Any]) -> Any:
+        """The group of a row. Raises: what `by` raises; TooLarge if the view could not keep the row."""
+        group = view.members.key_of(inputs)
+        if group is not None:
+            member = view.members.place(group, inputs.key)
+            view.members.table.row(member)
+            for order, column in view.orders.items():
+                if inputs[order.column] is not None:
+                    column.table.row(place_in(view, order, member, inputs[order.column]))
+        return group
 
     async def _lefts(self, view: Joined) -> Iterable[tuple[Any, Puts]]:
         lefts, rights, keys = [], [], set()
+        matches: Counter[bytes] = Counter()
         async for inputs in self._inputs(view.table, view.columns):
             if self._wanted(inputs.key):
                 for key in self._keys(view.on, inputs):
@@ -210,6 +252,11 @@ class _Comparison:
             for key in self._keys(view.rights.key_of, inputs):
                 if key is not None and view.keys.row(key) in keys:
                     rights.append(inputs)
+                    matches[view.keys.row(key)] += 1
+        for stored, count in matches.items():
+            if count > view.matches_max:
+                key = view.keys.key.decode(stored)
+                self._failed(key, UsageError(f"left rows with this key match {count} right rows (matches_max)"))
         return batch.owned(view, lefts, rights)
 
     def _keys(self, function: Callable[[Row[Any]], Any], inputs: Row[Any]) -> list[Any]:
@@ -334,12 +381,23 @@ class _Comparison:
             found.removed += 1
         else:
             found.changed += 1
+        self._show(table, key, expected, there, owner)
+
+    def _show(
+        self,
+        table: Table[Any],
+        key: Any,
+        expected: Mapping[Column[Any, Any], Any],
+        there: Mapping[Column[Any, Any], Any],
+        owner: Any,
+    ) -> None:
+        found = self._found
         if len(found.differences) < self._most:
             wanted, has = shown_values(expected), shown_values(there)
             found.differences.append(Difference(found.view, table.name, key, wanted, has, owner))
 
     async def _strays(self) -> None:
-        """Find the rows that no owner gave, if there are more rows than the owners have."""
+        """Find the rows that no owner gives or gave, if there are more rows than the owners have."""
         view = self._view
         for table, columns in view.outputs.items():
             names, mark = [column for column in columns if self._has(column)], view.owned[table]
@@ -354,9 +412,16 @@ class _Comparison:
                 values = {column: row[column] for column in names if row[column] is not None}
                 if values and not await self._is_given(table, row, mark):
                     self._found.strays += 1
-                    self._note(table, row.key, {}, values, None)
+                    self._show(table, row.key, {}, values, None)
 
     async def _is_given(self, table: Table[Any], row: Row[Any], mark: Column[Any, bytes]) -> bool:
+        if _number(table.name, table.row(row.key)) in self._given:
+            return True
         by = row[mark] if self._has(mark) else None
         stored = None if by is None else await self._memory(self._view.table.key.decode(by))
         return (table.name, table.row(row.key)) in Memory.unpack(stored).rows
+
+
+def _number(table: str, row: bytes) -> int:
+    """Stands for a row in memory."""
+    return int.from_bytes(blake2b(row, digest_size=8, key=table.encode()[:64]).digest(), "big")

@@ -135,6 +135,10 @@ async def _reason(
     members_max: int,
 ) -> Reason | None:
     columns, mark = sorted(view.outputs[table], key=lambda column: column.name), view.owned[table]
+    there = engine_of(snap).known.catalogue.tables.get(table.name)
+    if there is None or mark.name not in there.columns:
+        return None  # the store does not know the view yet
+    columns = [column for column in columns if column.name in there.columns]
     row = await snap.row(table, key, [*columns, mark])
     values = {column: row[column] for column in columns if row[column] is not None}
     by = row[mark]

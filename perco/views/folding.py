@@ -92,7 +92,7 @@ def _summed(view: Grouped, member: Values | None) -> list[Any] | None:
     return None if member is None else [member[each.column] for each in view.sums]
 
 
-def _place(view: Grouped, order: Ordered, member: Any, value: Any) -> Any:
+def place_in(view: Grouped, order: Ordered, member: Any, value: Any) -> Any:
     """The key of a member in an order. `member`: the key of its copy."""
     group, rest = view.members.split(member)
     return *parts_of(view.table.key, group), order_key(order.column.codec, value), *rest
@@ -104,7 +104,7 @@ def _move(view: Grouped, txn: Transaction, member: Any, before: Values | None, a
     for order, column in view.orders.items():
         encode, row = order.column.codec.encode, column.table.row
         old, new = ((each or {}).get(order.column) for each in (before, after))
-        left, entered = (None if value is None else _place(view, order, member, value) for value in (old, new))
+        left, entered = (None if value is None else place_in(view, order, member, value) for value in (old, new))
         # Stored forms are compared: values that are equal may differ there.
         stays = left is not None and entered is not None and row(left) == row(entered)
         if left is not None and not stays:
@@ -192,7 +192,7 @@ async def _recount(view: Grouped, txn: Transaction, prefix: tuple[Any, ...], fou
         for order, column in view.orders.items():
             value = member[order.column]
             if value is not None:
-                place = _place(view, order, copy.key, value)
+                place = place_in(view, order, copy.key, value)
                 places[order][column.table.row(place)] = place, value
     for order, column in view.orders.items():
         encode, wanted = order.column.codec.encode, places[order]

@@ -3,9 +3,10 @@
 For each owner, a transaction calls the function, reads the rows that are there, and writes the difference between the
 two. So it does not rely on the owner's memory, and mends that, too. Last, the rows that no owner gave are deleted.
 
-V1  The transaction that mends rows also writes the owner's memory.
-V2  It conflicts with a run for the same owner. For a source row, it reads the inputs under a read lock (T14): if they
-    change meanwhile, it fails and tries again; if they change later, the observer's run sees what it wrote.
+V1  The transaction that mends rows also mends the owner's memory.
+V2  It conflicts with a run for the same owner that gives other rows. For a source row, it reads the inputs under a read
+    lock (T14): if they change meanwhile, it fails and tries again; if they change later, the observer's run sees what
+    it wrote.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ import perco.sync
 import perco.sync.calling
 from perco.database.database import Database
 from perco.database.inside import inside
+from perco.errors import TransientError, UsageError
 from perco.schema.schema import Column, Table
+from perco.txn.engine import Engine
 from perco.txn.inside import size_of
 from perco.txn.transaction import Transaction
 from perco.views.cached import find
 from perco.views.checking import stored_values
 from perco.views.compiled import Each, Grouped, Joined, Owners, codecs_of, key_of
 from perco.views.declaring import Views
+from perco.views.folding import Told
 from perco.views.memory import Given, Memory, Where, digest_of, fill, given, laters
 from perco.views.running import earlier, group_now, has_members, is_there, puts, remember, table_of, write
 from perco.views.sinking import Delivered, Sinking, readable
@@ -37,6 +41,8 @@ from perco.views.sinking import Delivered, Sinking, readable
 T = TypeVar("T")
 
 _AT_ONCE: Final = 16  # transactions
+_TRIES: Final = 10  # for an owner that others change all the time, each of many attempts
+_PAUSE_S: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -94,7 +100,10 @@ def rebuild_blocking(
 
 async def _rebuild(db: Database, views: Views, view: str | None, progress: Progress) -> list[Rebuilt]:
     out = []
-    for each in views.chosen(view) if view not in views.sinks else ():
+    chosen = views.chosen(view) if view not in views.sinks else []
+    for each in chosen:
+        must_be_registered(views, each.id, inside(db).engine)
+    for each in chosen:
         rebuilt = Rebuilt(each.id)
         if not isinstance(each, Each):
             await _all(each.copier, db, rebuilt, progress)
@@ -105,6 +114,19 @@ async def _rebuild(db: Database, views: Views, view: str | None, progress: Progr
         if view in (None, id):
             out.append(await _deliver(sinking, db, progress))
     return out
+
+
+def must_be_registered(views: Views, id: str, engine: Engine) -> None:
+    """Raises: UsageError if the store does not know the view, or knows another version."""
+    known = engine.known.catalogue.observers
+    for observer in views.observers(id):
+        entry, version = known.get(observer), views.declared[id].version
+        if entry is None or entry.version != version:
+            what = "does not know it" if entry is None else f"has version {entry.version}"
+            raise UsageError(
+                f"the program declares version {version} of view {id!r}, and the store {what}. Run the program first: "
+                "what it declares is registered when it opens the store for writing"
+            )
 
 
 async def _deliver(sinking: Sinking, db: Database, progress: Progress) -> Rebuilt:
@@ -139,8 +161,17 @@ async def _all(view: Each | Grouped | Joined, db: Database, rebuilt: Rebuilt, pr
     # A source row counts once, not again for its copy.
     counted = Rebuilt(view.id) if isinstance(view, Each) and view.tells is not None else rebuilt
 
+    busy: list[Any] = []
+
     async def mend(owner: Any) -> None:
-        mended = await db.run(_mend, view, owner)
+        try:
+            mended = await db.run(_mend, view, owner)
+        except TransientError:  # its rows change all the time: come back later
+            busy.append(owner)
+            return
+        except Exception as error:
+            error.add_note(f"view {view.id!r}, for {view.table.name}[{owner!r}]")
+            raise
         counted.mended += mended
         counted.owners += 1
         if counted.owners % 1000 == 0:
@@ -151,7 +182,23 @@ async def _all(view: Each | Grouped | Joined, db: Database, rebuilt: Rebuilt, pr
         rebuilt.strays += dropped
 
     await _for_each(_owners(view, db), mend)
+    for owner in busy:
+        await _until_done(db, view, owner)
+        counted.owners += 1
     await _for_each(_strays(view, db), stray)
+
+
+async def _until_done(db: Database, view: Each | Grouped | Joined, owner: Any) -> None:
+    """Mend the rows of an owner beside transactions that conflict all the time. Raises: TransientError in the end."""
+    for left in range(_TRIES, 0, -1):
+        try:
+            await db.run(_mend, view, owner)
+        except TransientError:
+            if left == 1:
+                raise
+            await trio.sleep(_PAUSE_S)
+        else:
+            return
 
 
 async def _for_each(items: AsyncGenerator[T, None], task: Callable[[T], Awaitable[None]]) -> None:
@@ -167,13 +214,22 @@ async def _for_each(items: AsyncGenerator[T, None], task: Callable[[T], Awaitabl
             errors.append(error)
             scope.cancel()
 
-    async with trio.open_nursery() as nursery, send, aclosing(items):
-        for _ in range(_AT_ONCE):
-            nursery.start_soon(take, nursery.cancel_scope)
-        async for item in items:
-            await send.send(item)
+    try:
+        async with trio.open_nursery() as nursery, send, aclosing(items):
+            for _ in range(_AT_ONCE):
+                nursery.start_soon(take, nursery.cancel_scope)
+            async for item in items:
+                await send.send(item)
+    except BaseExceptionGroup as group:  # of the scan, or a cancellation
+        raise _first(group) from None
     if errors:
         raise errors[0]
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 # ------------------------------------------------------------ owners
@@ -193,6 +249,16 @@ async def _owners(view: Each | Grouped | Joined, db: Database) -> AsyncGenerator
             async for row in snap.scan(view.table, columns=[view.memory, view.kept]):
                 if not await has_members(view, snap, row.key):
                     yield row.key
+            parts = len(codecs_of(view.table.key))
+            for column in [*view.orders.values(), *([view.deltas] if view.deltas is not None else [])]:
+                last = None
+                async for left in snap.scan(column.table, columns=[column]):
+                    group = key_of(view.table.key, left.key[:parts])
+                    if group != last:
+                        last = group
+                        row = await snap.row(view.table, group, [view.memory, view.kept])
+                        if not row.values() and not await has_members(view, snap, group):
+                            yield group
         return
     async with db.snapshot() as snap:
         async for row in snap.scan(view.table, columns=[view.memory, *view.columns]):
@@ -210,15 +276,16 @@ async def _mend(txn: Transaction, view: Each | Grouped | Joined, owner: Any) -> 
         row = await txn.row(view.table, owner, [*view.columns, view.memory], lock=True)  # V2
         after = given(view.id, await puts(view, txn, owner, row), view.writes)
         seen = view.several and is_there(view, row)
+    unwritten = size_of(txn)  # but for what a group keeps
     stored = row[view.memory]
     memory = Memory.unpack(stored)
     fill(after.values(), await find(txn, laters(after.values()), compute=True))
     before = await _there(view, txn, owner, memory, after)
     await write(view, txn, view.table.row(owner), before, after, 1)
     same = memory.version == view.version and memory.rows == {where: each.digest for where, each in after.items()}
-    if not same or size_of(txn) != (0, 0):
+    if not same or size_of(txn) != unwritten:
         remember(view, txn, owner, stored, after, txn.start_ts if seen else 0)  # V1
-    return size_of(txn) != (0, 0)
+    return size_of(txn) != unwritten
 
 
 async def _there(view: Owners, txn: Transaction, owner: Any, memory: Memory, after: Mapping[Where, Given]) -> Memory:
@@ -289,4 +356,8 @@ async def _drop_stray(txn: Transaction, view: Each | Grouped | Joined, table: Ta
     there = [column for column in (*columns, *marks) if row[column] is not None]
     for column in there:
         txn.delete(column, key)
+    if there and isinstance(view, Each) and view.tells is not None:
+        told = Told(view.tells)
+        told.again(key)
+        await told.write(txn, 1)
     return bool(there)

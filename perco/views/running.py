@@ -179,6 +179,9 @@ def earlier(view: Owners, before: Memory, table: Table[Any]) -> list[Column[Any,
 
 def table_of(view: Owners, txn: Transaction, name: str) -> Table[Any]:
     """The table in which an earlier version of the view gave rows. Raises: UsageError if it is not declared."""
+    for table in view.writes:
+        if table.name == name:
+            return table
     tables = engine_of(txn).known.schema.tables
     if name not in tables:
         raise UsageError(

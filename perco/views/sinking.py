@@ -8,9 +8,8 @@ V11 A delivery carries the timestamp of the run's snapshot as its version, and a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
-from weakref import WeakKeyDictionary
 
 import msgpack
 import trio
@@ -71,7 +70,7 @@ class Calling:
         self.function(rows)
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
+@dataclass(eq=False, slots=True)
 class Sinking:
     """A declared sink.
 
@@ -90,19 +89,18 @@ class Sinking:
     to: Sink
     batch: int
     threads: int
-    _batchers: WeakKeyDictionary[Engine, Batcher[Delivered, None]] = field(default_factory=WeakKeyDictionary)
 
     async def deliver(self, engine: Engine, row: Delivered) -> None:
         """Deliver a row; returns when the sink has it. Raises: the sink's error."""
-        batcher = self._batchers.get(engine)
+        batcher: Batcher[Delivered, None] | None = engine.kept.get(self)
         if batcher is None:
             limiter = trio.CapacityLimiter(self.threads) if self.threads else None
 
-            async def settle(rows: list[Delivered]) -> Sequence[Exception | None]:
+            async def settle(rows: list[Delivered]) -> Sequence[BaseException | None]:
                 return await in_halves(self._deliver, rows, limiter)
 
             name = f"deliveries of {self.id}"
-            batcher = self._batchers[engine] = Batcher(
+            batcher = engine.kept[self] = Batcher(
                 engine.background, name, settle, batch=self.batch, tasks=max(self.threads, 1)
             )
         item = batcher.add(row)

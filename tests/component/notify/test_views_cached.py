@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 import perco
 from perco import views
-from perco.views import cached
+from perco.errors import SessionEnded, TransactionClosed, TransientError
+from perco.txn.inside import engine_of
+from perco.views import batching, cached
 from tests.component.notify.kit import client, get, memory, put, settle
 from tests.support.graphs import check_equal
 from tests.support.places import local_of
@@ -208,6 +213,118 @@ async def test_a_worker_that_ends_in_a_call_leaves_nothing_waiting() -> None:
         assert await get(db, made.vector, ("a", 0)) == b"1:one"
 
 
+async def test_an_argument_counts_as_it_was_when_the_function_was_called() -> None:  # V10
+    made = Vectors()
+    seen: list[str] = []
+    later = made.embed(seen)  # type: ignore[arg-type]
+    seen.append("more")
+    assert (later.argument, later.key) == ([], made.embed([]).key)  # type: ignore[arg-type]
+    assert made.embed({"a": (1, None)}).argument == {"a": [1, None]}  # type: ignore[arg-type]
+
+
+async def test_a_function_that_takes_its_list_apart_harms_nobody() -> None:
+    made = Vectors()
+    calls = 0
+
+    @made.views.cached(id="taking", gives=perco.BYTES, threads=0)
+    def taking(lines: list[str]) -> list[bytes]:
+        nonlocal calls
+        calls += 1
+        out = []
+        while lines:
+            out.append(lines.pop(0).encode())
+        if b"bad" in out:
+            raise ValueError("bad")
+        return out
+
+    laters = [taking(line) for line in ("one", "bad", "two")]
+    found = await batching.in_halves(taking.call, laters, None)
+    assert [str(each) for each in found] == ["b'one'", "bad", "b'two'"]
+    assert calls == 5
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+async def test_what_stops_a_program_stops_it_from_a_cached_function_too(
+    threads: int, kind: type[BaseException]
+) -> None:
+    def stop(lines: list[str]) -> list[bytes]:
+        raise kind("stop")
+
+    limiter = trio.CapacityLimiter(1) if threads else None
+    found = await batching.in_halves(stop, ["a", "b"], limiter)
+    assert [(type(each), str(each)) for each in found] == [(kind, "stop")] * 2
+
+
+async def test_an_error_of_another_store_does_not_steer_the_run() -> None:
+    def conflicts(lines: list[str]) -> list[bytes]:
+        raise SessionEnded("elsewhere")
+
+    [error] = await batching.in_halves(conflicts, ["a"], None)
+    assert isinstance(error, perco.StoreError)
+    assert not isinstance(error, TransientError)
+    assert "SessionEnded: elsewhere" in str(error)
+
+
+async def test_one_wrong_value_does_not_spoil_the_others() -> None:
+    made = Vectors()
+
+    @made.views.cached(id="some", gives=perco.BYTES, threads=0)
+    def some(lines: list[str]) -> list[Any]:
+        return [None if line == "none" else line.encode() for line in lines]
+
+    found = some.call([some("a"), some("none"), some("b")])
+    assert (found[0], found[2]) == (b"a", b"b")
+    assert "some returned None for 'none': it must return a value, or raise" in str(found[1])
+
+
+async def test_a_value_that_came_after_the_runs_snapshot_is_found() -> None:
+    made = Vectors()
+    async with client(memory(), made.views.schema) as db, db.snapshot() as old:
+        async with db.snapshot() as snap:
+            await cached.find(snap, [made.embed("one")], compute=True)
+        again = made.embed("one")
+        assert await cached.find(old, [again], compute=True) == {again: b"1:one"}
+    assert made.calls == [["one"]]
+
+
+async def test_a_closed_store_is_forgotten_and_leaves_nobody_waiting() -> None:
+    made = Vectors(batch=1)
+    never = trio.Event()
+    ended: list[str] = []
+
+    async def call(*_: Any) -> Any:
+        await never.wait()
+
+    async def wait(snap: perco.Snapshot, line: str) -> None:
+        with pytest.raises(TransactionClosed, match="the store was closed during calls of embed"):
+            await cached.find(snap, [made.embed(line)], compute=True)
+        ended.append(line)
+
+    async def use(nursery: trio.Nursery) -> weakref.ref[Any]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cached, "in_halves", call)
+            async with perco.open("memory:", made.views.schema) as db, db.snapshot() as snap:
+                for line in ("one", "two"):
+                    nursery.start_soon(wait, snap, line)
+                await trio.testing.wait_all_tasks_blocked()
+                return weakref.ref(engine_of(snap))
+
+    async with trio.open_nursery() as nursery:
+        engine = await use(nursery)
+    assert sorted(ended) == ["one", "two"]
+    await trio.lowlevel.checkpoint()
+    gc.collect()
+    assert engine() is None
+
+
+def test_a_later_is_nothing_but_a_value() -> None:
+    made = Vectors()
+    for use in (str, bool, "{}".format):
+        with pytest.raises(perco.UsageError, match=r"embed\('x'\) is found later"):
+            use(made.embed("x"))
+
+
 def test_a_build_computes_what_it_is_not_given() -> None:
     made = Vectors(batch=2)
     sources: Any = {made.docs: {"a": {made.body: "one\ntwo\nthree\none"}}}
@@ -251,8 +368,12 @@ def test_what_a_function_must_return_is_told(value: Any, message: str) -> None:
     def other(arguments: list[str]) -> Any:
         return value
 
-    with pytest.raises((perco.UsageError, TypeError), match=message):
-        other.call(["a"])
+    try:
+        [error] = other.call([other("a")])
+    except perco.UsageError as raised:
+        error = raised
+    assert isinstance(error, perco.UsageError | TypeError)
+    assert message in str(error)
 
 
 def test_a_value_for_another_codec_is_told() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import trio
 
 import perco
 from perco import views
+from perco.errors import RolledBack
 from perco.views import rebuilding
 from perco.views.compiled import Each, Grouped, Joined
 from tests.component.notify.kit import OPTIONS, client, get, memory, put, settle
@@ -176,6 +178,84 @@ async def filled(db: perco.Database, library: Library) -> None:
     await settle(db)
 
 
+async def test_a_diff_finds_runs_that_would_fail(library: Library) -> None:
+    made = Library()
+
+    @made.views.each(made.body, id="same", into=made.words)
+    def same(doc: perco.Row[str]) -> Iterator[views.Put[Any]]:
+        yield views.Put(made.words, "same", {made.total: 1})
+
+    @made.views.group(made.author, id="few", by=lambda row: row[made.author], into=made.authors, members_max=1)
+    def few(author: str, rows: views.Group[Any]) -> Iterator[views.Put[Any]]:
+        yield views.Put(made.authors, author, {made.wrote: 1})
+
+    note = made.docs.column("note", perco.TEXT)
+
+    @made.views.group(
+        made.body, id="long", by=lambda row: "all", into=note, key=perco.TEXT, keep=[views.largest(made.body)]
+    )
+    def long(group: str, rows: views.Group[Any]) -> Iterator[views.Put[Any]]:
+        yield views.Put(made.docs, group, {note: "x"})
+
+    async with client(memory(), made.schema) as db:
+        for key in "ab":
+            await write(db, [(made.body, key, "x" * 500), (made.author, key, "ann")])
+        async with db.snapshot() as snap:
+            found = {each.view: each for each in await views.diff(made.views, snap)}
+    assert (found["same"].added, found["same"].failed) == (1, 1)
+    assert "words['same'] is given for another owner, too" in str(found["same"].failures[0].error)
+    assert "it has 2 members (members_max)" in str(found["few"].failures[0].error)
+    assert found["long"].failed == 2
+    assert "over the limit of 400 bytes" in str(found["long"].failures[0].error)
+
+
+async def test_a_diff_does_not_take_what_a_new_view_gives_for_strays(library: Library) -> None:
+    library.index()
+    async with client(memory(), library.schema) as db:
+        await put(db, library.body, "a", "x y")
+        await put(db, library.n, ("x", "a"), 1)  # as the view will give it
+        await put(db, library.n, ("y", "a"), 5)
+        await put(db, library.n, ("z", "a"), 5)
+        async with db.snapshot() as snap:
+            [found] = await views.diff(library.views, snap)
+    assert (found.same, found.added, found.changed, found.removed, found.strays) == (1, 0, 1, 0, 1)
+
+
+async def test_a_rebuild_tells_which_call_has_failed(library: Library) -> None:
+    @library.views.each(library.body, id="v", into=library.words)
+    def give(doc: perco.Row[str]) -> Iterator[views.Put[Any]]:
+        raise ValueError("no")
+
+    async with client(memory(), library.schema) as db:
+        await put(db, library.body, "a", "x")
+        with pytest.raises(ValueError, match="no") as raised:
+            await views.rebuild(library.views, db)
+    assert raised.value.__notes__ == ["view 'v', for docs['a']"]
+
+
+async def test_a_rebuild_comes_back_to_what_conflicts_all_the_time(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.index()
+    right, left = rebuilding._mend, 3
+
+    async def mend(txn: Any, view: Any, owner: Any) -> bool:
+        nonlocal left
+        if owner == "a" and left:
+            left -= 1
+            raise RolledBack("busy")
+        return await right(txn, view, owner)
+
+    monkeypatch.setattr(rebuilding, "_mend", mend)
+    options = replace(OPTIONS, retry=perco.options.RetryOptions(attempts=1))
+    async with perco.open("memory:", library.schema, options=options) as db:
+        for key in "abc":
+            await put(db, library.body, key, key)
+        [done] = await views.rebuild(library.views, db)
+        assert (done.owners, left) == (3, 0)
+        assert len(await rows(db, library.postings)) == 3
+
+
 async def test_a_diff_counts_failures_and_goes_on() -> None:
     old = changed(1)
     async with client(memory(), old.schema) as db, db.worker():
@@ -197,7 +277,7 @@ async def test_a_diff_finds_strays_and_what_is_another_owners(library: Library) 
         await put(db, library.n, ("q", "a"), 1)
         async with db.snapshot() as snap:
             [index] = await views.diff(library.views, snap)
-            assert (index.removed, index.strays, index.same) == (1, 1, 3)
+            assert (index.removed, index.strays, index.same, index.equal) == (0, 1, 3, False)
             assert index.differences[0] == views.Difference("index", "postings", ("q", "a"), {}, {"n": 1}, None)
         [done] = await views.rebuild(library.views, db)
         assert (done.mended, done.strays) == (0, 1)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,3 +152,118 @@ def test_a_function_without_source_has_no_fingerprint() -> None:
 def test_the_place_of_a_function(loaded: Loaded) -> None:
     assert place_of(loaded().f).endswith("subject.py:23, f")
     assert place_of(len) == "<built-in function len>"
+
+
+MORE = """
+import dataclasses, enum, functools, re, typing
+from datetime import date
+from decimal import Decimal
+import pk.mod
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int = 2
+
+class Pair(typing.NamedTuple):
+    a: int
+
+class Kind(enum.Enum):
+    ONE = 1
+
+class Tool:
+    def __call__(self, x):
+        return x
+
+@functools.cache
+def cached(x):
+    return x
+
+def scale(factor):
+    def wrap(function):
+        @functools.wraps(function)
+        def inner(x):
+            return function(x) * factor
+        return inner
+    return wrap
+
+@scale(2)
+def scaled(x):
+    return x
+
+def a(x): return 1
+def b(x): return 2
+WIRING = {"x": a, "y": b, "z": a}
+PATTERN, PRICE, DAY, POINT, TOOL = re.compile("x+"), Decimal("1.5"), date(2026, 1, 2), Point(1), Tool()
+NESTED = {frozenset({"a", "b"}), frozenset({"c", "d"}), frozenset({"e"})}
+
+def f(row):
+    return (Point, Pair, Kind.ONE, cached, scaled, WIRING, PATTERN, PRICE, DAY, POINT, TOOL, NESTED, pk.mod.helper(row))
+"""
+HELPER = "def helper(x):\n    return x + 1\n"
+
+
+def more(folder: Path, old: str = "", new: str = "", *, name: str = "more") -> str:
+    (folder / "pk").mkdir(parents=True)
+    (folder / "pk" / "__init__.py").write_text("")
+    assert not old or old in MORE + HELPER
+    (folder / f"{name}.py").write_text(MORE.replace(old, new) if old else MORE)
+    (folder / "pk" / "mod.py").write_text(HELPER.replace(old, new) if old else HELPER)
+    program = f"import sys; from perco.views.code import fingerprint; from {name} import f; print(fingerprint(f))"
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.getcwd()}"}
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("y: int = 2", "y: int = 3"),
+        ("y: int = 2", "y: int = 2\n    z: int = 2"),
+        ("    a: int", "    a: int\n    b: int"),
+        ("ONE = 1", "ONE = 2"),
+        ("def cached(x):\n    return x", "def cached(x):\n    return -x"),
+        ("@scale(2)", "@scale(3)"),
+        ('"z": a}', '"z": b}'),
+        ("x+", "y+"),
+        ("1.5", "1.6"),
+        ("2026, 1, 2", "2026, 1, 3"),
+        ("Point(1)", "Point(2)"),
+        ("def __call__(self, x):\n        return x", "def __call__(self, x):\n        return -x"),
+        ('{"e"}', '{"f"}'),
+        ("return x + 1", "return x + 2"),
+    ],
+)
+def test_values_of_many_kinds_count(tmp_path: Path, old: str, new: str) -> None:
+    assert more(tmp_path / "1") != more(tmp_path / "2", old, new) != ""
+
+
+def test_a_fingerprint_is_the_same_in_each_process_and_under_each_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = set()
+    for seed in range(4):
+        monkeypatch.setenv("PYTHONHASHSEED", str(seed))
+        found.add(more(tmp_path / str(seed), name=f"more{seed}"))
+    assert len(found) == 1
+
+
+def test_code_that_is_nested_too_deep_has_no_fingerprint() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    assert fingerprint(deep) == ""
+
+
+def test_a_module_is_read_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    right = ast.parse
+
+    def parse(source: str) -> ast.Module:
+        parsed.append(source)
+        return right(source)
+
+    monkeypatch.setattr(ast, "parse", parse)
+    subject = loaded()
+    fingerprint(subject.f, subject.twice, subject.by)
+    assert len(parsed) == 2  # the module, and the other one
