@@ -25,6 +25,7 @@ import dataclasses
 import enum
 import functools
 import linecache
+import logging
 import re
 import sys
 import sysconfig
@@ -42,6 +43,8 @@ from uuid import UUID
 from perco.schema.schema import Column, Signal, Table
 from perco.views.cached import Cached
 
+log: logging.Logger = logging.getLogger("perco.code")
+
 _SKIPPED: Final = frozenset({"annotation", "returns", "type_comment", "decorator_list", "kind", "ctx", "type_params"})
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _GENERATED: Final = frozenset({"<string>", "<attrs generated>"})
@@ -51,14 +54,16 @@ _UNKNOWN: Final = object()
 
 
 def fingerprint(*functions: object) -> str:
-    """Of functions and all that they name, 32 hex digits; "" if the source of one of them cannot be read, or if they
-    are nested too deep."""
+    """Of functions and all that they name, 32 hex digits; "" if the source of one of them cannot be read, if they are
+    nested too deep, or if an object that they name cannot be looked at. (It is for a warning, which must never keep a
+    program from running; the logger `perco.code` has the reason.)"""
     own = {_top(each.__module__ or "") for each in functions if isinstance(each, types.FunctionType)}
     found = _Fingerprint(frozenset(own))
     try:
         for function in functions:
             found.value(function)
-    except RecursionError:
+    except Exception as error:
+        log.debug("no fingerprint of %s: %r", ", ".join(map(place_of, filter(callable, functions))), error)
         return ""
     return "" if found.unknown else found.digest.hexdigest()
 
@@ -149,8 +154,8 @@ class _Fingerprint:
 
     def _map(self, values: Mapping[Any, Any]) -> None:
         self._add("map", len(values))
-        items = sorted((self._alone(key), key) for key in values) if len(values) <= _ITEMS_MAX else ()
-        for name, key in items:
+        items = [(self._alone(key), key) for key in values] if len(values) <= _ITEMS_MAX else []
+        for name, key in sorted(items, key=lambda item: item[0]):
             self._add(name)
             self.value(values[key])
 

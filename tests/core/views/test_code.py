@@ -255,6 +255,25 @@ def test_code_that_is_nested_too_deep_has_no_fingerprint() -> None:
     assert fingerprint(deep) == ""
 
 
+def test_an_object_that_cannot_be_looked_at_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    class Proxy:
+        @property
+        def __wrapped__(self) -> Any:
+            raise RuntimeError("outside of a request")
+
+    with caplog.at_level("DEBUG", logger="perco.code"):
+        assert fingerprint(Proxy()) == ""
+    assert "outside of a request" in caplog.text
+
+
+def test_keys_of_any_kind_are_put_in_order() -> None:
+    class Key:
+        pass
+
+    first, second = Key(), Key()
+    assert fingerprint({first: 1, second: 2}) == fingerprint({second: 1, first: 2}) != ""
+
+
 def test_a_module_is_read_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[str] = []
     right = ast.parse
