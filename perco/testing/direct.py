@@ -8,7 +8,7 @@ store: one leads, and the other waits until the leader's lease ends. Clients swi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -69,7 +69,7 @@ LEASE_S: Final = 1.0
 URL: Final = "bigtable://simulated/main?prefix=rows"
 _STANDBY_S: Final = 0.2
 _NOW: Final = 1000.0  # what the replaced `now()` of the modules for Bigtable returns at the beginning of a run
-_CALLED_OFTEN: Final = frozenset({"read", "scan", "prewrite", "commit", "marker", "notify", "hint", "scan hints"})
+_CALLED_OFTEN: Final = frozenset({"read", "scan", "prewrite", "commit", "notify", "hint", "scan hints"})
 _RATES: Final = {"renew the lease": 0.02, "look at the owner": 0.01, "rollback": 0.02, "tidy": 0.02}
 _RARELY: Final = 0.06
 _DEADLY: Final = frozenset({DIES_BEFORE, DIES_AFTER, STOPS_BEFORE})
@@ -232,6 +232,7 @@ class Direct(Served):
     """One run of a store on Bigtable."""
 
     service: Service
+    rates: ClassVar[Mapping[str, float]] = {"VACUUM answer": 0.12, "LOOKED": 0.006}
 
     def __init__(self, plan: Plan, options: SimulationOptions) -> None:
         rng = plan.random("direct")

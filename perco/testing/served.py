@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import trio
 
@@ -136,6 +136,8 @@ class Served(Run):
     disk: Disk
     kernel: Processes
     network: Network
+    rates: ClassVar[Mapping[str, float]] = {}
+    """The lowest rates of faults for messages that are especially rare in one kind of run."""
 
     _metered = True
 
@@ -234,6 +236,7 @@ class Served(Run):
         rate = self._wire_rate
         if step not in _OFTEN or kind in _SELDOM:
             rate = max(rate, _RATES.get(step.partition(" ")[0], _RARELY))
+        rate = max(rate, self.rates.get(step, 0.0))
         rng = sender.chances
 
         def chance() -> str:
