@@ -13,7 +13,7 @@ log: logging.Logger = logging.getLogger("perco.code")
 
 
 def changed(catalogue: Catalogue, schema: Schema) -> dict[str, int]:
-    """Whose code is not what the present version of its observers was registered with: the versions, by `Code.of`."""
+    """The views whose code has changed since their present version was registered: the versions, by `Code.of`."""
     found = {}
     for observer in schema.observers.values():
         entry = catalogue.observers.get(observer.id)

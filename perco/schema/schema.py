@@ -281,10 +281,10 @@ ObserverFunction = Callable[[Any, "Change[K, V]"], Awaitable[None]]  # Any: a pe
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What makes an observer's results, if a change of it without a new version is to be told.
+    """The code behind an observer, if perco is to warn of a change of it without a new version.
 
     Attributes:
-        of: what it is called in that message, such as "view 'totals'".
+        of: its name in that message, such as "view 'totals'".
         fingerprint: returns its fingerprint; "": unknown.
     """
 

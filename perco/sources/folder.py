@@ -67,7 +67,7 @@ class Skipped:
 
 @dataclass(slots=True)
 class Synced:
-    """What a pass has done: how many rows it added, changed and removed, and how many files are as they were.
+    """The result of a pass: how many rows it added, changed and removed, and how many files are as they were.
 
     Attributes: `read`: files that were read; `skipped`: those that were not taken.
     """

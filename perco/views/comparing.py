@@ -47,7 +47,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Diff:
-    """What a view would change.
+    """The difference between a view's tables and what its function gives now.
 
     Attributes:
         owners: source rows, groups or left rows that were looked at.
@@ -370,28 +370,21 @@ class _Comparison:
         expected: Mapping[Column[Any, Any], Any],
         there: Mapping[Column[Any, Any], Any],
         owner: Any,
+        *,
+        stray: bool = False,
     ) -> None:
         found = self._found
         if stored_values(expected) == stored_values(there):
             found.same += bool(there)
             return
-        if not there:
+        if stray:
+            found.strays += 1
+        elif not there:
             found.added += 1
         elif not expected:
             found.removed += 1
         else:
             found.changed += 1
-        self._show(table, key, expected, there, owner)
-
-    def _show(
-        self,
-        table: Table[Any],
-        key: Any,
-        expected: Mapping[Column[Any, Any], Any],
-        there: Mapping[Column[Any, Any], Any],
-        owner: Any,
-    ) -> None:
-        found = self._found
         if len(found.differences) < self._most:
             wanted, has = shown_values(expected), shown_values(there)
             found.differences.append(Difference(found.view, table.name, key, wanted, has, owner))
@@ -411,8 +404,7 @@ class _Comparison:
             async for row in self._snap.scan(table, columns=[*names, *([mark] if self._has(mark) else [])]):
                 values = {column: row[column] for column in names if row[column] is not None}
                 if values and not await self._is_given(table, row, mark):
-                    self._found.strays += 1
-                    self._show(table, row.key, {}, values, None)
+                    self._note(table, row.key, {}, values, None, stray=True)
 
     async def _is_given(self, table: Table[Any], row: Row[Any], mark: Column[Any, bytes]) -> bool:
         if _number(table.name, table.row(row.key)) in self._given:

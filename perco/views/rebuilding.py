@@ -47,7 +47,7 @@ _PAUSE_S: Final = 0.5
 
 @dataclass(slots=True)
 class Rebuilt:
-    """What a rebuild has done to a view.
+    """The result of a rebuild of one view.
 
     Attributes:
         owners: source rows, groups or left rows that were computed; of a sink, rows that were delivered.
@@ -74,8 +74,8 @@ async def rebuild(
     """Make the tables of views what their definition says, whatever they hold now.
 
     Use it if a program has written to these tables by mistake, or after a change of code without a new version. Only
-    rows that differ are written. The store may be in use meanwhile. What reads these tables is told of the changes as
-    ever, so let a worker run. If it is interrupted, call it again. `rebuild_blocking` is the same for blocking code.
+    rows that differ are written. The store may be in use meanwhile. Observers of these tables are notified as ever, so
+    let a worker run. If it is interrupted, call it again. `rebuild_blocking` is the same for blocking code.
 
     Args:
         view: only this one, or this sink, by its id; by default, all in the order of their declaration, and then the
