@@ -259,7 +259,14 @@ def _grouped(view: Grouped) -> list[str]:
     else:
         by = "a function of the row"
     lines = [f"groups the rows of {view.members.source.name} by {by}"]
-    lines.append(f"keeps the rows sorted by group in {view.members.table.name!r}: one more run, and a copy of each row")
+    if view.members.in_place:
+        lines.append("reads the rows where they are, because they are sorted by group")
+        lines += _told_by(view)
+    else:
+        lines.append(f"keeps the rows sorted by group in {view.members.table.name!r}: one more run, and a copy of each")
+    if view.first is not None:
+        lines.append(f"a run reads the first {view.first:,} members of a group")
+        return lines
     if view.deltas is None:
         lines.append(f"a run reads all members of a group (at most {view.members_max:,})")
         return lines
@@ -272,12 +279,25 @@ def _grouped(view: Grouped) -> list[str]:
     return lines
 
 
+def _told_by(view: Grouped | Joined) -> list[str]:
+    """Which views tell this one of changes themselves."""
+    read = view.members.columns if isinstance(view, Grouped) else view.rights.columns
+    writers = [view.writers[column].id for column in read if column in view.writers]
+    if not writers:
+        return []
+    return [f"is told of changes by the runs of {', '.join(sorted(set(map(repr, writers))))}"]
+
+
 def _joined(view: Joined) -> list[str]:
     left, right = view.table.name, view.rights.source.name
+    kept = [f"keeps the rows of {right} sorted by key in {view.rights.table.name!r}"]
+    if view.rights.in_place:
+        kept = [f"reads the row of {right} where it is, because the key is its own", *_told_by(view)]
+    if view.lefts is not None:
+        kept.append(f"keeps which rows of {left} have a key in {view.lefts.left.table.name!r}")
     return [
         f"{view.how} join: each row of {left} with the rows of {right} that have the same key",
-        f"keeps the rows of {right} sorted by key in {view.rights.table.name!r}",
-        f"keeps which rows of {left} have a key in {view.lefts.name!r}",
+        *kept,
         f"after a change of a row of {left}, its function runs for this row and its matches (at most "
         f"{view.matches_max:,})",
         f"after a change of a row of {right}, the same happens for each row of {left} with its key",

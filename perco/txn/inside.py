@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from perco.schema.schema import Column
+from perco.protocol.snapshot import Value
+from perco.schema.schema import Column, Table
 from perco.txn.engine import Engine
 from perco.txn.retry import RetryOptions
 from perco.txn.running import Retrying
@@ -25,6 +27,44 @@ def is_open(snap: Snapshot) -> bool:
 def write_encoded(txn: Transaction, column: Column[Any, Any], row: bytes, data: bytes | None) -> None:
     """Write a cell whose key and value are in stored form; None deletes it. Raises: as `Transaction.set` does."""
     txn._note(txn._usable(column), row, data)
+
+
+async def read_encoded(
+    snap: Snapshot, table: Table[Any], rows: Sequence[bytes], columns: Sequence[Column[Any, Any]]
+) -> list[list[bytes | None]]:
+    """The cells of some rows, in stored form: for each row, in the order of the columns. None: there is none."""
+    bounds = snap._of_table(table, columns)
+    numbers = tuple([bound.column for bound in bounds])
+    seen = await snap._see(table.name, [(row, numbers) for row in rows])
+    found: list[list[bytes | None]] = []
+    for row in rows:
+        cells: list[bytes | None] = []
+        for number in numbers:
+            own = snap._writes.get((table.name, row, number))
+            there = seen.get((row, number))
+            cells.append(own[1] if own is not None else there.value if isinstance(there, Value) else None)
+        found.append(cells)
+    return found
+
+
+def lock(txn: Transaction, column: Column[Any, Any], key: Any) -> None:
+    """Lock a cell as a read with `lock=True` does (T14), without reading it. Raises: as `Transaction.get` does."""
+    txn._lock(txn._usable(column), column.table.row(key))
+
+
+def without(txn: Transaction, column: Column[Any, Any], rows: Iterable[bytes], observer: int) -> list[bytes]:
+    """Of these rows (in stored form), return those in which the transaction writes the column. An observer is not
+    notified of these changes, because the transaction has done the observer's work itself (V12). Call it after the
+    last write of the cells."""
+    bound, writes = txn._usable(column), txn._writes
+    quiet, found = bound.without(observer), []
+    for row in rows:
+        where = bound.table, row, bound.column
+        write = writes.get(where)
+        if write is not None:
+            writes[where] = quiet if write[0] is bound else write[0].without(observer), write[1]
+            found.append(row)
+    return found
 
 
 def size_of(txn: Transaction) -> tuple[int, int]:

@@ -146,16 +146,16 @@ def _joins(view: Joined, lefts: Iterable[Row[Any]], rights: Iterable[Row[Any]]) 
     for row in rights:
         key = view.rights.key_of(row)
         if key is not None:
-            matches.setdefault(view.keys.row(key), []).append(row)
+            matches.setdefault(view.key.encode(key), []).append(row)
     for row in lefts:
         key = view.on(row)
-        yield row.key, partial(view.gives, row, () if key is None else matches.get(view.keys.row(key), ()))
+        yield row.key, partial(view.gives, row, () if key is None else matches.get(view.key.encode(key), ()))
 
 
 def group_of(view: Grouped, rows: list[Row[Any]]) -> Group[Any]:
     """The group that these members are, as the view's function reads it."""
     if view.deltas is None:
-        return Group(rows)
+        return Group(rows if view.first is None else rows[: view.first])
     ordered: dict[Ordered, list[tuple[Any, Any]]] = {}
     for each in view.orders:
         if each.first:

@@ -247,15 +247,15 @@ class _Comparison:
                 for key in self._keys(view.on, inputs):
                     lefts.append(inputs)
                     if key is not None:
-                        keys.add(view.keys.row(key))
+                        keys.add(view.key.encode(key))
         async for inputs in self._inputs(view.rights.source, view.rights.columns):
             for key in self._keys(view.rights.key_of, inputs):
-                if key is not None and view.keys.row(key) in keys:
+                if key is not None and view.key.encode(key) in keys:
                     rights.append(inputs)
-                    matches[view.keys.row(key)] += 1
+                    matches[view.key.encode(key)] += 1
         for stored, count in matches.items():
             if count > view.matches_max:
-                key = view.keys.key.decode(stored)
+                key = view.key.decode(stored)
                 self._failed(key, UsageError(f"left rows with this key match {count} right rows (matches_max)"))
         return batch.owned(view, lefts, rights)
 

@@ -68,6 +68,7 @@ class Owners:
         owned: for each table of `outputs`, the hidden column that names a row's owner (V5). The view's own tables need
             none, because their keys contain the owner's.
         writers: for each column that views write, its view.
+        tellers: for each table that the runs write, what they tell of their rows themselves (V12).
         several: whether several observers run for one owner, so that their runs could overlap (V2).
         made_of: the program's functions, and what else it has declared, for the view's fingerprint (`code.py`).
     """
@@ -81,6 +82,7 @@ class Owners:
     inner: dict[Table[Any], frozenset[Column[Any, Any]]] = field(default_factory=dict)
     owned: dict[Table[Any], Column[Any, bytes]] = field(default_factory=dict)
     writers: Mapping[Column[Any, Any], Owners] = field(default_factory=dict)
+    tellers: dict[Table[Any], list[Teller]] = field(default_factory=dict)
     several: bool
     made_of: tuple[object, ...] = ()
 
@@ -97,15 +99,20 @@ class Each(Owners):
     Attributes:
         tells: the group view or join for which this view writes copies of source rows, and nothing else; None for the
             views that a program declares.
+        copies: these copies.
     """
 
     function: Callable[[Row[Any]], Iterable[Put[Any]]]
     tells: Grouped | Joined | None = None
+    copies: Copies | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Copies:
     """The rows of a source, sorted by keys that a function returns: (key, source key) -> the columns that a view reads.
+
+    If the source is sorted by these keys itself, its rows are read *in place*: `table` is the source, and a "copy" is
+    the source row.
 
     Attributes:
         key_of: the key of a source row; None: it is left out.
@@ -119,23 +126,50 @@ class Copies:
     table: Table[Any]
     columns: Mapping[Column[Any, Any], Column[Any, Any]]
 
-    def place(self, key: Any, source_key: Any) -> tuple[Any, ...]:
+    @property
+    def in_place(self) -> bool:
+        """Whether the source rows are read themselves."""
+        return self.table is self.source
+
+    def place(self, key: Any, source_key: Any) -> Any:
         """The key of a copy."""
-        return *parts_of(self.key, key), *parts_of(self.source.key, source_key)
+        return source_key if self.in_place else (*parts_of(self.key, key), *parts_of(self.source.key, source_key))
 
     def split(self, place: Any) -> tuple[Any, tuple[Any, ...]]:
-        """(key, the parts of the source's key) of a copy."""
-        count = len(codecs_of(self.key))
-        return key_of(self.key, place[:count]), place[count:]
+        """The key of a copy's group (or of the join), and the parts of the copy's key that follow it."""
+        parts, count = parts_of(self.table.key, place), len(codecs_of(self.key))
+        return key_of(self.key, parts[:count]), parts[count:]
 
     def source_key(self, place: Any) -> Any:
         """The key of the source row of a copy."""
-        return key_of(self.source.key, self.split(place)[1])
+        return place if self.in_place else key_of(self.source.key, self.split(place)[1])
 
     def original(self, copy: Row[Any]) -> Row[Any]:
         """The source row of a copy."""
+        if self.in_place:
+            return copy
         cells = {column: (copy[mine], copy.commit_ts(mine)) for column, mine in self.columns.items()}
         return Row(self.source_key(copy.key), cells)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Teller:
+    """Tells a group view or a join, which reads its source rows in place, that one of them has changed.
+
+    Attributes:
+        columns: the source's columns that the view reads.
+        earlier: gives nothing, and so removes the copies that an earlier version of the view may have kept.
+    """
+
+    id: str
+    version: int
+    columns: tuple[Column[Any, Any], ...]
+    tells: Grouped | Joined
+    earlier: Each | None = None
+
+    def observer(self, column: Column[Any, Any]) -> str:
+        """The id of the observer of a column."""
+        return f"{self.id}: {column.name}"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -143,13 +177,17 @@ class Grouped(Owners):
     """A view of groups of source rows.
 
     Attributes:
-        members: the source rows, sorted by groups; `copier`: the view that keeps these copies.
+        members: the source rows, sorted by groups; `copier`: the view that keeps these copies, or what tells of changes
+            if they are read in place.
         changed: the signal that a group's members have changed (V3).
         kept: the hidden column with the group's aggregates.
         deltas: the column, in a table of slots, of what is still to be folded; None: the view keeps no aggregates.
         orders: for each kept order, the column of the table that has it.
         shape: names the aggregates and the version; aggregates that were kept in another shape are counted again.
         by_prefix: the number of parts of the source's key that are the group; 0: a function returns the group.
+        like_prefix: the number of parts of the source's key that could be the group: an earlier version may have
+            grouped by these, and kept no copies; 0: none.
+        first: the function gets at most so many members, the first ones; None: all.
     """
 
     members: Copies
@@ -160,9 +198,28 @@ class Grouped(Owners):
     sums: tuple[Sum, ...]
     shape: str
     by_prefix: int
+    like_prefix: int
     members_max: int
+    first: int | None
     function: Callable[[Any, Group[Any]], Iterable[Put[Any]]]
-    copier: Each = field(init=False)
+    copier: Each | Teller = field(init=False)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Lefts:
+    """Which left rows of a join have a key.
+
+    Attributes:
+        left: the only column of a table (key, left key).
+        keys: a row for each key.
+        reached: the hidden column of a key's row that says how far the left rows have been signalled.
+        changed: the signal that the right rows of a key have changed.
+    """
+
+    left: Column[Any, bool]
+    keys: Table[Any]
+    reached: Column[Any, bytes]
+    changed: Signal[Any]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -172,28 +229,25 @@ class Joined(Owners):
     Attributes:
         on: the key of a left row; None: it has none.
         how: "inner", or "left": the function also gets left rows that match nothing.
-        rights: the right rows, sorted by keys; `copier`: the view that keeps these copies.
-        keys: a row for each key.
-        lefts, left: (key, left key), which left rows have the key; its only column.
+        rights: the right rows, sorted by keys; `copier`: as of a group view.
+        key: the codec of the keys.
         turned: the hidden column of a key's row that changes with its right rows (V8).
-        reached: the hidden column of a key's row that says how far the left rows have been signalled.
-        changed: the signal that the right rows of a key have changed.
+        lefts: which left rows have a key; None: the key is the left row's own.
+        unused: the same of an earlier version, which runs empty.
         again: the signal that a left row must run again.
     """
 
     on: Callable[[Row[Any]], Any]
     how: str
     rights: Copies
-    keys: Table[Any]
-    lefts: Table[Any]
-    left: Column[Any, bool]
+    key: Codec[Any]
     turned: Column[Any, bytes]
-    reached: Column[Any, bytes]
-    changed: Signal[Any]
+    lefts: Lefts | None
+    unused: Lefts | None
     again: Signal[Any]
     matches_max: int
     function: Callable[[Row[Any], Row[Any] | None], Iterable[Put[Any]]]
-    copier: Each = field(init=False)
+    copier: Each | Teller = field(init=False)
 
     def gives(self, left: Row[Any], rights: Iterable[Row[Any]]) -> Iterable[Put[Any]]:
         """The rows that a left row gives with these right rows."""

@@ -14,16 +14,20 @@
 A view compiles to tables, columns, signals and observers of the schema, so whatever shows these shows views too. For a
 view `totals`, these are:
 
-    totals.groups      a row for each group: the signal `changed`, and hidden columns
-    totals.members     (group, source key) -> the columns that the view reads
+    totals.groups      a row for each group: the signal `changed`, and hidden columns. If the view writes a single table
+                       with keys of the same kind, they are there: the signal is `totals.changed`
+    totals.members     (group, source key) -> the columns that the view reads; not if the source's keys begin with the
+                       group, and the view keeps no aggregates
     totals.deltas      (group, slot) -> what is still to be added to the count and the sums
     totals.by COLUMN   (group, value, source key): the members in the order of a column
 
 and for a join `credits`:
 
-    credits.keys       a row for each key: the signal `changed`, and hidden columns
+    credits.rights     (key, right key) -> the columns of the right rows that the view reads; not if the key is the
+                       right row's own
     credits.lefts      (key, left key): which left rows have a key
-    credits.rights     (key, right key) -> the columns of the right rows that the view reads
+    credits.keys       a row for each key: the signal `changed`, and hidden columns; these two tables are not there if
+                       the key is the left row's own
 
 The owner of a derived row is the source row, the group, or the left row whose run gave it. A hidden column of the
 owner's row lists the rows that it gave (`memory.py`).
@@ -47,16 +51,16 @@ from perco.views.aggregates import Aggregate
 from perco.views.batch import Rows
 from perco.views.cached import BATCH_MAX, THREADS_MAX, Cached
 from perco.views.code import fingerprint
-from perco.views.compiled import Each, Grouped, Joined, Owners, Prefix
+from perco.views.compiled import Each, Grouped, Joined, Owners, Prefix, Teller
 from perco.views.joining import run_key
 from perco.views.rows import Group, Put
-from perco.views.running import run_each, run_group
+from perco.views.running import run_each, run_group, run_teller
 from perco.views.sinking import BATCH_MAX as SINK_BATCH_MAX, Delivered, Sink, Sinking, must_be_sink, run_sink
 
 K = TypeVar("K")
 G = TypeVar("G")
 R = TypeVar("R")
-V = TypeVar("V", bound=Owners)
+V = TypeVar("V", bound=Owners | Teller)
 A = TypeVar("A")
 W = TypeVar("W")
 
@@ -136,6 +140,7 @@ class Views:
         into: Into,
         key: Codec[Any] | None = None,
         keep: Sequence[Aggregate] = (),
+        first: int | None = None,
         members_max: int = MEMBERS_MAX,
         version: int = 1,
     ) -> Callable[[GroupFunction[Any, K]], GroupFunction[Any, K]]:
@@ -152,7 +157,8 @@ class Views:
             into: see `each`.
             key: the codec of the group's key. By default, that of the prefix's parts, or of the only table in `into`.
             keep: `views.count()`, `views.sum(column)`, `views.smallest(column, n)`, `views.largest(column, n)`.
-            members_max: without `keep`, the run for a group of more members fails.
+            first: the function gets at most so many members, the first ones by their keys; not together with `keep`.
+            members_max: without `keep`, the run for a group of more members fails, unless `first` limits them.
             version: raise it when the function, `by` or `keep` has changed: it then runs again for all groups.
             id: see `each`.
 
@@ -163,12 +169,16 @@ class Views:
         codec = wiring.group_codec(id, source, by, key, outputs)
         wiring.kept(id, columns, keep)
         wiring.must_be_count(id, "members_max", members_max)
+        if first is not None:
+            wiring.must_be_count(id, "first", first)
+            if keep:
+                raise UsageError(f"view {id!r} keeps aggregates, so its function reads no members: leave out first=")
 
         def register(function: GroupFunction[Any, K]) -> GroupFunction[Any, K]:
             _must_be_plain(id, function)
-            view = wiring.grouped(id, version, columns, by, codec, outputs, keep, members_max, function)
+            view = wiring.grouped(id, version, columns, by, codec, outputs, keep, members_max, first, function)
             self._declare(view, columns)
-            self._observe_each(view.copier)
+            self._observe_copier(view)
             self._observe(view.changed, view.id, view, run_group)
             return function
 
@@ -180,7 +190,7 @@ class Views:
         right: Column[R, Any] | Sequence[Column[R, Any]],
         *,
         id: str,
-        on: Callable[[Row[K]], Any],
+        on: Callable[[Row[K]], Any] | None = None,
         to: Callable[[Row[R]], Any] | None = None,
         into: Into,
         key: Codec[Any] | None = None,
@@ -195,7 +205,8 @@ class Views:
 
         Args:
             left, right: columns of one table each; the tables may be the same.
-            on: a pure function of the left row that returns its key; None: it matches nothing.
+            on: a pure function of the left row that returns its key; None: it matches nothing. By default, the left
+                row's own key.
             to: the same for the right row. By default, the right row's own key.
             into: see `each`.
             key: the codec of the keys. By default, that of the right table's keys; with `to`, it must be given.
@@ -209,12 +220,17 @@ class Views:
         self._must_read(id, columns)
         source = self._must_read(id, rights)
         outputs = self._must_write(id, into)
-        if not callable(on) or not (to is None or callable(to)):
+        if not (on is None or callable(on)) or not (to is None or callable(to)):
             raise UsageError(f"view {id!r}: on= and to= take functions of a row, not {on!r} and {to!r}")
         if key is None and to is not None:
             raise UsageError(f"view {id!r}: name the codec of what to= returns with key=")
         if key is not None:
             wiring.must_be_key(id, key)
+        if on is None and (source.key if key is None else key).name != columns[0].table.key.name:
+            raise UsageError(
+                f"view {id!r}: the keys of {columns[0].table!r} are not of the same kind as those of the join: "
+                "say with on= which key a left row has"
+            )
         if how not in ("inner", "left"):
             raise UsageError(f"view {id!r}: how= is 'inner' or 'left', not {how!r}")
         wiring.must_be_count(id, "matches_max", matches_max)
@@ -224,10 +240,11 @@ class Views:
             codec = source.key if key is None else key
             view = wiring.joined(id, version, columns, rights, on, to, codec, how, outputs, matches_max, function)
             self._declare(view, [*columns, *rights])
-            self._observe_each(view.copier)
+            self._observe_copier(view)
             self._observe_each(view)
             self._observe(view.again, f"{view.id}: again", view, run_each)
-            self._observe(view.changed, f"{view.id}: keys", view, run_key)
+            if (lefts := view.lefts or view.unused) is not None:
+                self._observe(lefts.changed, f"{view.id}: keys", view, run_key)
             return function
 
         return register
@@ -463,6 +480,17 @@ class Views:
         for column in view.columns:
             self._observe(column, f"{view.id}: {column.name}", view, run_each)
 
+    def _observe_copier(self, view: Grouped | Joined) -> None:
+        copier = view.copier
+        if isinstance(copier, Each):
+            self._observe_each(copier)
+            return
+        for column in copier.columns:
+            self._observe(column, copier.observer(column), copier, run_teller)
+        writers = {id(writer): writer for column in copier.columns if (writer := self._writers.get(column)) is not None}
+        for writer in writers.values():
+            writer.tellers.setdefault(copier.columns[0].table, []).append(copier)
+
     def _observe(
         self,
         on: Column[Any, Any] | Signal[Any],
@@ -474,7 +502,8 @@ class Views:
             await run(view, txn, change)
 
         self.schema.observe(on, id=id, version=view.version)(observe)
-        owner = view.tells if isinstance(view, Each) and view.tells is not None else view
+        tells = view.tells if isinstance(view, Each | Teller) else None
+        owner = view if tells is None else tells
         code = Code(f"view {owner.id!r}", partial(self.fingerprint, owner.id))
         self.schema.observers[id] = replace(self.schema.observers[id], code=code)
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from perco.schema.schema import Column
 from perco.txn.transaction import Transaction
 from perco.views.aggregates import Ordered, Tally, order_codec, order_key
-from perco.views.compiled import Grouped, Joined, parts_of
+from perco.views.compiled import Copies, Grouped, Joined, parts_of
 from perco.views.joining import turn
 from perco.views.rows import Group
 from perco.views.tops import Delta, Entry, Kept, pack_kept
@@ -34,9 +34,14 @@ NOTHING_KEPT: Final = pack_kept("", b"", [])
 
 @dataclass(slots=True)
 class Told:
-    """The changes that one run makes to the members of groups, or to the right rows of a join."""
+    """The changes that one run makes to the members of groups, or to the right rows of a join.
+
+    Attributes:
+        copies: those that the run changes. (Now and then, they are of an earlier version of the view.)
+    """
 
     view: Grouped | Joined
+    copies: Copies
     _before: dict[Any, Values] = field(default_factory=dict)
     _changes: list[tuple[Any, Values | None]] = field(default_factory=list)
     _again: list[Any] = field(default_factory=list)
@@ -44,7 +49,7 @@ class Told:
     async def read(self, txn: Transaction, keys: Iterable[Any]) -> None:
         """Read the members before the run's writes, if the groups keep aggregates of them."""
         if isinstance(self.view, Grouped) and self.view.deltas is not None:
-            copies = self.view.members
+            copies = self.copies
             for key in keys:  # a source row is in at most two groups
                 row = await txn.row(copies.table, key, list(copies.columns.values()))
                 self._before[key] = {mine: row[mine] for mine in copies.columns.values()}
@@ -59,15 +64,15 @@ class Told:
 
     async def write(self, txn: Transaction, attempt: int) -> None:
         """Write what the changes add to the groups, and signal these. `attempt`: of the run."""
-        view = self.view
+        view, split = self.view, self.copies.split
         if isinstance(view, Joined):
-            for key in [*self._again, *(key for key, _ in self._changes)]:
-                turn(view, txn, key)
+            for key in {split(key)[0]: None for key in [*self._again, *(key for key, _ in self._changes)]}:
+                await turn(view, txn, key)
             return
-        signalled = {view.members.split(key)[0] for key in self._again}
+        signalled = {split(key)[0] for key in self._again}
         deltas: dict[Any, Delta] = {}
         for key, values in self._changes:
-            group, _ = view.members.split(key)
+            group, _ = split(key)
             signalled.add(group)
             if view.deltas is not None:
                 before, after = _member(view, self._before.get(key)), _member(view, values)

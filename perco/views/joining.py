@@ -1,12 +1,13 @@
 """Joins: each left row with the right rows that have the same key.
 
 The left row is the owner of what its pairs give, so a change of a left row costs one run, however many left rows share
-its key. A change of a right row reaches the left rows in two steps: it signals the key, and the key's run signals the
-left rows, some at a time.
+its key. What notes a change of a right row signals the left rows with its key, if these are few. If they are many, it
+signals the key, and the key's run signals the left rows, some at a time.
 
-V8  A left row's run and a change of a right row with the same key do not miss each other: the run reads the key's cell
-    `turned` under a read lock (T14), and the change writes this cell. So either the run has seen the right row, or the
-    run committed first: then the key's run, which the change has signalled, finds the left row among those of its key.
+V8  A left row's run and the transaction that notes a change of a right row with the same key do not miss each other:
+    the run locks the key's cell `turned` like a read (T14), and the transaction writes this cell. So either the
+    run has seen the right row, or the run committed before the transaction began: then the left row is among those of
+    the key that are signalled.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Any, Final
 
 from perco.errors import UsageError
 from perco.schema.schema import Change
+from perco.txn.inside import lock
 from perco.txn.row import Row
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
-from perco.views.compiled import Joined, key_of, parts_of
+from perco.views.compiled import Joined, codecs_of, key_of, parts_of
 from perco.views.rows import Put
 
 _AT_ONCE: Final = 1000  # left rows that a key's run signals; a chain may have a hundred such runs (N9)
+_FEW: Final = 8  # so many left rows are signalled without a run of their key
 
 
 async def pairs(view: Joined, txn: Transaction, row: Row[Any]) -> Iterable[Put[Any]]:
@@ -30,16 +33,21 @@ async def pairs(view: Joined, txn: Transaction, row: Row[Any]) -> Iterable[Put[A
     key = view.on(row)
     if key is None:
         return view.gives(row, ())
-    await txn.get(view.turned, key, lock=True)  # V8
+    lock(txn, view.turned, key)  # V8
     found = await matches(view, txn, row.key, key)
-    place = (*parts_of(view.keys.key, key), *parts_of(view.table.key, row.key))
-    return [Put(view.lefts, place, {view.left: True}), *view.gives(row, found)]
+    if view.lefts is None:
+        return view.gives(row, found)
+    place, left = (*parts_of(view.key, key), *parts_of(view.table.key, row.key)), view.lefts.left
+    return [Put(left.table, place, {left: True}), *view.gives(row, found)]
 
 
 async def matches(view: Joined, snap: Snapshot, left: Any, key: Any) -> list[Row[Any]]:
     """The right rows with a key. Raises: UsageError, which names the left row `left`, if there are too many."""
     copies, most = view.rights, view.matches_max
-    head, columns = parts_of(view.keys.key, key), list(copies.columns.values())
+    if copies.in_place:
+        right = await snap.row(copies.source, key, list(copies.columns))
+        return [right] if any(right[column] is not None for column in copies.columns) else []
+    head, columns = parts_of(view.key, key), list(copies.columns.values())
     found = [
         copies.original(copy) async for copy in snap.scan(copies.table, prefix=head, columns=columns, limit=most + 1)
     ]
@@ -53,27 +61,40 @@ async def matches(view: Joined, snap: Snapshot, left: Any, key: Any) -> list[Row
 
 async def run_key(view: Joined, txn: Transaction, change: Change[Any, Any]) -> None:
     """Signal the left rows of a key whose right rows have changed, from where an earlier run has stopped."""
-    key, head = change.key, parts_of(view.keys.key, change.key)
-    reached = await txn.get(view.reached, key)
-    start = None if reached is None else view.lefts.key.decode(reached)
-    scan = txn.scan(view.lefts, prefix=head, start=start, columns=[view.left], limit=_AT_ONCE + 1)
+    lefts = view.lefts
+    if lefts is None:
+        return  # the signal is of an earlier version
+    key, head, left = change.key, parts_of(view.key, change.key), lefts.left
+    reached = await txn.get(lefts.reached, key)
+    start = None if reached is None else left.table.key.decode(reached)
+    scan = txn.scan(left.table, prefix=head, start=start, columns=[left], limit=_AT_ONCE + 1)
     places = [row.key async for row in scan]
     for place in places[:_AT_ONCE]:
-        txn.signal(view.again, key_of(view.table.key, place[len(head) :]))
+        txn.signal(view.again, _left_of(view, place))
     if len(places) > _AT_ONCE:
-        txn.set(view.reached, key, view.lefts.row(places[_AT_ONCE]))
-        txn.signal(view.changed, key)
+        txn.set(lefts.reached, key, left.table.row(places[_AT_ONCE]))
+        txn.signal(lefts.changed, key)
     elif reached is not None:
-        txn.delete(view.reached, key)
+        txn.delete(lefts.reached, key)
 
 
-def turn(view: Joined, txn: Transaction, right: Any) -> None:
-    """Note, in the transaction that changes a right row, that the left rows of its key must run again (V8).
-
-    Args:
-        right: the key of the right row's copy.
-    """
-    key, _ = view.rights.split(right)
+async def turn(view: Joined, txn: Transaction, key: Any) -> None:
+    """Note, in a transaction that has seen a change of a right row, that the left rows of its key run again (V8)."""
     txn.delete(view.turned, key)
-    txn.delete(view.reached, key)  # begin with the first left row again
-    txn.signal(view.changed, key)
+    lefts = view.lefts
+    if lefts is None:
+        if await txn.get(view.memory, key) is not None:
+            txn.signal(view.again, key)
+        return
+    scan = txn.scan(lefts.left.table, prefix=parts_of(view.key, key), columns=[lefts.left], limit=_FEW + 1)
+    places = [row.key async for row in scan]
+    if len(places) <= _FEW:
+        for place in places:
+            txn.signal(view.again, _left_of(view, place))
+        return
+    txn.delete(lefts.reached, key)  # begin with the first left row again
+    txn.signal(lefts.changed, key)
+
+
+def _left_of(view: Joined, place: tuple[Any, ...]) -> Any:
+    return key_of(view.table.key, place[len(codecs_of(view.key)) :])

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgpack
 
-from perco.errors import UsageError
+from perco.errors import TooLarge, UsageError
 from perco.schema.codecs import encoded
 from perco.schema.schema import Column, Table
+from perco.storage import VALUE_BYTES_MAX
 from perco.views.cached import Later, must_fit
 from perco.views.rows import Put
 
@@ -26,20 +27,29 @@ _DIGEST_BYTES: Final = 16
 Where = tuple[str, bytes]  # a table, and a row of it in stored form
 
 
-class Given(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Given:
     """A row that a run gave.
 
     Attributes:
+        row: its key, in stored form.
         values: those that are present. A value of a cached function is a `Later`, until it is found.
-        digest: of them, in stored form; of a `Later`, by its argument (V9).
+        data: the values in stored form, but for those that are a `Later`.
+        digest: of them; of a `Later`, by its argument (V9).
         later: the columns with such values.
     """
 
     table: Table[Any]
-    key: Any
+    row: bytes
     values: dict[Column[Any, Any], Any]
+    data: dict[Column[Any, Any], bytes]
     digest: bytes
     later: tuple[Column[Any, Any], ...] = ()
+
+    @property
+    def key(self) -> Any:
+        """The row's key, as a read returns it."""
+        return self.table.key.decode(self.row)
 
 
 @dataclass(slots=True)
@@ -108,26 +118,44 @@ def given(view: str, puts: object, outputs: Mapping[Table[Any], frozenset[Column
                 raise UsageError(f"view {view!r} gave a value of {column!r}, which its into= does not name")
         values = {column: value for column, value in each.values.items() if value is not None}
         if values:
-            later = tuple(column for column, value in values.items() if type(value) is Later)
-            out[where] = Given(each.table, each.table.key.decode(where[1]), values, digest_of(values), later)
+            out[where] = _given(each.table, where[1], values)
     return out
 
 
 def digest_of(values: Mapping[Column[Any, Any], Any]) -> bytes:
     """Of a row's values. Raises: TooLarge, TypeError, ValueError for a value that cannot be stored; UsageError for one
     of a cached function with another codec."""
-    digest = blake2b(digest_size=_DIGEST_BYTES)
-    for column in sorted(values, key=lambda column: column.name):
+    return _given(None, b"", values).digest  # type: ignore[arg-type]
+
+
+def _given(table: Table[Any], row: bytes, values: dict[Column[Any, Any], Any]) -> Given:
+    """Raises: as `digest_of`."""
+    stored: dict[Column[Any, Any], bytes] = {}
+    parts: list[bytes] = []
+    later: list[Column[Any, Any]] = []
+    for column in values if len(values) == 1 else sorted(values, key=_name_of):
         value, name = values[column], column.name.encode()
         if type(value) is Later:
             must_fit(column, value)
-            digest.update(b"%d later " % len(name) + name + value.cached.id.encode() + b" " + value.key)
+            later.append(column)
+            parts += (b"%d later " % len(name), name, value.cached.id.encode(), b" ", value.key)
             continue
-        data = encoded(column.codec, value, column, "value of ")
-        digest.update(b"%d %d " % (len(name), len(data)))
-        digest.update(name)
-        digest.update(data)
-    return digest.digest()
+        data = stored[column] = _stored(column, value)
+        parts += (b"%d %d " % (len(name), len(data)), name, data)
+    digest = blake2b(b"".join(parts), digest_size=_DIGEST_BYTES).digest()
+    return Given(table, row, values, stored, digest, tuple(later))
+
+
+def _name_of(column: Column[Any, Any]) -> str:
+    return column.name
+
+
+def _stored(column: Column[Any, Any], value: Any) -> bytes:
+    data = encoded(column.codec, value, column, "value of ")
+    if len(data) > VALUE_BYTES_MAX:
+        remedy = "Give it in pieces."
+        raise TooLarge(f"value of {column!r}", len(data), VALUE_BYTES_MAX, remedy, "bytes")
+    return data
 
 
 def laters(rows: Iterable[Given]) -> list[Later]:
@@ -142,3 +170,4 @@ def fill(rows: Iterable[Given], found: Mapping[Later, Any]) -> None:
             later = row.values[column]
             if type(later) is Later and later in found:
                 row.values[column] = found[later]
+                row.data[column] = _stored(column, found[later])

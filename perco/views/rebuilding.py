@@ -33,9 +33,19 @@ from perco.views.cached import find
 from perco.views.checking import stored_values
 from perco.views.compiled import Each, Grouped, Joined, Owners, codecs_of, key_of
 from perco.views.declaring import Views
-from perco.views.folding import Told
 from perco.views.memory import Given, Memory, Where, digest_of, fill, given, laters
-from perco.views.running import earlier, group_now, has_members, is_there, puts, remember, table_of, write
+from perco.views.running import (
+    earlier,
+    group_now,
+    has_members,
+    is_there,
+    puts,
+    remember,
+    table_of,
+    tell,
+    telling,
+    write,
+)
 from perco.views.sinking import Delivered, Sinking, readable
 
 T = TypeVar("T")
@@ -105,7 +115,7 @@ async def _rebuild(db: Database, views: Views, view: str | None, progress: Progr
         must_be_registered(views, each.id, inside(db).engine)
     for each in chosen:
         rebuilt = Rebuilt(each.id)
-        if not isinstance(each, Each):
+        if not isinstance(each, Each) and isinstance(each.copier, Each):
             await _all(each.copier, db, rebuilt, progress)
         await _all(each, db, rebuilt, progress)
         progress(rebuilt)
@@ -336,11 +346,10 @@ def _owner_of(view: Owners, table: Table[Any], key: Any, mark: bytes | None) -> 
     if table in view.owned:
         return None if mark is None else view.table.key.decode(mark)
     if isinstance(view, Joined):
-        return key_of(view.table.key, key[len(codecs_of(view.keys.key)) :])
+        return key_of(view.table.key, key[len(codecs_of(view.key)) :])
     assert isinstance(view, Each)
-    assert view.tells is not None
-    copies = view.tells.members if isinstance(view.tells, Grouped) else view.tells.rights
-    return copies.source_key(key)
+    assert view.copies is not None
+    return view.copies.source_key(key)
 
 
 async def _drop_stray(txn: Transaction, view: Each | Grouped | Joined, table: Table[Any], key: Any) -> bool:
@@ -356,8 +365,9 @@ async def _drop_stray(txn: Transaction, view: Each | Grouped | Joined, table: Ta
     there = [column for column in (*columns, *marks) if row[column] is not None]
     for column in there:
         txn.delete(column, key)
-    if there and isinstance(view, Each) and view.tells is not None:
-        told = Told(view.tells)
+    if there and (told := telling(view)) is not None:
         told.again(key)
         await told.write(txn, 1)
+    if there:
+        await tell(view, txn, [(table.name, table.row(key))])
     return bool(there)

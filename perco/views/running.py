@@ -5,40 +5,60 @@ V2  Of two runs for one owner that overlap, one fails and runs again: both write
     observer of a column runs for the owner, its acknowledgement does the same: N3.)
 V5  A row has one owner: a run that gives a new row reads whether another owner has given it. If that owner gives it no
     more, the run takes the row over.
-V6  A row that is given again unchanged is not written.
+V6  A row that is given again unchanged is not written. Of one that has changed, only the columns that have.
+V12 If a run changes rows that another view reads in place, it tells that view itself, in its own transaction, and that
+    view's teller is not notified. It does so only if the store has the teller in the version that the program declares.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from perco.errors import UsageError
+from perco.schema.catalogue import Catalogue
 from perco.schema.schema import Change, Column, Table
-from perco.txn.inside import engine_of
+from perco.storage import TS_MAX
+from perco.txn.inside import engine_of, read_encoded, without, write_encoded
 from perco.txn.row import Row
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
 from perco.views.cached import find
-from perco.views.compiled import Each, Grouped, Joined, Owners, parts_of
+from perco.views.compiled import Each, Grouped, Joined, Owners, Teller, key_of, parts_of
 from perco.views.folding import NOTHING_KEPT, Told, fold, keep
 from perco.views.joining import pairs
 from perco.views.memory import Given, Memory, Where, fill, given, laters
 from perco.views.rows import Group, Put
 
+_TOLD_MAX: Final = 1000  # rows of one table: a run that changes more of them leaves the telling to the observers
+
 
 async def run_each(view: Each | Joined, txn: Transaction, change: Change[Any, Any]) -> None:
     """Run a view for the source row (of a join: the left row) that has changed."""
-    key = change.key
+    await _run(view, txn, change.key, change.attempt, change.commit_ts)
+
+
+async def _run(view: Each | Joined, txn: Transaction, key: Any, attempt: int, commit_ts: int = TS_MAX) -> None:
+    """Run a view for a source row. `commit_ts`: of the change."""
     row = await txn.row(view.table, key, [*view.columns, view.memory])
     stored = row[view.memory]
     before = Memory.unpack(stored)
-    if view.several and before.version == view.version and before.seen_ts >= change.commit_ts:
+    if view.several and before.version == view.version and before.seen_ts >= commit_ts:
         return  # the run for another column of the row has seen this change
     after = given(view.id, await puts(view, txn, key, row), view.writes)
-    await write(view, txn, view.table.row(key), before, after, change.attempt)
+    await write(view, txn, view.table.row(key), before, after, attempt)
+    if isinstance(view, Each) and before.version != view.version:
+        _tell_earlier_group(view, txn, key)
     seen_ts = txn.start_ts if view.several and is_there(view, row) else 0
     remember(view, txn, key, stored, after, seen_ts)
+
+
+def _tell_earlier_group(view: Each, txn: Transaction, key: Any) -> None:
+    """Signal the group that a source row was in if an earlier version of the group view read the rows in place."""
+    group_view = view.tells
+    if isinstance(group_view, Grouped) and group_view.like_prefix:
+        parts = parts_of(view.table.key, key)[: group_view.like_prefix]
+        txn.signal(group_view.changed, key_of(group_view.table.key, parts))
 
 
 def is_there(view: Owners, row: Row[Any]) -> bool:
@@ -75,10 +95,20 @@ async def group_now(
         recount: count the aggregates again.
     """
     if view.deltas is not None:
+        if view.by_prefix and stored == NOTHING_KEPT:
+            await _copy_all(view, txn, group)
         return await fold(view, txn, group, stored, recount=recount)
     rows = await members(view, txn, group, view.members_max)
     keep(view, txn, group, stored, NOTHING_KEPT if rows else None)
     return Group(rows) if rows else None
+
+
+async def _copy_all(view: Grouped, txn: Transaction, group: Any) -> None:
+    """Copy the members of a group that were read in place so far, because the view kept no aggregates of them."""
+    assert isinstance(view.copier, Each)
+    scan = txn.scan(view.members.source, prefix=parts_of(view.members.key, group), columns=view.columns)
+    for row in [row async for row in scan]:
+        await _run(view.copier, txn, row.key, 1)
 
 
 async def has_members(view: Grouped, snap: Snapshot, group: Any) -> bool:
@@ -89,10 +119,11 @@ async def has_members(view: Grouped, snap: Snapshot, group: Any) -> bool:
 
 
 async def members(view: Grouped, snap: Snapshot, group: Any, most: int) -> list[Row[Any]]:
-    """The members of a group. Raises: UsageError if there are more than `most`."""
+    """The members of a group that its function gets. Raises: UsageError if these are more than `most`."""
     copies = view.members
+    limit = most + 1 if view.first is None else min(most + 1, view.first)
     scan = snap.scan(
-        copies.table, prefix=parts_of(copies.key, group), columns=list(copies.columns.values()), limit=most + 1
+        copies.table, prefix=parts_of(copies.key, group), columns=list(copies.columns.values()), limit=limit
     )
     rows = [copies.original(copy) async for copy in scan]
     if len(rows) > most:
@@ -130,44 +161,103 @@ async def write(
         return
     tables = {each.table.name: each.table for each in after.values()}
     tables.update({name: table_of(view, txn, name) for name, _ in gone})
-    keys = {
-        where: after[where].key if where in after else tables[where[0]].key.decode(where[1])
-        for where in (*gone, *new, *changed, *same)
-    }
-    taken = await _claim(view, txn, owner, [(tables[where[0]], where, keys[where]) for where in new])
+    before_of = {name: earlier(view, before, table) for name, table in tables.items()}
+    taken = await _claim(view, txn, owner, [after[where] for where in new])
     late = [after[where] for where in (*new, *changed) if after[where].later]
     if late:
         fill(late, await find(txn, laters(late), compute=True))  # V9, V10
-    told = Told(view.tells) if isinstance(view, Each) and view.tells is not None else None
+    told = telling(view)
     if told is not None:
-        await told.read(txn, [keys[where] for where in (*gone, *new, *changed)])
-    for where in gone:
-        table, key = tables[where[0]], keys[where]
-        for column in earlier(view, before, table):
-            txn.delete(column, key)
-        if table in view.owned:
-            txn.delete(view.owned[table], key)
+        await told.read(txn, [tables[name].key.decode(row) for name, row in (*gone, *new, *changed)])
+    for name, row in gone:
+        for column in before_of[name]:
+            write_encoded(txn, column, row, None)
+        if (mark := view.owned.get(tables[name])) is not None:
+            write_encoded(txn, mark, row, None)
         if told is not None:
-            told.change(key, None)
+            told.change(tables[name].key.decode(row), None)
     for where in (*new, *changed):
-        table, key, values = after[where][:3]
-        for column, value in values.items():
-            txn.set(column, key, value)
-        if where in before.rows or where in taken:
-            for column in {*earlier(view, before, table), *view.writes[table]} - values.keys():
-                txn.delete(column, key)
-        if where not in before.rows and table in view.owned:
-            txn.set(view.owned[table], key, owner)
+        given, (name, row) = after[where], where
+        table, data = given.table, given.data
+        known = where in before.rows
+        if known and len(data) > 1:  # V6
+            (there,) = await read_encoded(txn, table, [row], list(data))
+            data = {column: now for (column, now), old in zip(data.items(), there, strict=True) if now != old}
+        for column, now in data.items():
+            write_encoded(txn, column, row, now)
+        if known or where in taken:
+            for column in {*before_of[name], *view.writes[table]} - given.values.keys():
+                write_encoded(txn, column, row, None)
+        if not known and (mark := view.owned.get(table)) is not None:
+            write_encoded(txn, mark, row, owner)
         if told is not None:
-            told.change(key, values)
+            told.change(given.key, given.values)
     for where in same:
-        table, key, values = after[where][:3]
-        for column in set(earlier(view, before, table)) - values.keys():
-            txn.delete(column, key)
+        name, row = where
+        for column in set(before_of[name]) - after[where].values.keys():
+            write_encoded(txn, column, row, None)
         if told is not None:
-            told.again(key)
+            told.again(after[where].key)
     if told is not None:
         await told.write(txn, attempt)
+    if view.tellers:
+        await tell(view, txn, (*gone, *new, *changed, *same))
+
+
+def telling(view: Owners) -> Told | None:
+    """What notes the changes of copies, if a view keeps copies for another."""
+    if not isinstance(view, Each) or view.tells is None or view.copies is None:
+        return None
+    return Told(view.tells, view.copies)
+
+
+async def run_teller(teller: Teller, txn: Transaction, change: Change[Any, Any]) -> None:
+    """Tell a view of a change of a row that it reads in place."""
+    if teller.earlier is not None and await txn.get(teller.earlier.memory, change.key) is not None:
+        await run_each(teller.earlier, txn, change)
+    await _tell(teller.tells, txn, [change.key])
+
+
+async def _tell(view: Grouped | Joined, txn: Transaction, keys: Iterable[Any]) -> None:
+    told = Told(view, view.members if isinstance(view, Grouped) else view.rights)
+    for key in keys:
+        told.again(key)
+    await told.write(txn, 1)
+
+
+async def tell(view: Owners, txn: Transaction, wheres: Iterable[Where]) -> None:
+    """V12: tell the views that read these rows in place, of those that the transaction has changed."""
+    rows: dict[str, list[bytes]] = {}
+    for name, row in wheres:
+        rows.setdefault(name, []).append(row)
+    for table, tellers in view.tellers.items():
+        there = rows.get(table.name)
+        if there is None or len(there) > _TOLD_MAX:
+            continue
+        for teller in tellers:
+            numbers = _numbers(teller, engine_of(txn).known.catalogue)
+            if numbers is None:
+                continue
+            some = there
+            if teller.earlier is not None:  # the observer has to run for rows with copies to remove
+                copied = await read_encoded(txn, table, there, [teller.earlier.memory])
+                some = [row for row, (stored,) in zip(there, copied, strict=True) if stored is None]
+            changed: dict[bytes, None] = {}
+            for column, number in zip(teller.columns, numbers, strict=True):
+                changed.update(dict.fromkeys(without(txn, column, some, number)))
+            if changed:
+                await _tell(teller.tells, txn, [table.key.decode(row) for row in changed])
+
+
+def _numbers(teller: Teller, catalogue: Catalogue) -> list[int] | None:
+    """The numbers of a teller's observers; None if the observers have to run."""
+    found = []
+    for column in teller.columns:
+        entry = catalogue.observers.get(teller.observer(column))
+        if entry is None or entry.version != teller.version or entry.paused:
+            return None
+        found.append(entry.number)
+    return found
 
 
 def earlier(view: Owners, before: Memory, table: Table[Any]) -> list[Column[Any, Any]]:
@@ -191,30 +281,31 @@ def table_of(view: Owners, txn: Transaction, name: str) -> Table[Any]:
     return tables[name]
 
 
-async def _claim(
-    view: Owners, txn: Transaction, owner: bytes, new: Iterable[tuple[Table[Any], Where, Any]]
-) -> set[Where]:
+async def _claim(view: Owners, txn: Transaction, owner: bytes, new: Iterable[Given]) -> set[Where]:
     """V5: take over the rows that another owner has given but gives no more; returns which these are.
 
     Raises: UsageError if another owner of the view gives one of the rows.
     """
-    by_table: dict[Table[Any], dict[Any, Where]] = {}
-    for table, where, key in new:
-        if table in view.owned:
-            by_table.setdefault(table, {})[key] = where
-    contested: dict[bytes, list[tuple[Where, Any]]] = {}
-    for table, wheres in by_table.items():
-        for key, other in (await txn.get_many(view.owned[table], wheres)).items():
-            if other is not None and other != owner:
-                contested.setdefault(other, []).append((wheres[key], key))
+    by_table: dict[Table[Any], list[bytes]] = {}
+    for each in new:
+        if each.table in view.owned:
+            by_table.setdefault(each.table, []).append(each.row)
+    contested: dict[bytes, list[Where]] = {}
+    for table, rows in by_table.items():
+        for row, (stored,) in zip(rows, await read_encoded(txn, table, rows, [view.owned[table]]), strict=True):
+            if stored is not None and stored != owner:
+                contested.setdefault(stored, []).append((table.name, row))
     for other, found in contested.items():
         await _release(view, txn, owner, other, found)
-    return {where for found in contested.values() for where, _ in found}
+    return {where for found in contested.values() for where in found}
 
 
-async def _release(
-    view: Owners, txn: Transaction, owner: bytes, other: bytes, rows: Iterable[tuple[Where, Any]]
-) -> None:
+def _key(view: Owners, where: Where) -> Any:
+    (key,) = [table.key.decode(where[1]) for table in view.outputs if table.name == where[0]]
+    return key
+
+
+async def _release(view: Owners, txn: Transaction, owner: bytes, other: bytes, rows: Iterable[Where]) -> None:
     """Take rows out of the memory of their owner, if it does not give them any more.
 
     Its own run, which would do this, may come later. It could even need a row of this run's owner: then neither of them
@@ -227,10 +318,10 @@ async def _release(
         row = await txn.row(view.table, first, [*view.columns, view.memory], lock=True)
         memory = Memory.unpack(row[view.memory])
         gives = given(view.id, await puts(view, txn, first, row), view.writes)
-    for where, key in rows:
+    for where in rows:
         if gives is None or where in gives:
             raise UsageError(
-                f"view {view.id!r} gives {where[0]}[{key!r}] for {view.table.name}[{first!r}] and for "
+                f"view {view.id!r} gives {where[0]}[{_key(view, where)!r}] for {view.table.name}[{first!r}] and for "
                 f"{view.table.name}[{second!r}]: a row has one owner. Make the owner's key a part of the row's, "
                 "or group by that key"
             )

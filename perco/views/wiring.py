@@ -1,7 +1,8 @@
 """Makes views from what a program declares: their tables, columns and signals, and the checks of these.
 
 A group view and a join need source rows sorted by keys that a function returns. A view of single rows keeps such copies
-for them (`copier`), and tells them of each change.
+for them (`copier`), and tells them of each change. If the source's keys begin with these keys, there are no copies: a
+`Teller` tells of the changes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Final
 from perco.errors import UsageError
 from perco.protocol.retention import Keep
 from perco.schema.codecs import BOOL, BYTES, INT64, Codec, Tuple, TupleCodec
-from perco.schema.schema import Column, Table
+from perco.schema.schema import Column, Signal, Table
 from perco.txn.row import Row
 from perco.views.aggregates import Aggregate, Count, Ordered, Sum, order_codec
 from perco.views.compiled import (
@@ -21,7 +22,9 @@ from perco.views.compiled import (
     Each,
     Grouped,
     Joined,
+    Lefts,
     Prefix,
+    Teller,
     codecs_of,
     key_of,
     normal,
@@ -66,12 +69,17 @@ def grouped(
     outputs: Outputs,
     keep: Sequence[Aggregate],
     members_max: int,
+    first: int | None,
     function: Callable[[Any, Group[Any]], Iterable[Put[Any]]],
 ) -> Grouped:
     """A view of groups. `codec`: of the groups' keys. Raises: UsageError."""
     sums, ordered = kept(id, columns, keep)
-    groups: Table[Any] = Table(f"{id}.groups", key=codec)
-    members = _copies(f"{id}.members", columns, _grouping(by, columns[0].table, codec), codec)
+    tables = list(outputs)
+    groups: Table[Any] = tables[0]
+    if len(tables) > 1 or groups.key.name != codec.name:
+        groups = Table(f"{id}.groups", key=codec)
+    in_place = isinstance(by, Prefix) and not keep
+    members = _copies(f"{id}.members", columns, _grouping(by, columns[0].table, codec), codec, in_place)
     view = Grouped(
         id=id,
         version=version,
@@ -86,19 +94,22 @@ def grouped(
             by.parts if isinstance(by, Prefix) else by,
             *_names(columns, outputs),
             _shape(0, sums, ordered),
+            *(() if first is None else (first,)),
         ),
         members=members,
-        changed=groups.signal("changed"),
+        changed=_signal(groups, f"{id}.changed" if groups in outputs else "changed"),
         kept=groups.hide(f"_kept {id}", BYTES),
         deltas=_deltas(id, codec) if keep else None,
         orders={order: _order(id, order, members) for order in ordered},
         sums=sums,
         shape=_shape(version, sums, ordered) if keep else "",
         by_prefix=by.parts if isinstance(by, Prefix) else 0,
+        like_prefix=0 if version == 1 else _like_prefix(codec, columns[0].table.key),
         members_max=members_max,
+        first=first,
         function=function,
     )
-    view.copier = _copying(view, members)
+    view.copier = _copier(view, f"{id}.members", members)
     return view
 
 
@@ -107,7 +118,7 @@ def joined(
     version: int,
     columns: Columns,
     rights: Columns,
-    on: Callable[[Row[Any]], Any],
+    on: Callable[[Row[Any]], Any] | None,
     to: Callable[[Row[Any]], Any] | None,
     codec: Codec[Any],
     how: str,
@@ -117,10 +128,13 @@ def joined(
 ) -> Joined:
     """A join. `codec`: of the keys."""
     table = columns[0].table
-    keys: Table[Any] = Table(f"{id}.keys", key=codec)
-    lefts = _table(f"{id}.lefts", (*codecs_of(codec), *codecs_of(table.key)))
-    left = lefts.column("left", BOOL)
-    right_key = to or (lambda row: row.key)
+    own_key: Callable[[Row[Any]], Any] = lambda row: row.key  # noqa: E731
+    left_key, right_key = on or own_key, to or own_key
+    in_place = to is None and codec.name == rights[0].table.key.name
+    lefts = None
+    if on is not None or version > 1:  # an earlier version may have kept them
+        lefts = _lefts(id, codec, table)
+    turned = table if lefts is None or on is None else lefts.keys
     view = Joined(
         id=id,
         version=version,
@@ -128,25 +142,40 @@ def joined(
         memory=table.hide(f"_view {id}", BYTES),
         columns=columns,
         outputs=outputs,
-        inner={lefts: frozenset([left])},
+        inner={} if lefts is None or on is None else {lefts.left.table: frozenset([lefts.left])},
         owned=_owned(id, outputs),
         several=True,
         made_of=(function, on, to, how, *_names((*columns, *rights), outputs)),
-        on=lambda row: normal(codec, on(row)),
+        on=lambda row: normal(codec, left_key(row)),
         how=how,
-        rights=_copies(f"{id}.rights", rights, lambda row: normal(codec, right_key(row)), codec),
-        keys=keys,
-        lefts=lefts,
-        left=left,
-        turned=keys.hide(f"_turned {id}", BYTES),
-        reached=keys.hide(f"_reached {id}", BYTES),
-        changed=keys.signal("changed"),
-        again=table.signal(f"{id}.again"),
+        rights=_copies(f"{id}.rights", rights, lambda row: normal(codec, right_key(row)), codec, in_place),
+        key=codec,
+        turned=turned.hide(f"_turned {id}", BYTES),
+        lefts=None if on is None else lefts,
+        unused=lefts if on is None else None,
+        again=_signal(table, f"{id}.again"),
         matches_max=matches_max,
         function=function,
     )
-    view.copier = _copying(view, view.rights)
+    view.copier = _copier(view, f"{id}.rights", view.rights)
     return view
+
+
+def _like_prefix(codec: Codec[Any], source: Codec[Any]) -> int:
+    parts = len(codecs_of(codec))
+    return parts if [each.name for each in codecs_of(source)[:parts]] == [each.name for each in codecs_of(codec)] else 0
+
+
+def _copier(view: Grouped | Joined, name: str, rows: Copies) -> Each | Teller:
+    """What keeps the copies of a group view or a join, or only tells it of changes of the rows."""
+    columns = tuple(rows.columns)
+    if not rows.in_place:
+        return _copying(view, rows)
+    parts = len(codecs_of(rows.key)) + len(codecs_of(rows.source.key))
+    earlier = None
+    if view.version > 1 and parts <= PARTS_MAX:  # an earlier version may have kept copies
+        earlier = _copying(view, _copies(name, columns, lambda row: None, rows.key, False))
+    return Teller(id=name, version=view.version, columns=columns, tells=view, earlier=earlier)
 
 
 def _copying(view: Grouped | Joined, copies: Copies) -> Each:
@@ -169,6 +198,18 @@ def _copying(view: Grouped | Joined, copies: Copies) -> Each:
         several=len(copies.columns) > 1,
         function=copy,
         tells=view,
+        copies=copies,
+    )
+
+
+def _lefts(id: str, codec: Codec[Any], table: Table[Any]) -> Lefts:
+    keys: Table[Any] = Table(f"{id}.keys", key=codec)
+    lefts = _table(f"{id}.lefts", (*codecs_of(codec), *codecs_of(table.key)))
+    return Lefts(
+        left=lefts.column("left", BOOL),
+        keys=keys,
+        reached=keys.hide(f"_reached {id}", BYTES),
+        changed=keys.signal("changed"),
     )
 
 
@@ -176,13 +217,22 @@ def own_tables(view: Each | Grouped | Joined) -> list[Table[Any]]:
     """The tables that a view adds to the schema."""
     if isinstance(view, Each):
         return []
+    copier = view.copier.earlier if isinstance(view.copier, Teller) else view.copier
+    copies = [] if copier is None or copier.copies is None else [copier.copies.table]
     if isinstance(view, Joined):
-        return [view.keys, view.lefts, view.rights.table]
+        lefts = view.lefts or view.unused
+        return [*([] if lefts is None else [lefts.keys, lefts.left.table]), *copies]
     deltas = [] if view.deltas is None else [view.deltas.table]
-    return [view.table, view.members.table, *(column.table for column in view.orders.values()), *deltas]
+    groups = [] if view.table in view.outputs else [view.table]
+    return [*groups, *copies, *(column.table for column in view.orders.values()), *deltas]
 
 
 # ------------------------------------------------------------ their parts
+
+
+def _signal(table: Table[Any], name: str) -> Signal[Any]:
+    """The signal of a table; other views of the same declaration may have made it."""
+    return table.signals.get(name) or table.signal(name)
 
 
 def _owned(id: str, outputs: Outputs) -> dict[Table[Any], Column[Any, bytes]]:
@@ -207,8 +257,12 @@ def _key(parts: Sequence[Codec[Any]]) -> Codec[Any]:
     return Tuple(*parts) if len(parts) > 1 else parts[0]
 
 
-def _copies(name: str, columns: Columns, key_of: Callable[[Row[Any]], Any], codec: Codec[Any]) -> Copies:
+def _copies(
+    name: str, columns: Columns, key_of: Callable[[Row[Any]], Any], codec: Codec[Any], in_place: bool
+) -> Copies:
     source = columns[0].table
+    if in_place:
+        return Copies(source=source, key_of=key_of, key=codec, table=source, columns={each: each for each in columns})
     table = _table(name, (*codecs_of(codec), *codecs_of(source.key)))
     mine = {column: table.column(column.name, column.codec, group=column.group) for column in columns}
     return Copies(source=source, key_of=key_of, key=codec, table=table, columns=mine)

@@ -214,6 +214,7 @@ class LocalRows:
     def __init__(self) -> None:
         self.store = DividedRows(Place(fresh()), QUICK)
         self.store.add(SYSTEM_TABLE, PROTOCOL_GROUPS)
+        self.store.backwards = False  # as the opening of a store would find out: the emulator cannot read in reverse
 
     def check(self) -> None:
         """It is usable."""

@@ -38,6 +38,7 @@ class Graph:
         self.made: list[str] = []
         self.kinds: set[str] = set()
         self._cached = random.Random(f"{seed} cached")
+        self._more = random.Random(f"{seed} more")
 
         @self.views.cached(id="shout", gives=perco.TEXT, batch=self._cached.randrange(1, 4), threads=0)
         def shout(words: list[str]) -> list[str]:
@@ -78,6 +79,7 @@ class Graph:
         columns = rng.choice([[source.n], [source.n, source.s], [source.n, source.x, source.s]])
         keep = rng.random() < 0.6
         by_prefix = rng.random() < 0.5
+        first = self._more.choice([None, 1, 3])
         kept: list[Any] = [views.sum(source.n), views.smallest(source.n, 2), views.largest(source.n, 3)]
         if source.x in columns:
             kept += [views.sum(source.x), views.largest(source.x, 2)]
@@ -93,6 +95,7 @@ class Graph:
             key=None if by_prefix else perco.TEXT,
             into=into.table,
             keep=kept if keep else (),
+            first=None if keep else first,
         )
         def group(key: str, rows: views.Group[Any]) -> Iterator[views.Put[Any]]:
             members = rows.count() if keep else len(list(rows))
@@ -105,11 +108,17 @@ class Graph:
             values: Values = {into.n: (members * 7 + rows.sum(source.n)) % 1000, into.s: text[:60], into.x: x}
             yield views.Put(into.table, (text[:1], key), values)
 
-        self._note(rng, f"{'kept' if keep else 'whole'} by {'prefix' if by_prefix else 'value'}", source, columns)
+        self._note(
+            rng,
+            f"{'kept' if keep else 'first' if first else 'whole'} by {'prefix' if by_prefix else 'value'}",
+            source,
+            columns,
+        )
 
     def _join(self, rng: random.Random, left: Shape, right: Shape, into: Shape) -> None:
         columns, rights = rng.choice([[left.s], [left.n, left.s]]), rng.choice([[right.s], [right.s, right.n]])
         outer, by_key = rng.random() < 0.5, rng.random() < 0.4
+        both = by_key and self._more.random() < 0.5
 
         def on(row: perco.Row[Any]) -> Any:
             value = row[left.s]
@@ -125,7 +134,7 @@ class Graph:
             columns,
             rights,
             id=f"join {into.table.name}",
-            on=on,
+            on=None if both else on,
             to=None if by_key else to,
             key=None if by_key else perco.TEXT,
             into=into.table,
@@ -141,7 +150,12 @@ class Graph:
             key = "/".join(one.key), "/".join(other.key)
             yield views.Put(into.table, key, {into.n: n % 1000, into.s: (other[right.s] or "")[:3]})
 
-        self._note(rng, f"join by {'key' if by_key else 'value'}{', left' if outer else ''}", left, columns)
+        self._note(
+            rng,
+            f"join by {'both keys' if both else 'key' if by_key else 'value'}{', left' if outer else ''}",
+            left,
+            columns,
+        )
 
     def _note(self, rng: random.Random, kind: str, source: Shape, columns: Iterable[Any]) -> None:
         direct = source not in self.sources

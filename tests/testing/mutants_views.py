@@ -8,11 +8,12 @@ from typing import Any, Final
 import pytest
 
 from perco.txn.inside import size_of
-from perco.views import cached, folding, memory, rebuilding, running, sinking, sqlite
+from perco.views import cached, folding, joining, memory, rebuilding, running, sinking, sqlite
 from perco.views.tops import Delta, Top
 from tests.testing.mutants_components import by
 
 _RULES: Final = "tests/component/notify/test_views.py"
+_INPLACE: Final = "tests/component/notify/test_views_in_place.py"
 _TOPS: Final = "tests/core/views/test_tops.py"
 _REBUILDS: Final = "tests/component/notify/test_views_rebuild.py"
 _CACHED: Final = "tests/component/notify/test_views_cached.py"
@@ -154,7 +155,7 @@ def cuts_too_much(patch: pytest.MonkeyPatch) -> None:
 
     def given(view: str, puts: Any, outputs: Any) -> Any:
         found = right(view, puts, outputs)
-        return {where: each._replace(digest=b"") for where, each in found.items()}
+        return {where: dataclasses.replace(each, digest=b"") for where, each in found.items()}
 
     patch.setattr(running, "given", given)
 
@@ -179,27 +180,68 @@ def stays_short(patch: pytest.MonkeyPatch) -> None:
     "V8 a left row's run does not lock the key",
 )
 def no_lock(patch: pytest.MonkeyPatch) -> None:
-    class Unlocking:
-        def __init__(self, txn: Any) -> None:
-            self._txn = txn
+    patch.setattr(joining, "lock", lambda txn, column, key: None)
+
+
+@by(f"{_INPLACE}::test_left_and_right_rows_may_come_at_once", "V8 a change of a right row is not noted at its key")
+def not_noted(patch: pytest.MonkeyPatch) -> None:
+    right = folding.turn
+
+    class NotNoting:
+        def __init__(self, txn: Any, column: Any) -> None:
+            self._txn, self._column = txn, column
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._txn, name)
 
-        async def get(self, column: Any, key: Any, *, lock: bool = False) -> Any:
-            return await self._txn.get(column, key)
+        def delete(self, column: Any, key: Any) -> None:
+            if column is not self._column:
+                self._txn.delete(column, key)
 
-    right = running.pairs
+    async def turn(view: Any, txn: Any, key: Any) -> None:
+        await right(view, NotNoting(txn, view.turned), key)
 
-    async def pairs(view: Any, txn: Any, row: Any) -> Any:
-        return await right(view, Unlocking(txn), row)
+    patch.setattr(folding, "turn", turn)
 
-    patch.setattr(running, "pairs", pairs)
+
+@by(f"{_INPLACE}::test_a_run_tells_the_readers_itself", "V12 a run keeps the observers from running, and does not tell")
+def tells_nobody(patch: pytest.MonkeyPatch) -> None:
+    async def tell(view: Any, txn: Any, keys: Any) -> None:
+        pass
+
+    patch.setattr(running, "_tell", tell)
+
+
+@by(f"{_INPLACE}::test_a_reader_of_another_version_is_notified", "V12 a reader is told by another version of itself")
+def any_version(patch: pytest.MonkeyPatch) -> None:
+    def numbers(teller: Any, catalogue: Any) -> list[int]:
+        return [catalogue.observers[teller.observer(column)].number for column in teller.columns]
+
+    patch.setattr(running, "_numbers", numbers)
+
+
+@by(f"{_INPLACE}::test_a_row_with_copies_to_remove_is_left_to_the_observer", "V12 copies of an earlier version stay")
+def copies_stay(patch: pytest.MonkeyPatch) -> None:
+    right = running.read_encoded
+
+    async def read_encoded(snap: Any, table: Any, rows: Any, columns: Any) -> Any:
+        found = await right(snap, table, rows, columns)
+        return [[None] for _ in found] if columns[0].name.startswith("_view") else found
+
+    patch.setattr(running, "read_encoded", read_encoded)
+
+
+@by(f"{_INPLACE}::test_a_prefix_becomes_a_function", "V3 the group of an earlier version is not signalled")
+def earlier_group_stays(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(running, "_tell_earlier_group", lambda view, txn, key: None)
 
 
 @by(f"{_RULES}::test_a_join_follows_both_sides", "V8 a change of a right row does not signal its key")
 def not_turned(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(folding, "turn", lambda view, txn, right: txn.delete(view.turned, view.rights.split(right)[0]))
+    async def turn(view: Any, txn: Any, key: Any) -> None:
+        txn.delete(view.turned, key)
+
+    patch.setattr(folding, "turn", turn)
 
 
 @by(
@@ -207,10 +249,9 @@ def not_turned(patch: pytest.MonkeyPatch) -> None:
     "V8 a change of a right row leaves how far an earlier one has come",
 )
 def goes_on(patch: pytest.MonkeyPatch) -> None:
-    def turn(view: Any, txn: Any, right: Any) -> None:
-        key = view.rights.split(right)[0]
+    async def turn(view: Any, txn: Any, key: Any) -> None:
         txn.delete(view.turned, key)
-        txn.signal(view.changed, key)
+        txn.signal(view.lefts.changed, key)
 
     patch.setattr(folding, "turn", turn)
 

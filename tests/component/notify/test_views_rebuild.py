@@ -29,10 +29,14 @@ def hidden_columns(view: Each | Grouped | Joined) -> list[perco.Column[Any, Any]
     """All columns in which a view keeps what is its own."""
     found: list[perco.Column[Any, Any]] = [view.memory, *view.owned.values()]
     if isinstance(view, Grouped):
-        found += [view.kept, *view.members.columns.values(), *view.orders.values(), view.copier.memory]
+        found += [view.kept, *view.orders.values()]
         found += [] if view.deltas is None else [view.deltas]
-    elif isinstance(view, Joined):
-        found += [view.left, *view.rights.columns.values(), view.copier.memory]
+    elif isinstance(view, Joined) and view.lefts is not None:
+        found.append(view.lefts.left)
+    if isinstance(view, Grouped | Joined) and isinstance(view.copier, Each):
+        copies = view.copier.copies
+        assert copies is not None
+        found += [*copies.columns.values(), view.copier.memory]
     return found
 
 
