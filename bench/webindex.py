@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgpack
 import trio
@@ -79,6 +79,13 @@ class TwoKeys(WebIndex):
             txn.set(self.first, change.key, rows[0].key[1])
         else:
             txn.delete(self.first, change.key)
+
+
+class Loads(Protocol):
+    """What stores a page: a web index, or the module `on_views`."""
+
+    @property
+    def load(self) -> Callable[[perco.Transaction, Page], Awaitable[bool]]: ...
 
 
 @dataclass(slots=True)
@@ -196,7 +203,7 @@ async def build(
     return built
 
 
-async def load(db: perco.Database, index: WebIndex, pages: Sequence[Page]) -> None:
+async def load(db: perco.Database, index: Loads, pages: Sequence[Page]) -> None:
     """Load all pages, many at a time."""
     left: Iterator[Page] = iter(pages)
 
