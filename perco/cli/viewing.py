@@ -284,7 +284,7 @@ def _told_by(view: Grouped | Joined) -> list[str]:
     read = view.members.columns if isinstance(view, Grouped) else view.rights.columns
     writers = [view.writers[column].id for column in read if column in view.writers]
     if not writers:
-        return []
+        return ["an observer runs first for each changed row, and tells this view of it"]
     return [f"is told of changes by the runs of {', '.join(sorted(set(map(repr, writers))))}"]
 
 

@@ -148,7 +148,7 @@ def _joins(view: Joined, lefts: Iterable[Row[Any]], rights: Iterable[Row[Any]]) 
         if key is not None:
             matches.setdefault(view.key.encode(key), []).append(row)
     for row in lefts:
-        key = view.on(row)
+        key = view.key_of_left(row)
         yield row.key, partial(view.gives, row, () if key is None else matches.get(view.key.encode(key), ()))
 
 

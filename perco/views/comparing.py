@@ -224,7 +224,7 @@ class _Comparison:
                     rows.append(inputs)
                     sizes[view.table.row(group)] += 1
         for stored, size in sizes.items():
-            if view.deltas is None and size > view.members_max:
+            if view.deltas is None and min(size, view.first or size) > view.members_max:
                 self._failed(view.table.key.decode(stored), UsageError(f"it has {size} members (members_max)"))
         return batch.owned(view, rows, ())
 
@@ -244,7 +244,7 @@ class _Comparison:
         matches: Counter[bytes] = Counter()
         async for inputs in self._inputs(view.table, view.columns):
             if self._wanted(inputs.key):
-                for key in self._keys(view.on, inputs):
+                for key in self._keys(view.key_of_left, inputs):
                     lefts.append(inputs)
                     if key is not None:
                         keys.add(view.key.encode(key))

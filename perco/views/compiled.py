@@ -233,7 +233,7 @@ class Joined(Owners):
         key: the codec of the keys.
         turned: the hidden column of a key's row that changes with its right rows (V8).
         lefts: which left rows have a key; None: the key is the left row's own.
-        unused: the same of an earlier version, which runs empty.
+        unused: the tables of `lefts` for a version that may have needed them; runs delete their rows.
         again: the signal that a left row must run again.
     """
 
@@ -248,6 +248,14 @@ class Joined(Owners):
     matches_max: int
     function: Callable[[Row[Any], Row[Any] | None], Iterable[Put[Any]]]
     copier: Each | Teller = field(init=False)
+
+    def key_of_left(self, left: Row[Any]) -> Any:
+        """The key of a left row, or None. Raises: what `on` raises; TooLarge if it cannot be kept."""
+        key = self.on(left)
+        if key is not None and self.lefts is not None:
+            self.lefts.keys.row(key)
+            self.lefts.left.table.row((*parts_of(self.key, key), *parts_of(self.table.key, left.key)))
+        return key
 
     def gives(self, left: Row[Any], rights: Iterable[Row[Any]]) -> Iterable[Put[Any]]:
         """The rows that a left row gives with these right rows."""

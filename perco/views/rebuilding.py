@@ -42,7 +42,6 @@ from perco.views.running import (
     puts,
     remember,
     table_of,
-    tell,
     telling,
     write,
 )
@@ -291,7 +290,7 @@ async def _mend(txn: Transaction, view: Each | Grouped | Joined, owner: Any) -> 
     memory = Memory.unpack(stored)
     fill(after.values(), await find(txn, laters(after.values()), compute=True))
     before = await _there(view, txn, owner, memory, after)
-    await write(view, txn, view.table.row(owner), before, after, 1)
+    await write(view, txn, view.table.row(owner), before, after, 2)  # readers are notified (V12)
     same = memory.version == view.version and memory.rows == {where: each.digest for where, each in after.items()}
     if not same or size_of(txn) != unwritten:
         remember(view, txn, owner, stored, after, txn.start_ts if seen else 0)  # V1
@@ -368,6 +367,4 @@ async def _drop_stray(txn: Transaction, view: Each | Grouped | Joined, table: Ta
     if there and (told := telling(view)) is not None:
         told.again(key)
         await told.write(txn, 1)
-    if there:
-        await tell(view, txn, [(table.name, table.row(key))])
     return bool(there)

@@ -6,20 +6,21 @@ V2  Of two runs for one owner that overlap, one fails and runs again: both write
 V5  A row has one owner: a run that gives a new row reads whether another owner has given it. If that owner gives it no
     more, the run takes the row over.
 V6  A row that is given again unchanged is not written. Of one that has changed, only the columns that have.
-V12 If a run changes rows that another view reads in place, it tells that view itself, in its own transaction, and that
-    view's teller is not notified. It does so only if the store has the teller in the version that the program declares.
+V12 If a run changes rows that another view reads in place, its first attempt tells that view itself, in its own
+    transaction, and that view's teller is not notified. The version of the teller in the store must be the one that the
+    program declares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from perco.errors import UsageError
 from perco.schema.catalogue import Catalogue
 from perco.schema.schema import Change, Column, Table
 from perco.storage import TS_MAX
-from perco.txn.inside import engine_of, read_encoded, without, write_encoded
+from perco.txn.inside import engine_of, lock, read_encoded, size_of, without, write_encoded
 from perco.txn.row import Row
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
@@ -30,6 +31,7 @@ from perco.views.joining import pairs
 from perco.views.memory import Given, Memory, Where, fill, given, laters
 from perco.views.rows import Group, Put
 
+_CELLS_PER_ROW: Final = 12  # that telling writes, and signals that it raises, at most
 _TOLD_MAX: Final = 1000  # rows of one table: a run that changes more of them leaves the telling to the observers
 
 
@@ -104,10 +106,14 @@ async def group_now(
 
 
 async def _copy_all(view: Grouped, txn: Transaction, group: Any) -> None:
-    """Copy the members of a group that were read in place so far, because the view kept no aggregates of them."""
+    """Copy the members of a group that were read in place so far, because the view kept no aggregates of them. They are
+    read under a lock (V2): the copier's run for a row that is gone may write nothing with which this would conflict."""
     assert isinstance(view.copier, Each)
-    scan = txn.scan(view.members.source, prefix=parts_of(view.members.key, group), columns=view.columns)
+    prefix = parts_of(view.members.key, group)
+    scan = txn.scan(view.members.source, prefix=prefix, columns=view.columns)
     for row in [row async for row in scan]:
+        for column in view.columns:
+            lock(txn, column, row.key)
         await _run(view.copier, txn, row.key, 1)
 
 
@@ -180,14 +186,17 @@ async def write(
         given, (name, row) = after[where], where
         table, data = given.table, given.data
         known = where in before.rows
-        if known and len(data) > 1:  # V6
-            (there,) = await read_encoded(txn, table, [row], list(data))
-            data = {column: now for (column, now), old in zip(data.items(), there, strict=True) if now != old}
-        for column, now in data.items():
-            write_encoded(txn, column, row, now)
         if known or where in taken:
-            for column in {*before_of[name], *view.writes[table]} - given.values.keys():
-                write_encoded(txn, column, row, None)
+            columns = list({*before_of[name], *view.writes[table]})
+            there: Sequence[bytes | None] | None = None
+            if len(columns) > 1:  # V6
+                (there,) = await read_encoded(txn, table, [row], columns)
+            for i, column in enumerate(columns):
+                if there is None or there[i] != data.get(column):
+                    write_encoded(txn, column, row, data.get(column))
+        else:
+            for column, now in data.items():
+                write_encoded(txn, column, row, now)
         if not known and (mark := view.owned.get(table)) is not None:
             write_encoded(txn, mark, row, owner)
         if told is not None:
@@ -200,8 +209,8 @@ async def write(
             told.again(after[where].key)
     if told is not None:
         await told.write(txn, attempt)
-    if view.tellers:
-        await tell(view, txn, (*gone, *new, *changed, *same))
+    if view.tellers and attempt == 1:
+        await _tell_readers(view, txn, (*gone, *new, *changed, *same))
 
 
 def telling(view: Owners) -> Told | None:
@@ -225,8 +234,10 @@ async def _tell(view: Grouped | Joined, txn: Transaction, keys: Iterable[Any]) -
     await told.write(txn, 1)
 
 
-async def tell(view: Owners, txn: Transaction, wheres: Iterable[Where]) -> None:
-    """V12: tell the views that read these rows in place, of those that the transaction has changed."""
+async def _tell_readers(view: Owners, txn: Transaction, wheres: Iterable[Where]) -> None:
+    """V12: tell the views that read these rows in place, of those that the transaction has changed. What a reader's
+    runs write could keep a long run from ever committing, so only the first attempt of a run tells."""
+    engine = engine_of(txn)
     rows: dict[str, list[bytes]] = {}
     for name, row in wheres:
         rows.setdefault(name, []).append(row)
@@ -235,8 +246,8 @@ async def tell(view: Owners, txn: Transaction, wheres: Iterable[Where]) -> None:
         if there is None or len(there) > _TOLD_MAX:
             continue
         for teller in tellers:
-            numbers = _numbers(teller, engine_of(txn).known.catalogue)
-            if numbers is None:
+            numbers = _numbers(teller, engine.known.catalogue)
+            if numbers is None or size_of(txn)[0] + _CELLS_PER_ROW * len(there) > engine.limits.cells_max:
                 continue
             some = there
             if teller.earlier is not None:  # the observer has to run for rows with copies to remove

@@ -132,7 +132,8 @@ def joined(
     left_key, right_key = on or own_key, to or own_key
     in_place = to is None and codec.name == rights[0].table.key.name
     lefts = None
-    if on is not None or version > 1:  # an earlier version may have kept them
+    could = len(codecs_of(codec)) + len(codecs_of(table.key)) <= PARTS_MAX
+    if on is not None or (version > 1 and could):  # an earlier version may have kept them
         lefts = _lefts(id, codec, table)
     turned = table if lefts is None or on is None else lefts.keys
     view = Joined(
@@ -175,6 +176,7 @@ def _copier(view: Grouped | Joined, name: str, rows: Copies) -> Each | Teller:
     earlier = None
     if view.version > 1 and parts <= PARTS_MAX:  # an earlier version may have kept copies
         earlier = _copying(view, _copies(name, columns, lambda row: None, rows.key, False))
+        earlier.several = False  # once it has run, it remembers nothing
     return Teller(id=name, version=view.version, columns=columns, tells=view, earlier=earlier)
 
 

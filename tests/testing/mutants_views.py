@@ -231,6 +231,27 @@ def copies_stay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(running, "read_encoded", read_encoded)
 
 
+@by(
+    f"{_INPLACE}::test_a_run_that_has_conflicted_leaves_the_telling_to_the_observer",
+    "V12 a run tells its readers at every attempt",
+)
+def tells_again(patch: pytest.MonkeyPatch) -> None:
+    right = running.write
+
+    async def write(view: Any, txn: Any, owner: Any, before: Any, after: Any, attempt: int) -> None:
+        await right(view, txn, owner, before, after, 1)
+
+    patch.setattr(running, "write", write)
+
+
+@by(
+    f"{_INPLACE}::test_members_that_were_read_in_place_are_copied_under_a_lock",
+    "V2 members that were read in place are copied without a lock",
+)
+def copies_unlocked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(running, "lock", lambda txn, column, key: None)
+
+
 @by(f"{_INPLACE}::test_a_prefix_becomes_a_function", "V3 the group of an earlier version is not signalled")
 def earlier_group_stays(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(running, "_tell_earlier_group", lambda view, txn, key: None)

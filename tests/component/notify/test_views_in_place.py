@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import perco
 from perco import views
-from perco.views import folding, running
+from perco.errors import TooLarge
+from perco.views import running
 from perco.views.compiled import Each, Joined, Teller
 from tests.component.notify.kit import OPTIONS, client, get, memory, put, settle
 from tests.component.notify.test_views import Library, change, in_transaction, overlapped, rows
@@ -152,22 +154,6 @@ async def test_a_reader_that_is_declared_later_gets_what_is_there(library: Libra
                 await settle(second)
                 assert await get(second, after.total, "x") == 2
                 await check(second, after)
-
-
-async def test_a_rebuild_tells_the_readers(library: Library) -> None:  # V12
-    library = whole()
-    async with client(memory(), library.schema) as db, db.worker() as worker:
-        await put(db, library.body, "a", "x")
-        await settle(db)
-        async with db.transaction() as txn:  # a stray, and a row that is missing
-            txn.set(library.n, ("s", "t"), 1)
-            txn.delete(library.n, ("x", "a"))
-        await settle(db)
-        before = worker.statistics()["totals.members: n"].commits
-        await views.rebuild(library.views, db, "index")
-        await settle(db)
-        await check(db, library)
-        assert worker.statistics()["totals.members: n"].commits == before
 
 
 # ------------------------------------------------------------ versions
@@ -366,7 +352,159 @@ async def test_only_columns_that_have_changed_are_written(library: Library) -> N
         assert (await get(db, library.total, "x"), runs) == (10, before + 1)
 
 
-def test_telling_needs_no_copies() -> None:
+def test_views_in_place_need_no_tables_of_their_own() -> None:
+    assert set(whole().schema.tables) == {"docs", "postings", "words", "authors"}
+
+
+# ------------------------------------------------------------ what a run must not do
+
+
+async def test_a_run_that_has_conflicted_leaves_the_telling_to_the_observer() -> None:  # V12
     library = whole()
-    assert set(library.schema.tables) == {"docs", "postings", "words", "authors"}
-    assert folding.Told.__slots__
+    view = library.views.declared["index"]
+    assert isinstance(view, Each)
+    async with client(memory(), library.schema) as db:
+        for key, attempt in (("a", 1), ("b", 2)):
+            await put(db, library.body, key, key)
+            again = replace(change(key), attempt=attempt)
+            await in_transaction(db, lambda txn, again=again: running.run_each(view, txn, again))  # type: ignore[misc]
+            assert (await db.waiting()).get("totals.members: n", 0) == attempt - 1
+
+
+async def test_a_long_run_and_many_runs_of_its_readers_both_commit(library: Library) -> None:  # V12, V8
+    """Each run of a left row would make the run that has told the left rows of its key run again."""
+
+    @library.views.each(library.body, id="slow", into=library.authors)
+    def slow(doc: perco.Row[str]) -> Iterator[views.Put[Any]]:
+        yield views.Put(library.authors, "all", {library.wrote: doc[library.body]})
+
+    @library.views.join(library.total, library.wrote, id="lives", on=lambda word: "all", into=library.postings)
+    def life(word: perco.Row[str], author: perco.Row[str] | None) -> Iterator[views.Put[Any]]:
+        assert author is not None
+        yield views.Put(library.postings, ("life", word.key), {library.n: len(author[library.wrote])})
+
+    writer, reader = library.views.declared["slow"], library.views.declared["lives"]
+    assert isinstance(writer, Each)
+    assert isinstance(reader, Joined)
+    async with client(memory(), library.schema) as db:
+        await put(db, library.total, "x", 1)
+        await put(db, library.body, "a", "abc")
+
+        async def left() -> None:
+            await in_transaction(db, lambda txn: running.run_each(reader, txn, change("x")))
+
+        first, second = (replace(change("a"), attempt=attempt) for attempt in (1, 2))
+        with pytest.raises(perco.TransientError):
+            await overlapped(db, lambda txn: running.run_each(writer, txn, first), left)
+        await overlapped(db, lambda txn: running.run_each(writer, txn, second), left)
+        async with db.worker():
+            await settle(db)
+        assert await get(db, library.n, ("life", "x")) == 3
+
+
+async def test_a_run_near_the_limit_of_cells_leaves_the_telling_to_the_observer() -> None:  # V12
+    library = whole()
+    limits = replace(OPTIONS, transaction=perco.options.TransactionOptions(cells_max=100))
+    async with client(memory(), library.schema, options=limits) as db:
+        await put(db, library.body, "a", "x y")
+        await index(db, library, "a")
+        assert (await db.waiting()).get("totals.members: n", 0) == 0
+        await put(db, library.body, "b", " ".join(f"w{number}" for number in range(45)))
+        await index(db, library, "b")
+        assert (await db.waiting())["totals.members: n"] == 45
+
+
+async def test_members_that_were_read_in_place_are_copied_under_a_lock() -> None:  # V2, V4
+    old, new = whole(), Library()
+    new.index()
+    view = new.totals(version=2)
+    async with client(memory(), old.schema) as first:
+        async with first.worker():
+            for key, n in {"a": 2, "b": 10}.items():
+                await put(first, old.n, ("x", key), n)
+            await settle(first)
+        async with client(local_of(first), new.schema, backfilled=False) as db:
+            copier = view.copier
+            assert isinstance(copier, Each)
+
+            async def gone() -> None:
+                await put(db, new.n, ("x", "b"), None)
+                await in_transaction(db, lambda txn: running.run_each(copier, txn, change(("x", "b"))))
+
+            with pytest.raises(perco.TransientError):
+                await overlapped(db, lambda txn: running.run_group(view, txn, change("x")), gone)
+            async with db.worker():
+                await db.backfill()
+                await settle(db)
+                assert await get(db, new.total, "x") == 2
+
+
+# ------------------------------------------------------------ declarations and comparisons
+
+
+def test_keys_of_many_parts_get_another_version() -> None:
+    for version in (1, 2):
+        key = perco.Tuple(*[perco.TEXT] * 5)
+        left, right, out = (perco.Table(name, key=key) for name in ("left", "right", "out"))
+        a, b, c = (table.column("v", perco.INT64) for table in (left, right, out))
+        made = views.Views(perco.Schema(left, right, out))
+
+        @made.join(a, b, id="v", into=out, version=version)
+        def give(one: perco.Row[Any], other: perco.Row[Any] | None, out: Any = out, c: Any = c) -> Any:
+            return [views.Put(out, one.key, {c: 1})]
+
+
+async def test_a_diff_looks_at_the_first_members_only(library: Library) -> None:
+    @library.views.group(library.n, id="firsts", by=views.prefix(1), into=library.words, first=2, members_max=3)
+    def firsts(word: str, rows: views.Group[Any]) -> Iterator[views.Put[Any]]:
+        yield views.Put(library.words, word, {library.total: rows.sum(library.n)})
+
+    async with client(memory(), library.schema) as db, db.worker():
+        for number in range(6):
+            await put(db, library.n, ("x", str(number)), number)
+        await settle(db)
+        async with db.snapshot() as snap:
+            [found] = await views.diff(library.views, snap)
+    assert (found.same, found.failed) == (1, 0)
+
+
+async def test_a_join_key_that_is_too_long_is_found_before_it_is_deployed(library: Library) -> None:
+    @library.views.join(library.author, library.wrote, id="v", on=lambda doc: doc[library.author], into=library.words)
+    def give(doc: perco.Row[str], author: perco.Row[str] | None) -> Iterator[views.Put[Any]]:
+        yield views.Put(library.words, doc.key, {library.total: 1})
+
+    with pytest.raises(TooLarge):
+        library.views.build({library.docs: {"a": {library.author: "x" * 401}}})
+    async with client(memory(), library.schema) as db:
+        await put(db, library.author, "a", "x" * 399)  # it would fit alone, but not with the left row's key
+        async with db.snapshot() as snap:
+            [found] = await views.diff(library.views, snap)
+    assert (found.added, found.failed) == (0, 1)
+
+
+@pytest.mark.parametrize("values", [("1", "2", None), ("1", None, "3"), (None, "2", "4"), ("1", "2", "3")])
+async def test_neither_unchanged_nor_absent_columns_are_written(values: Any) -> None:  # V6
+    docs, out = perco.Table("docs", key=perco.TEXT), perco.Table("out", key=perco.TEXT)
+    body = docs.column("body", perco.JSON)
+    columns = [out.column(name, perco.TEXT) for name in "pqr"]
+    made = views.Views(perco.Schema(docs, out))
+    written: list[str] = []
+
+    @made.each(body, id="v", into=out)
+    def give(doc: perco.Row[str]) -> Iterator[views.Put[Any]]:
+        yield views.Put(out, doc.key, dict(zip(columns, doc[body] or (), strict=True)))
+
+    for column in columns:
+
+        @made.schema.observe(column, id=column.name)
+        async def seen(txn: perco.Transaction, change: perco.Change[Any, Any], name: str = column.name) -> None:
+            written.append(name)
+
+    async with perco.open("memory:", made.schema, options=OPTIONS) as db, db.worker():
+        await put(db, body, "a", ["1", "2", None])
+        await settle(db)
+        written.clear()
+        await put(db, body, "a", values)
+        await settle(db)
+        differ = [name for name, old, new in zip("pqr", ("1", "2", None), values, strict=True) if old != new]
+        assert sorted(written) == differ
