@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import perco
 from perco.views import Delivered, Group, Put, Views, prefix
@@ -35,24 +35,29 @@ from perco.webindex.pages import (
 )
 from perco.webindex.search import ExportRow, SearchIndex
 
-Puts = Iterable[Put[Any]]
+Puts: TypeAlias = Iterable[Put[Any]]
 
-pages = perco.Table("pages", key=perco.TEXT)  # by URL; the other tables have the URL's key part
-contents, rank = pages.column("contents", perco.BYTES, group="raw"), pages.column("rank", perco.FLOAT64)
-docs = perco.Table("docs", key=perco.TEXT)
-said = docs.column("said", perco.MSGPACK)  # (URL, title, text without that of frames)
-links = perco.Table("links", key=perco.Tuple(perco.TEXT, perco.TEXT))  # (target, source)
-anchor = links.column("anchor", perco.MSGPACK)  # (source URL, text)
-frames = perco.Table("frames", key=perco.Tuple(perco.TEXT, perco.INT64))  # (page, number of the frame)
-shown, inner = frames.column("shown", perco.TEXT), frames.column("inner", perco.TEXT)
-around = perco.Table("around", key=perco.TEXT)  # what other rows say about a page
-score, anchors = around.column("score", perco.FLOAT64), around.column("anchors", perco.MSGPACK)
-inside = around.column("inside", perco.MSGPACK)
-members = perco.Table("members", key=perco.Tuple(perco.BYTES, perco.INT64, perco.TEXT))  # (content hash, *seat)
-member = members.column("member", perco.MSGPACK)  # (URL, rank, anchors)
-words = members.column("words", perco.MSGPACK)  # (title, text)
-documents = perco.Table("documents", key=perco.BYTES)  # by content hash
-document = documents.column("document", perco.MSGPACK)  # the arguments of a Document
+pages: perco.Table[str] = perco.Table("pages", key=perco.TEXT)  # by URL; the other tables have the URL's key part
+contents: perco.Column[str, bytes] = pages.column("contents", perco.BYTES, group="raw")
+rank: perco.Column[str, float] = pages.column("rank", perco.FLOAT64)
+docs: perco.Table[str] = perco.Table("docs", key=perco.TEXT)
+said: perco.Column[str, Any] = docs.column("said", perco.MSGPACK)  # (URL, title, text without that of frames)
+links: perco.Table[Any] = perco.Table("links", key=perco.Tuple(perco.TEXT, perco.TEXT))  # (target, source)
+anchor: perco.Column[Any, Any] = links.column("anchor", perco.MSGPACK)  # (source URL, text)
+frames: perco.Table[Any] = perco.Table("frames", key=perco.Tuple(perco.TEXT, perco.INT64))  # (page, number)
+shown: perco.Column[Any, str] = frames.column("shown", perco.TEXT)
+inner: perco.Column[Any, str] = frames.column("inner", perco.TEXT)
+around: perco.Table[str] = perco.Table("around", key=perco.TEXT)  # what other rows say about a page
+score: perco.Column[str, float] = around.column("score", perco.FLOAT64)
+anchors: perco.Column[str, Any] = around.column("anchors", perco.MSGPACK)
+inside: perco.Column[str, Any] = around.column("inside", perco.MSGPACK)
+members: perco.Table[Any] = perco.Table(
+    "members", key=perco.Tuple(perco.BYTES, perco.INT64, perco.TEXT)
+)  # (hash, *seat)
+member: perco.Column[Any, Any] = members.column("member", perco.MSGPACK)  # (URL, rank, anchors)
+words: perco.Column[Any, Any] = members.column("words", perco.MSGPACK)  # (title, text)
+documents: perco.Table[bytes] = perco.Table("documents", key=perco.BYTES)  # by content hash
+document: perco.Column[bytes, Any] = documents.column("document", perco.MSGPACK)  # the arguments of a Document
 
 
 def web_views(
