@@ -1,4 +1,4 @@
-"""What views cost: a change in a large group, and the web index on views beside the one with observers by hand.
+"""The cost of views: a change in a large group, and the web index on views beside the one with observers by hand.
 
 The groups: a view keeps the count, the sum and the ten largest values of each group. One group has a million members
 (--quick: 100 000), others have ten. Members of both kinds change in turn, one at a time: the time is that from the

@@ -82,7 +82,7 @@ class TwoKeys(WebIndex):
 
 
 class Loads(Protocol):
-    """What stores a page: a web index, or the module `on_views`."""
+    """An object that stores pages: a web index, or the module `on_views`."""
 
     @property
     def load(self) -> Callable[[perco.Transaction, Page], Awaitable[bool]]: ...

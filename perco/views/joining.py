@@ -1,8 +1,8 @@
 """Joins: each left row with the right rows that have the same key.
 
 The left row is the owner of what its pairs give, so a change of a left row costs one run, however many left rows share
-its key. What notes a change of a right row signals the left rows with its key, if these are few. If they are many, it
-signals the key, and the key's run signals the left rows, some at a time.
+its key. A change of a right row is noted by a transaction, which signals the left rows with its key if these are few.
+If they are many, it signals the key, and the key's run signals the left rows, some at a time.
 
 V8  A left row's run and the transaction that notes a change of a right row with the same key do not miss each other:
     the run locks the key's cell `turned` like a read (T14), and the transaction writes this cell. So either the

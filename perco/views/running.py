@@ -214,7 +214,7 @@ async def write(
 
 
 def telling(view: Owners) -> Told | None:
-    """What notes the changes of copies, if a view keeps copies for another."""
+    """Return the notes of changes for the reader, if the view keeps copies for one; else None."""
     if not isinstance(view, Each) or view.tells is None or view.copies is None:
         return None
     return Told(view.tells, view.copies)
@@ -235,8 +235,8 @@ async def _tell(view: Grouped | Joined, txn: Transaction, keys: Iterable[Any]) -
 
 
 async def _tell_readers(view: Owners, txn: Transaction, wheres: Iterable[Where]) -> None:
-    """V12: tell the views that read these rows in place, of those that the transaction has changed. What a reader's
-    runs write could keep a long run from ever committing, so only the first attempt of a run tells."""
+    """V12: tell the views that read these rows in place, of those that the transaction has changed. Only the first
+    attempt of a run tells: conflicts with the readers' runs could otherwise keep a long run from ever committing."""
     engine = engine_of(txn)
     rows: dict[str, list[bytes]] = {}
     for name, row in wheres:

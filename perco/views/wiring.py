@@ -168,7 +168,7 @@ def _like_prefix(codec: Codec[Any], source: Codec[Any]) -> int:
 
 
 def _copier(view: Grouped | Joined, name: str, rows: Copies) -> Each | Teller:
-    """What keeps the copies of a group view or a join, or only tells it of changes of the rows."""
+    """The view that keeps the copies of a group view or a join, or the teller, if it reads the rows in place."""
     columns = tuple(rows.columns)
     if not rows.in_place:
         return _copying(view, rows)

@@ -92,7 +92,7 @@ def one_side(patch: pytest.MonkeyPatch) -> None:
 
 
 class _NoDelete:
-    """A transaction that deletes no delta."""
+    """A transaction that deletes nothing of a column."""
 
     def __init__(self, txn: Any, column: Any) -> None:
         self._txn, self._column = txn, column
@@ -187,19 +187,8 @@ def no_lock(patch: pytest.MonkeyPatch) -> None:
 def not_noted(patch: pytest.MonkeyPatch) -> None:
     right = folding.turn
 
-    class NotNoting:
-        def __init__(self, txn: Any, column: Any) -> None:
-            self._txn, self._column = txn, column
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._txn, name)
-
-        def delete(self, column: Any, key: Any) -> None:
-            if column is not self._column:
-                self._txn.delete(column, key)
-
     async def turn(view: Any, txn: Any, key: Any) -> None:
-        await right(view, NotNoting(txn, view.turned), key)
+        await right(view, _NoDelete(txn, view.turned), key)
 
     patch.setattr(folding, "turn", turn)
 

@@ -453,6 +453,8 @@ def test_keys_of_many_parts_get_another_version() -> None:
         def give(one: perco.Row[Any], other: perco.Row[Any] | None, out: Any = out, c: Any = c) -> Any:
             return [views.Put(out, one.key, {c: 1})]
 
+        assert set(made.declared) == {"v"}
+
 
 async def test_a_diff_looks_at_the_first_members_only(library: Library) -> None:
     @library.views.group(library.n, id="firsts", by=views.prefix(1), into=library.words, first=2, members_max=3)
