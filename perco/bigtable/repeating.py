@@ -16,7 +16,7 @@ from perco.errors import PercoError, Unavailable
 
 _PAUSE_S: Final = 0.02  # before the first repetition of a call
 _PAUSE_MAX_S: Final = 1.0
-_FIRST: Final = 4  # the first attempt may take `call_s` / _FIRST, and each later one twice as long as the one before
+FIRST: Final = 4  # the first attempt may take this part of the time, and each later one twice as long as the one before
 
 # Errors after which a call may succeed if it is repeated.
 AGAIN: Final = frozenset(
@@ -68,7 +68,7 @@ class Repeating:
             await trio.lowlevel.checkpoint()
             return []
         deadline = self._until()
-        attempt_s = self._options.call_s / _FIRST  # if a call hangs, there is still time for another attempt
+        attempt_s = self._options.call_s / FIRST  # if a call hangs, there is still time for another attempt
         answers: list[Any] = [None] * len(calls)
         left = list(range(len(calls)))
         attempt = 0

@@ -32,7 +32,7 @@ from perco.bigtable.keys import (
 )
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.reading import Shape, by_place, chosen, scanned, shape_of, shared
-from perco.bigtable.repeating import AGAIN, NOT_DONE, Repeating, pause_of
+from perco.bigtable.repeating import AGAIN, FIRST, NOT_DONE, Repeating, pause_of
 from perco.bigtable.sampling import cuts
 from perco.bigtable.wire import types
 from perco.errors import Corruption, FormatUnknown, PercoError, Unavailable, UsageError
@@ -443,10 +443,11 @@ class BigtableRows(Repeating):
             if wants_hint(mutations[index]):
                 stamps[index], missing[index] = self.hints.begin(mutations[index])
         until = (trio.current_time() + attempt.deadline) / 2
+        attempt_s = (until - trio.current_time()) / FIRST
         round = 0
         while missing:  # writing a hint again does no harm
             failed: dict[int, CallFailed] = {}
-            answers = await self.calls.ask(list(missing.values()), until)
+            answers = await self.calls.ask(list(missing.values()), min(until, trio.current_time() + attempt_s))
             for index, answer in zip(list(missing), answers, strict=True):
                 if isinstance(answer, CallFailed):
                     failed[index] = answer
@@ -454,6 +455,7 @@ class BigtableRows(Repeating):
                     raise answer
             pause = pause_of(round)
             round += 1
+            attempt_s *= 2
             again = trio.current_time() + pause <= until
             for index, failure in list(failed.items()):
                 if failure.code not in AGAIN or not again:

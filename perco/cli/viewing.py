@@ -20,7 +20,7 @@ from perco.cli.values import plain, shown
 from perco.database.inside import inside
 from perco.errors import PercoError, UsageError
 from perco.views.code import place_of
-from perco.views.compiled import Each, Grouped, Joined
+from perco.views.compiled import Components, Each, Grouped, Joined, View as DeclaredView
 from perco.views.declaring import Views
 from perco.views.sinking import Calling
 
@@ -190,11 +190,11 @@ def _loaded(what: str) -> Views:
     return found
 
 
-def _reads(view: Each | Grouped | Joined) -> list[str]:
+def _reads(view: DeclaredView) -> list[str]:
     return [repr(column) for column in (*view.columns, *(view.rights.columns if isinstance(view, Joined) else ()))]
 
 
-def _writes(view: Each | Grouped | Joined) -> list[str]:
+def _writes(view: DeclaredView) -> list[str]:
     return sorted(repr(column) for columns in view.outputs.values() for column in columns)
 
 
@@ -203,7 +203,7 @@ async def _show_list(program: str, *, json: bool) -> int:
     found = loaded.declared.values()
     sinks = [(each.id, [repr(column) for column in each.columns], _told_sink(each)) for each in loaded.sinks.values()]
     if json:
-        kinds = {Each: "each", Grouped: "group", Joined: "join"}
+        kinds = {Each: "each", Grouped: "group", Joined: "join", Components: "components"}
         show_json(
             [
                 {"id": view.id, "kind": kinds[type(view)], "reads": _reads(view), "writes": _writes(view)}
@@ -212,7 +212,7 @@ async def _show_list(program: str, *, json: bool) -> int:
             + [{"id": id, "kind": "sink", "reads": reads, "writes": [to]} for id, reads, to in sinks]
         )
         return FINE
-    of = {Each: "each row", Grouped: "groups", Joined: "pairs"}
+    of = {Each: "each row", Grouped: "groups", Joined: "pairs", Components: "connected nodes"}
     rows = [(view.id, of[type(view)], ", ".join(_reads(view)), ", ".join(_writes(view))) for view in found]
     rows += [(id, "rows, for a sink", ", ".join(reads), to) for id, reads, to in sinks]
     show_table(("view", "of", "reads", "writes"), rows)
@@ -238,7 +238,7 @@ async def _show_plans(program: str, wanted: str | None) -> int:
     return FINE
 
 
-def explained(view: Each | Grouped | Joined) -> list[str]:
+def explained(view: DeclaredView) -> list[str]:
     """The tables and runs that keep a view, and the cost of a change, a sentence each."""
     lines = [f"reads {', '.join(_reads(view))}; writes {', '.join(_writes(view))}"]
     if isinstance(view, Each):
@@ -247,6 +247,8 @@ def explained(view: Each | Grouped | Joined) -> list[str]:
             lines.append("one run handles changes of several columns of a row that came together")
     elif isinstance(view, Grouped):
         lines += _grouped(view)
+    elif isinstance(view, Components):
+        lines += _components(view)
     else:
         lines += _joined(view)
     lines.append("writes only rows that are new or have changed, and deletes those that are gone")
@@ -301,6 +303,17 @@ def _joined(view: Joined) -> list[str]:
         f"after a change of a row of {left}, its function runs for this row and its matches (at most "
         f"{view.matches_max:,})",
         f"after a change of a row of {right}, the same happens for each row of {left} with its key",
+    ]
+
+
+def _components(view: Components) -> list[str]:
+    return [
+        f"gives each row of {view.table.name} the smallest row that links connect it with",
+        f"keeps the links of {view.links.name} from both of their ends in {view.sides.table.name!r}",
+        "after a new link, the rows of one of the two parts that it connects get the label of the other",
+        "after the end of a link, looks for another way between its ends; if there is none, the rows of one of the two "
+        "parts get a new label",
+        f"a run may read {view.nodes_max:,} rows of {view.table.name}",
     ]
 
 

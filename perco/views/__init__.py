@@ -19,6 +19,7 @@ from perco.views.comparing import Diff as Diff, Failure as Failure, diff as diff
 from perco.views.compiled import Prefix as Prefix, prefix as prefix
 from perco.views.declaring import Views as Views
 from perco.views.explaining import Input as Input, Reason as Reason, why as why, why_blocking as why_blocking
+from perco.views.near import near_duplicates as near_duplicates, words as words
 from perco.views.rebuilding import Rebuilt as Rebuilt, rebuild as rebuild, rebuild_blocking as rebuild_blocking
 from perco.views.rows import Group as Group, Put as Put
 from perco.views.sinking import Delivered as Delivered, Readable as Readable, Sink as Sink, Sinking as Sinking

@@ -17,7 +17,8 @@ from perco.schema.schema import Column, Table
 from perco.txn.row import Row
 from perco.views.aggregates import Ordered, tallied
 from perco.views.cached import Cached, Later
-from perco.views.compiled import Each, Grouped, Joined
+from perco.views.compiled import Components, Each, Grouped, Joined, View
+from perco.views.components import labels
 from perco.views.memory import Given, Where, fill, given, laters
 from perco.views.rows import Group, Put, in_order
 
@@ -32,7 +33,7 @@ Stored = dict[Table[Any], dict[bytes, dict[Column[Any, Any], Any]]]
 
 
 def build(
-    declared: Iterable[Each | Grouped | Joined], sources: Mapping[Table[Any], Rows], results: Results
+    declared: Iterable[View], sources: Mapping[Table[Any], Rows], results: Results
 ) -> dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]]:
     """See `Views.build`."""
     views = list(declared)
@@ -117,12 +118,12 @@ def _store(stored: Stored, where: Where, row: Given) -> None:
         values[column] = column.codec.decode(column.codec.encode(value))
 
 
-def owned(
-    view: Each | Grouped | Joined, rows: Iterable[Row[Any]], rights: Iterable[Row[Any]]
-) -> Iterable[tuple[Any, Puts]]:
+def owned(view: View, rows: Iterable[Row[Any]], rights: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts]]:
     """All owners that source rows make, each with a function that returns what it gives. `rights`: of a join."""
     if isinstance(view, Each):
         return _each(view, rows)
+    if isinstance(view, Components):
+        return _nodes(view, rows)
     return _groups(view, rows) if isinstance(view, Grouped) else _joins(view, rows, rights)
 
 
@@ -150,6 +151,11 @@ def _joins(view: Joined, lefts: Iterable[Row[Any]], rights: Iterable[Row[Any]]) 
     for row in lefts:
         key = view.key_of_left(row)
         yield row.key, partial(view.gives, row, () if key is None else matches.get(view.key.encode(key), ()))
+
+
+def _nodes(view: Components, links: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts]]:
+    for node, label in labels(view, (link.key for link in links)):
+        yield node, partial(view.gives, node, label)
 
 
 def group_of(view: Grouped, rows: list[Row[Any]]) -> Group[Any]:

@@ -27,7 +27,7 @@ from perco.views import batch
 from perco.views.batch import Puts
 from perco.views.cached import find
 from perco.views.checking import Difference, shown_values, stored_values
-from perco.views.compiled import Each, Grouped, Joined
+from perco.views.compiled import Components, Each, Grouped, Joined, View
 from perco.views.declaring import Views
 from perco.views.folding import place_in
 from perco.views.memory import Given, Memory, Where, fill, given, laters
@@ -142,7 +142,7 @@ class _Comparison:
 
     def __init__(
         self,
-        view: Each | Grouped | Joined,
+        view: View,
         views: Views,
         snap: Snapshot,
         sample: float,
@@ -208,12 +208,19 @@ class _Comparison:
                     yield row.key, puts, row[view.memory] if self._has(view.memory) else None
             return
         owners = set()
-        for owner, puts in await (self._groups(view) if isinstance(view, Grouped) else self._lefts(view)):
+        for owner, puts in await self._several(view):
             owners.add(view.table.row(owner))
             yield owner, puts, await self._memory(owner)
         async for row, _ in self._scan(view.table, (), view.memory):
             if view.table.row(row.key) not in owners and self._wanted(row.key):
                 yield row.key, None, row[view.memory]
+
+    async def _several(self, view: Grouped | Joined | Components) -> Iterable[tuple[Any, Puts]]:
+        """The owners that several source rows make."""
+        if isinstance(view, Components):
+            links = [inputs async for inputs in self._inputs(view.links, view.columns)]
+            return [(node, puts) for node, puts in batch.owned(view, links, ()) if self._wanted(node)]
+        return await (self._groups(view) if isinstance(view, Grouped) else self._lefts(view))
 
     async def _groups(self, view: Grouped) -> Iterable[tuple[Any, Puts]]:
         rows = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from perco.errors import UsageError
 from perco.schema.codecs import Codec, TupleCodec
@@ -97,13 +97,13 @@ class Each(Owners):
     """A view of single source rows.
 
     Attributes:
-        tells: the group view or join for which this view writes copies of source rows, and nothing else; None for the
-            views that a program declares.
+        tells: the group view or join for which this view writes copies of source rows, or the view of components for
+            which it writes the sides of links, and nothing else; None for the views that a program declares.
         copies: these copies.
     """
 
     function: Callable[[Row[Any]], Iterable[Put[Any]]]
-    tells: Grouped | Joined | None = None
+    tells: Grouped | Joined | Components | None = None
     copies: Copies | None = None
 
 
@@ -265,3 +265,54 @@ class Joined(Owners):
             yield from self.function(left, right)
         if none and self.how == "left":
             yield from self.function(left, None)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Components(Owners):
+    """A view of nodes: each has the smallest node of its component, all of whose nodes are connected by links.
+
+    Attributes:
+        links: the table of the links. The keys begin with two nodes.
+        label: the column that the view writes, in a table of nodes.
+        sides: the only column of a table (node, other node, the rest of the link's key, 1 if backwards): each
+            link from both of its nodes; a link from a node to itself, once.
+        turned: the hidden column of a label's row that changes if a link of the component is removed (V13).
+        nodes_max: a run that has to read more nodes fails.
+        copier: the view that keeps `sides`.
+    """
+
+    links: Table[Any]
+    label: Column[Any, Any]
+    sides: Column[Any, bool]
+    turned: Column[Any, bytes]
+    nodes_max: int
+    copier: Each = field(init=False)
+
+    def same(self, one: Any, other: Any) -> bool:
+        """Whether two nodes are the same."""
+        return self.table.row(one) == self.table.row(other)
+
+    def ends(self, side: tuple[Any, ...]) -> tuple[Any, Any]:
+        """The node of a side, and the one at the other end of the link."""
+        count = len(codecs_of(self.table.key))
+        return key_of(self.table.key, side[:count]), key_of(self.table.key, side[count : 2 * count])
+
+    def ends_of(self, link: Any) -> tuple[Any, Any]:
+        """The nodes of a link."""
+        return self.ends(parts_of(self.links.key, link))
+
+    def link_of(self, side: tuple[Any, ...]) -> Any:
+        """The key of the link of a side."""
+        count = len(codecs_of(self.table.key))
+        *parts, backwards = side
+        if backwards:
+            parts = [*parts[count : 2 * count], *parts[:count], *parts[2 * count :]]
+        return key_of(self.links.key, tuple(parts))
+
+    def gives(self, node: Any, label: Any) -> Iterable[Put[Any]]:
+        """The row of a node; none without a label."""
+        return () if label is None else (Put(self.table, node, {self.label: label}),)
+
+
+View: TypeAlias = Each | Grouped | Joined | Components
+"""What a program declares."""

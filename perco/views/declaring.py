@@ -21,6 +21,10 @@ view `totals`, these are:
     totals.deltas      (group, slot) -> what is still to be added to the count and the sums
     totals.by COLUMN   (group, value, source key): the members in the order of a column
 
+for a view of components `clusters`:
+
+    clusters.sides     (node, other node, the rest of the link's key, 1 if backwards): each link from both of its ends
+
 and for a join `credits`:
 
     credits.rights     (key, right key) -> the columns of the right rows that the view reads; not if the key is the
@@ -51,7 +55,7 @@ from perco.views.aggregates import Aggregate
 from perco.views.batch import Rows
 from perco.views.cached import BATCH_MAX, THREADS_MAX, Cached
 from perco.views.code import fingerprint
-from perco.views.compiled import Each, Grouped, Joined, Owners, Prefix, Teller
+from perco.views.compiled import Each, Grouped, Joined, Owners, Prefix, Teller, View
 from perco.views.joining import run_key
 from perco.views.rows import Group, Put
 from perco.views.running import run_each, run_group, run_teller
@@ -69,10 +73,10 @@ GroupFunction = Callable[[G, Group[K]], Iterable[Put[Any]]]
 Into = Table[Any] | Column[Any, Any] | Sequence[Table[Any] | Column[Any, Any]]
 
 JoinFunction = Callable[[Row[K], Row[R] | None], Iterable[Put[Any]]]
-View = Each | Grouped | Joined
 
 MEMBERS_MAX: Final = 100_000
 MATCHES_MAX: Final = 10_000
+NODES_MAX: Final = 100_000
 _ID_MAX: Final = 40  # the names of a view's tables and observers begin with it
 
 
@@ -249,6 +253,36 @@ class Views:
 
         return register
 
+    def components(
+        self, *links: Column[Any, Any], id: str, into: Column[K, Any], nodes_max: int = NODES_MAX, version: int = 1
+    ) -> None:
+        """A view of connected components: all nodes that links connect, directly or through others, get one label.
+
+        The label is the smallest of these nodes, in the order of the keys of `into`'s table. A node is in the view for
+        as long as it has a link. A link from a node to itself makes it a component of its own, unless it has others.
+
+        A link that is added costs what the part costs whose label changes. A link that is removed costs about what the
+        smaller of the two parts costs that it leaves, or a search for another way between its ends.
+
+        Args:
+            links: columns of one table. A row is a link if at least one of them has a value. The keys begin with the
+                two nodes.
+            into: the column that gets the label, in a table whose rows are the nodes.
+            nodes_max: a run that has to read more nodes fails. (A label is two cells of at most 100 000 of a run.)
+            id, version: see `each`.
+
+        Raises: UsageError.
+        """
+        source = self._must_read(id, links)
+        if not isinstance(into, Column):
+            raise UsageError(f"view {id!r}: into= takes the column of the labels, not {into!r}")
+        self._must_write(id, into)
+        wiring.must_be_links(id, source, into)
+        wiring.must_be_count(id, "nodes_max", nodes_max)
+        view = wiring.components(id, version, links, into, nodes_max)
+        self._declare(view, links)
+        self._observe_each(view.copier)
+
     def cached(
         self, *, id: str, gives: Codec[W], version: int = 1, batch: int = 64, threads: int = 1
     ) -> Callable[[Callable[[list[A]], Sequence[W]]], Cached[A, W]]:
@@ -374,6 +408,12 @@ class Views:
             what = "is a sink, which gives no rows" if id in self.sinks else "is not declared"
             raise UsageError(f"view {id!r} {what}; there are: {known}")
         return [self.declared[id]]
+
+    def take_up(self, id: str, table: Table[Any]) -> None:
+        """Add a table that a view needs to the schema. Raises: UsageError if there is one with its name."""
+        if table.name in self.schema.tables:
+            raise UsageError(f"view {id!r} needs the table name {table.name!r}, which the schema has already")
+        self.schema.tables[table.name] = table
 
     def fingerprint(self, id: str) -> str:
         """Of a view's declaration, its functions, and what these name (`code.py` says what it covers): 32 hex digits;

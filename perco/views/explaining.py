@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import perco.aio
@@ -19,7 +20,8 @@ from perco.views import batch
 from perco.views.cached import find
 from perco.views.checking import shown_values, stored_values
 from perco.views.code import place_of
-from perco.views.compiled import Each, Grouped, Joined
+from perco.views.compiled import Components, Grouped, Joined, View
+from perco.views.components import component, neighbours
 from perco.views.declaring import Views
 from perco.views.joining import matches
 from perco.views.memory import Memory, fill, given, laters
@@ -47,7 +49,7 @@ class Reason:
         owner: the source row, group or left row that gave it; None: no view did.
         version: of the view whose run gave it; 0: no view did.
         newest: the version that the program declares.
-        function: where the view's function is: "FILE:LINE, NAME".
+        function: where the view's function is: "FILE:LINE, NAME"; of components, "perco".
         code: the view's fingerprint (`Views.fingerprint`); `registered`: the one with which the newest version was
             registered. "": unknown.
         inputs: the rows that the owner's run reads; `more`: how many others there are.
@@ -127,7 +129,7 @@ async def _why(
 
 async def _reason(
     views: Views,
-    view: Each | Grouped | Joined,
+    view: View,
     snap: Snapshot,
     table: Table[Any],
     key: Any,
@@ -156,7 +158,7 @@ async def _reason(
         owner,
         memory.version if where in memory.rows else 0,
         view.version,
-        place_of(view.made_of[0]),
+        "perco" if isinstance(view, Components) else place_of(view.made_of[0]),
         views.fingerprint(view.id),
         _registered(views, view, snap),
     )
@@ -178,13 +180,17 @@ async def _reason(
 
 
 async def _computed(
-    view: Each | Grouped | Joined, snap: Snapshot, owner: Any, members_max: int
+    view: View, snap: Snapshot, owner: Any, members_max: int
 ) -> tuple[Sequence[tuple[Table[Any], Row[Any]]], batch.Puts | None]:
     """The inputs of an owner's run, and a function that returns what it gives."""
     if isinstance(view, Grouped):
         rows = await members(view, snap, owner, members_max)
         found = list(batch.owned(view, rows, ()))
         return [(view.members.source, row) for row in rows], found[0][1] if found else None
+    if isinstance(view, Components):
+        links = [await snap.row(view.links, link, view.columns) for link in await neighbours(view, snap, owner)]
+        label = min(await component(view, snap, owner), key=view.table.row)
+        return [(view.links, link) for link in links], partial(view.gives, owner, label) if links else None
     row = await snap.row(view.table, owner, view.columns)
     inputs = [(view.table, row)]
     if not is_there(view, row):
@@ -211,7 +217,7 @@ async def _input(snap: Snapshot, table: Table[Any], row: Row[Any]) -> Input:
     return Input(table.name, row.key, row.values(), {c.name: stamps.get(c.name, row).commit_ts(c) for c in columns})
 
 
-def _registered(views: Views, view: Each | Grouped | Joined, snap: Snapshot) -> str:
+def _registered(views: Views, view: View, snap: Snapshot) -> str:
     known = engine_of(snap).known.catalogue.observers
     found = {known[id].code for id in views.observers(view.id) if id in known and known[id].version == view.version}
     return found.pop() if len(found) == 1 else ""

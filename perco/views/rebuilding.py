@@ -27,11 +27,12 @@ from perco.database.inside import inside
 from perco.errors import TransientError, UsageError
 from perco.schema.schema import Column, Table
 from perco.txn.engine import Engine
-from perco.txn.inside import size_of
+from perco.txn.inside import lock, size_of
 from perco.txn.transaction import Transaction
 from perco.views.cached import find
 from perco.views.checking import stored_values
-from perco.views.compiled import Each, Grouped, Joined, Owners, codecs_of, key_of
+from perco.views.compiled import Components, Each, Grouped, Joined, Owners, View, codecs_of, key_of
+from perco.views.components import component, neighbours
 from perco.views.declaring import Views
 from perco.views.memory import Given, Memory, Where, digest_of, fill, given, laters
 from perco.views.running import (
@@ -165,7 +166,7 @@ async def _deliver(sinking: Sinking, db: Database, progress: Progress) -> Rebuil
     return rebuilt
 
 
-async def _all(view: Each | Grouped | Joined, db: Database, rebuilt: Rebuilt, progress: Progress) -> None:
+async def _all(view: View, db: Database, rebuilt: Rebuilt, progress: Progress) -> None:
     """Mend the rows of all owners, and then delete the strays."""
     # A source row counts once, not again for its copy.
     counted = Rebuilt(view.id) if isinstance(view, Each) and view.tells is not None else rebuilt
@@ -197,7 +198,7 @@ async def _all(view: Each | Grouped | Joined, db: Database, rebuilt: Rebuilt, pr
     await _for_each(_strays(view, db), stray)
 
 
-async def _until_done(db: Database, view: Each | Grouped | Joined, owner: Any) -> None:
+async def _until_done(db: Database, view: View, owner: Any) -> None:
     """Mend the rows of an owner beside transactions that conflict all the time. Raises: TransientError in the end."""
     for left in range(_TRIES, 0, -1):
         try:
@@ -244,7 +245,7 @@ def _first(error: BaseException) -> BaseException:
 # ------------------------------------------------------------ owners
 
 
-async def _owners(view: Each | Grouped | Joined, db: Database) -> AsyncGenerator[Any, None]:
+async def _owners(view: View, db: Database) -> AsyncGenerator[Any, None]:
     """The keys of all rows that give something, or gave something."""
     if isinstance(view, Grouped):
         copies = view.members
@@ -270,12 +271,25 @@ async def _owners(view: Each | Grouped | Joined, db: Database) -> AsyncGenerator
                             yield group
         return
     async with db.snapshot() as snap:
+        if isinstance(view, Components):
+            last = None
+            async for side in snap.scan(view.sides.table, columns=[view.sides]):
+                node = view.ends(side.key)[0]
+                if node != last:
+                    last = node
+                    yield node
+            async for row in snap.scan(view.table, columns=[view.memory]):
+                if not await neighbours(view, snap, row.key, limit=1):
+                    yield row.key
+            return
         async for row in snap.scan(view.table, columns=[view.memory, *view.columns]):
             yield row.key
 
 
-async def _mend(txn: Transaction, view: Each | Grouped | Joined, owner: Any) -> bool:
+async def _mend(txn: Transaction, view: View, owner: Any) -> bool:
     """Compute what an owner gives, and write what is not there. Returns whether anything was written."""
+    if isinstance(view, Components):
+        return await _mend_nodes(txn, view, owner)
     if isinstance(view, Grouped):
         row = await txn.row(view.table, owner, [view.memory, view.kept])
         group = await group_now(view, txn, owner, row[view.kept], recount=True)
@@ -285,8 +299,29 @@ async def _mend(txn: Transaction, view: Each | Grouped | Joined, owner: Any) -> 
         row = await txn.row(view.table, owner, [*view.columns, view.memory], lock=True)  # V2
         after = given(view.id, await puts(view, txn, owner, row), view.writes)
         seen = view.several and is_there(view, row)
+    return await _mend_rows(txn, view, owner, row[view.memory], after, seen)
+
+
+async def _mend_nodes(txn: Transaction, view: Components, node: Any) -> bool:
+    """Mend the labels of a component, if this is its smallest node."""
+    linked = bool(await neighbours(view, txn, node, limit=1))
+    nodes = await component(view, txn, node)
+    if view.table.row(node) != min(map(view.table.row, nodes)):
+        return False
+    mended = False
+    for each in nodes:
+        lock(txn, view.label, each)  # V13
+        after = given(view.id, view.gives(each, node if linked else None), view.writes)
+        stored = await txn.get(view.memory, each)
+        mended = await _mend_rows(txn, view, each, stored, after, False) or mended
+    return mended
+
+
+async def _mend_rows(
+    txn: Transaction, view: View, owner: Any, stored: bytes | None, after: dict[Where, Given], seen: bool
+) -> bool:
+    """Write what an owner's rows and memory should be. `seen`: the memory says how far the owner's runs have seen."""
     unwritten = size_of(txn)  # but for what a group keeps
-    stored = row[view.memory]
     memory = Memory.unpack(stored)
     fill(after.values(), await find(txn, laters(after.values()), compute=True))
     before = await _there(view, txn, owner, memory, after)
@@ -326,7 +361,7 @@ async def _there(view: Owners, txn: Transaction, owner: Any, memory: Memory, aft
 # ------------------------------------------------------------ strays
 
 
-async def _strays(view: Each | Grouped | Joined, db: Database) -> AsyncGenerator[tuple[Table[Any], Any], None]:
+async def _strays(view: View, db: Database) -> AsyncGenerator[tuple[Table[Any], Any], None]:
     """The rows with values in the view's columns that are in no owner's memory. No transaction in flight gives them
     here, but one may give them a moment later."""
     for table, columns in view.writes.items():
@@ -347,11 +382,13 @@ def _owner_of(view: Owners, table: Table[Any], key: Any, mark: bytes | None) -> 
     if isinstance(view, Joined):
         return key_of(view.table.key, key[len(codecs_of(view.key)) :])
     assert isinstance(view, Each)
+    if isinstance(view.tells, Components):
+        return view.tells.link_of(key)
     assert view.copies is not None
     return view.copies.source_key(key)
 
 
-async def _drop_stray(txn: Transaction, view: Each | Grouped | Joined, table: Table[Any], key: Any) -> bool:
+async def _drop_stray(txn: Transaction, view: View, table: Table[Any], key: Any) -> bool:
     """Delete a row if it is in no owner's memory. Returns whether it was deleted."""
     columns: list[Column[Any, Any]] = [*view.writes[table]]
     marks = [view.owned[table]] if table in view.owned else []

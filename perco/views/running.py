@@ -25,7 +25,8 @@ from perco.txn.row import Row
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
 from perco.views.cached import find
-from perco.views.compiled import Each, Grouped, Joined, Owners, Teller, key_of, parts_of
+from perco.views.compiled import Components, Each, Grouped, Joined, Owners, Teller, key_of, parts_of
+from perco.views.components import Linked
 from perco.views.folding import NOTHING_KEPT, Told, fold, keep
 from perco.views.joining import pairs
 from perco.views.memory import Given, Memory, Where, fill, given, laters
@@ -213,11 +214,23 @@ async def write(
         await _tell_readers(view, txn, (*gone, *new, *changed, *same))
 
 
-def telling(view: Owners) -> Told | None:
-    """Return the notes of changes for the reader, if the view keeps copies for one; else None."""
-    if not isinstance(view, Each) or view.tells is None or view.copies is None:
+def telling(view: Owners) -> Told | Linked | None:
+    """Return the notes of changes for the reader, if the view keeps copies or sides for one; else None."""
+    if not isinstance(view, Each):
+        return None
+    if isinstance(view.tells, Components):
+        return Linked(view.tells, give_label)
+    if view.tells is None or view.copies is None:
         return None
     return Told(view.tells, view.copies)
+
+
+async def give_label(view: Components, txn: Transaction, node: Any, label: Any, attempt: int) -> None:
+    """Write the label of a node; None: it has no links."""
+    stored = await txn.get(view.memory, node)
+    after = given(view.id, view.gives(node, label), view.outputs)
+    await write(view, txn, view.table.row(node), Memory.unpack(stored), after, attempt)
+    remember(view, txn, node, stored, after)
 
 
 async def run_teller(teller: Teller, txn: Transaction, change: Change[Any, Any]) -> None:

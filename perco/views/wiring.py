@@ -18,6 +18,7 @@ from perco.txn.row import Row
 from perco.views.aggregates import Aggregate, Count, Ordered, Sum, order_codec
 from perco.views.compiled import (
     PARTS_MAX,
+    Components,
     Copies,
     Each,
     Grouped,
@@ -25,11 +26,13 @@ from perco.views.compiled import (
     Lefts,
     Prefix,
     Teller,
+    View,
     codecs_of,
     key_of,
     normal,
     parts_of,
 )
+from perco.views.components import sides_of
 from perco.views.rows import Group, Put
 
 Columns = tuple[Column[Any, Any], ...]
@@ -162,6 +165,51 @@ def joined(
     return view
 
 
+def components(id: str, version: int, columns: Columns, label: Column[Any, Any], nodes_max: int) -> Components:
+    """A view of connected components."""
+    links, nodes = columns[0].table, label.table
+    outputs = {nodes: frozenset([label])}
+    view = Components(
+        id=id,
+        version=version,
+        table=nodes,
+        memory=nodes.hide(f"_view {id}", BYTES),
+        columns=columns,
+        outputs=outputs,
+        owned=_owned(id, outputs),
+        several=False,
+        made_of=_names(columns, outputs),
+        links=links,
+        label=label,
+        sides=table_of_parts(f"{id}.sides", (*codecs_of(links.key), INT64)).column("side", BOOL),
+        turned=nodes.hide(f"_turned {id}", BYTES),
+        nodes_max=nodes_max,
+    )
+    view.copier = _linking(view)
+    return view
+
+
+def _linking(view: Components) -> Each:
+    """The view of single links that keeps both sides of each."""
+
+    def sides(row: Row[Any]) -> Iterable[Put[Any]]:
+        for side in sides_of(view, row.key):
+            yield Put(view.sides.table, side, {view.sides: True})
+
+    return Each(
+        id=f"{view.id}.sides",
+        version=view.version,
+        table=view.links,
+        memory=view.links.hide(f"_view {view.id}.sides", BYTES),
+        columns=view.columns,
+        outputs={},
+        inner={view.sides.table: frozenset([view.sides])},
+        several=len(view.columns) > 1,
+        function=sides,
+        tells=view,
+    )
+
+
 def _like_prefix(codec: Codec[Any], source: Codec[Any]) -> int:
     parts = len(codecs_of(codec))
     return parts if [each.name for each in codecs_of(source)[:parts]] == [each.name for each in codecs_of(codec)] else 0
@@ -206,7 +254,7 @@ def _copying(view: Grouped | Joined, copies: Copies) -> Each:
 
 def _lefts(id: str, codec: Codec[Any], table: Table[Any]) -> Lefts:
     keys: Table[Any] = Table(f"{id}.keys", key=codec)
-    lefts = _table(f"{id}.lefts", (*codecs_of(codec), *codecs_of(table.key)))
+    lefts = table_of_parts(f"{id}.lefts", (*codecs_of(codec), *codecs_of(table.key)))
     return Lefts(
         left=lefts.column("left", BOOL),
         keys=keys,
@@ -215,10 +263,12 @@ def _lefts(id: str, codec: Codec[Any], table: Table[Any]) -> Lefts:
     )
 
 
-def own_tables(view: Each | Grouped | Joined) -> list[Table[Any]]:
+def own_tables(view: View) -> list[Table[Any]]:
     """The tables that a view adds to the schema."""
     if isinstance(view, Each):
         return []
+    if isinstance(view, Components):
+        return [view.sides.table]
     copier = view.copier.earlier if isinstance(view.copier, Teller) else view.copier
     copies = [] if copier is None or copier.copies is None else [copier.copies.table]
     if isinstance(view, Joined):
@@ -246,7 +296,8 @@ def _names(columns: Columns, outputs: Outputs) -> tuple[list[str], list[str]]:
     return sorted(map(repr, columns)), sorted(map(repr, written))
 
 
-def _table(name: str, parts: Sequence[Codec[Any]], keep: Keep | None = None) -> Table[Any]:
+def table_of_parts(name: str, parts: Sequence[Codec[Any]], keep: Keep | None = None) -> Table[Any]:
+    """A table whose key has these parts. Raises: UsageError if they are too many."""
     if len(parts) > PARTS_MAX:
         raise UsageError(
             f"the keys of {name!r} would have {len(parts)} parts; {PARTS_MAX} are the most. The keys of the view's "
@@ -265,7 +316,7 @@ def _copies(
     source = columns[0].table
     if in_place:
         return Copies(source=source, key_of=key_of, key=codec, table=source, columns={each: each for each in columns})
-    table = _table(name, (*codecs_of(codec), *codecs_of(source.key)))
+    table = table_of_parts(name, (*codecs_of(codec), *codecs_of(source.key)))
     mine = {column: table.column(column.name, column.codec, group=column.group) for column in columns}
     return Copies(source=source, key_of=key_of, key=codec, table=table, columns=mine)
 
@@ -286,7 +337,7 @@ def _shape(version: int, sums: Iterable[Sum], ordered: Iterable[Ordered]) -> str
 
 
 def _deltas(id: str, codec: Codec[Any]) -> Column[Any, bytes]:
-    return _table(f"{id}.deltas", (*codecs_of(codec), INT64), _INTERNAL).column("delta", BYTES)
+    return table_of_parts(f"{id}.deltas", (*codecs_of(codec), INT64), _INTERNAL).column("delta", BYTES)
 
 
 def _order(id: str, order: Ordered, members: Copies) -> Column[Any, Any]:
@@ -294,7 +345,7 @@ def _order(id: str, order: Ordered, members: Copies) -> Column[Any, Any]:
     if isinstance(by, TupleCodec):
         raise UsageError(f"view {id!r}: {order.column!r} is a tuple, which cannot be part of a key")
     parts = (*codecs_of(members.key), by, *codecs_of(members.source.key))
-    return _table(f"{id}.by {order.column.name}", parts, _INTERNAL).column("value", order.column.codec)
+    return table_of_parts(f"{id}.by {order.column.name}", parts, _INTERNAL).column("value", order.column.codec)
 
 
 # ------------------------------------------------------------ checks
@@ -304,6 +355,18 @@ def must_be_count(id: str, name: str, value: object) -> None:
     """Raises: UsageError unless the value is a number of rows."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"view {id!r}: {name} is a number of rows, at least 1, not {value!r}")
+
+
+def must_be_links(id: str, links: Table[Any], label: Column[Any, Any]) -> None:
+    """Raises: UsageError if the links' keys do not begin with two nodes, or a label is no node."""
+    nodes = label.table
+    node = [each.name for each in codecs_of(nodes.key)]
+    if [each.name for each in codecs_of(links.key)[: 2 * len(node)]] != node * 2:
+        raise UsageError(
+            f"view {id!r}: the keys of {links!r} do not begin with two keys of {nodes!r}, which are the ends of a link"
+        )
+    if label.codec.name != nodes.key.name:
+        raise UsageError(f"view {id!r}: {label!r} takes a key of {nodes!r}, so it must have the codec {nodes.key!r}")
 
 
 def must_be_key(id: str, codec: object) -> None:

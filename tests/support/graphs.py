@@ -45,6 +45,7 @@ class Graph:
             return [f"{word}!" for word in words]
 
         self._shout = shout
+        parts = random.Random(f"{seed} parts")
         for shape in shapes:
             earlier = [*self.sources, *shapes[: shapes.index(shape)]]
             # What was made last is read more often: chains grow long.
@@ -56,6 +57,8 @@ class Graph:
                 self._group(rng, source, shape)
             else:
                 self._join(rng, source, rng.choice(earlier), shape)
+        if parts.random() < 0.5:
+            self._components(parts, parts.choice([*self.sources, *shapes]))
 
     def _each(self, rng: random.Random, source: Shape, into: Shape) -> None:
         columns = rng.choice([[source.s], [source.n], [source.s, source.n], [source.n, source.x, source.s]])
@@ -156,6 +159,21 @@ class Graph:
             left,
             columns,
         )
+
+    def _components(self, rng: random.Random, links: Shape) -> None:
+        """The parts of a graph whose links are the rows of a table, and how many nodes each has."""
+        nodes, sizes = perco.Table("nodes", key=perco.TEXT), perco.Table("sizes", key=perco.TEXT)
+        label, size = nodes.column("label", perco.TEXT), sizes.column("size", perco.INT64)
+        for table in (nodes, sizes):
+            self.views.take_up("parts", table)
+        columns = rng.choice([[links.s], [links.n, links.s]])
+        self.views.components(*columns, id="parts", into=label)
+
+        @self.views.group(label, id="sizes", by=lambda row: row[label], into=sizes)
+        def count(part: str, rows: views.Group[Any]) -> Iterator[views.Put[Any]]:
+            yield views.Put(sizes, part, {size: rows.count()})
+
+        self._note(rng, "components", links, columns)
 
     def _note(self, rng: random.Random, kind: str, source: Shape, columns: Iterable[Any]) -> None:
         direct = source not in self.sources

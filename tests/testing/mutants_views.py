@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import aclosing
 from typing import Any, Final
 
 import pytest
 
 from perco.txn.inside import size_of
-from perco.views import cached, folding, joining, memory, rebuilding, running, sinking, sqlite
+from perco.views import cached, components, folding, joining, memory, rebuilding, running, sinking, sqlite
 from perco.views.tops import Delta, Top
 from tests.testing.mutants_components import by
 
@@ -20,6 +21,7 @@ _CACHED: Final = "tests/component/notify/test_views_cached.py"
 _SINKS: Final = "tests/component/notify/test_views_sink.py"
 _SQLITE: Final = "tests/integration/views/test_sqlite.py"
 _EQUAL: Final = "tests/component/notify/test_views_equal.py"
+_COMPONENTS: Final = "tests/component/notify/test_views_components.py"
 
 
 @by(f"{_RULES}::test_rows_follow_their_source", "V1 a run does not retract what it no longer gives")
@@ -415,3 +417,68 @@ def takes_all(patch: pytest.MonkeyPatch) -> None:
     right = sqlite.SqliteTable._stored
     drawn = iter(range(1 << 40, 1 << 41))
     patch.setattr(sqlite.SqliteTable, "_stored", lambda self, row: right(self, row._replace(version=next(drawn))))
+
+
+@by(
+    f"{_COMPONENTS}::test_two_links_of_a_circle_do_not_end_at_once",
+    "V13 the end of a link is not noted at the component's label",
+)
+def ends_apart(patch: pytest.MonkeyPatch) -> None:
+    right = components._cut
+
+    async def cut(linked: Any, txn: Any, place: Any, attempt: int) -> None:
+        await right(linked, _NoDelete(txn, linked.view.turned), place, attempt)  # type: ignore[arg-type]
+
+    patch.setattr(components, "_cut", cut)
+
+
+@by(
+    f"{_COMPONENTS}::test_the_ends_of_a_link_do_not_get_other_labels_meanwhile",
+    "V13 a run does not lock the labels of a link's ends",
+)
+def unlocked_ends(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(components, "lock", lambda *_: None)
+
+
+@by(
+    f"{_COMPONENTS}::test_a_rebuild_and_a_run_do_not_give_other_labels_at_once",
+    "V13 a rebuild does not lock the labels of a component",
+)
+def unlocked_labels(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rebuilding, "lock", lambda *_: None)
+
+
+@by(f"{_COMPONENTS}::test_labels_follow_the_links", "V13 a part that a link has left keeps its label")
+def never_parted(patch: pytest.MonkeyPatch) -> None:
+    async def pieces(view: Any, txn: Any, ends: Any) -> list[Any]:
+        return []
+
+    patch.setattr(components, "_pieces", pieces)
+
+
+@by(f"{_COMPONENTS}::test_another_way_keeps_nodes_connected", "V13 a search does not look for another way")
+def one_way(patch: pytest.MonkeyPatch) -> None:
+    right = components._walk
+
+    async def walk(view: Any, snap: Any, node: Any, without: Any = None) -> Any:
+        async with aclosing(right(view, snap, node, without)) as found:
+            yield await anext(found)
+            if without is not None:
+                async for each in found:
+                    yield each
+
+    patch.setattr(components, "_walk", walk)
+
+
+@by(
+    f"{_COMPONENTS}::test_labels_follow_the_links",
+    "V13 a node without links keeps its label if it is the component's",
+)
+def alone_with_label(patch: pytest.MonkeyPatch) -> None:
+    right = components.neighbours
+
+    async def neighbours(view: Any, snap: Any, node: Any, *, limit: int | None = None) -> list[Any]:
+        found: list[Any] = await right(view, snap, node, limit=limit)
+        return found or [node]
+
+    patch.setattr(components, "neighbours", neighbours)

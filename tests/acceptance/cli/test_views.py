@@ -179,3 +179,24 @@ def test_sinks_are_listed_and_checked(tmp_path: Path) -> None:
     assert run_in(tmp_path, "views", "check", "app:v", "--store", "s").returncode == 0
     done = run_in(tmp_path, "views", "rebuild", "app:v", "out", "--store", "s", "--json")
     assert json.loads(done.stdout) == [{"view": "out", "owners": 1, "mended": 0, "strays": 0}]
+
+
+def test_near_duplicates_are_listed_and_explained(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "import perco\nfrom perco import views\n"
+        "t = perco.Table('t', key=perco.TEXT)\n"
+        "text, like = t.column('text', perco.TEXT), t.column('like', perco.TEXT)\n"
+        "v = views.Views(perco.Schema(t))\nviews.near_duplicates(v, text, id='near', into=like)\n"
+    )
+    lines = run_in(tmp_path, "views", "list", "app:v").stdout.splitlines()
+    assert lines[-1].split() == ["near", "connected", "nodes", "near.links.near,", "near.links.alone", "t.like"]
+    assert json.loads(run_in(tmp_path, "views", "list", "app:v", "--json").stdout)[-1]["kind"] == "components"
+    assert "in 'near.sides'" in run_in(tmp_path, "views", "explain", "app:v", "near").stdout
+    assert run_in(tmp_path, "worker", "app:v", "--store", "s", "--until-idle").returncode == 0
+    for key in ("a", "b"):
+        run_in(tmp_path, "set", "s", "t", key, "text", "one two three four")
+    assert run_in(tmp_path, "worker", "app:v", "--store", "s", "--until-idle").returncode == 0
+    assert run_in(tmp_path, "views", "check", "app:v", "--store", "s").returncode == 0
+    why = run_in(tmp_path, "why", "app:v", "t", "b", "--store", "s").stdout
+    assert "like=a  near, version 1, for b  (perco)  made again, byte by byte" in why
+    assert 'near.links[["a", "b", ' in why or 'near.links[["b", "a", ' in why

@@ -14,7 +14,7 @@ import perco
 from perco import views
 from perco.errors import RolledBack
 from perco.views import rebuilding
-from perco.views.compiled import Each, Grouped, Joined
+from perco.views.compiled import Components, Each, Grouped, Joined, View
 from tests.component.notify.kit import OPTIONS, client, get, memory, put, settle
 from tests.component.notify.test_views import Library, changed, rows
 from tests.support.graphs import Graph, State, check_equal, write
@@ -25,7 +25,7 @@ def library() -> Library:
     return Library()
 
 
-def hidden_columns(view: Each | Grouped | Joined) -> list[perco.Column[Any, Any]]:
+def hidden_columns(view: View) -> list[perco.Column[Any, Any]]:
     """All columns in which a view keeps what is its own."""
     found: list[perco.Column[Any, Any]] = [view.memory, *view.owned.values()]
     if isinstance(view, Grouped):
@@ -33,6 +33,8 @@ def hidden_columns(view: Each | Grouped | Joined) -> list[perco.Column[Any, Any]
         found += [] if view.deltas is None else [view.deltas]
     elif isinstance(view, Joined) and view.lefts is not None:
         found.append(view.lefts.left)
+    if isinstance(view, Components):
+        found += [view.sides, view.copier.memory]
     if isinstance(view, Grouped | Joined) and isinstance(view.copier, Each):
         copies = view.copier.copies
         assert copies is not None

@@ -21,6 +21,8 @@ from perco.rpc.channel import WireOptions
 from perco.schema.schema import Schema
 from perco.serve.databases import remote_store
 from perco.serve.opening import open as opening
+from perco.storage import APPLIED
+from tests.component.storage.test_bigtable import NOTIFY, TABLE, notifying
 from tests.support.bigtable import modelled
 
 
@@ -67,6 +69,14 @@ async def test_a_read_that_is_slow_has_more_time_the_next_time(autojump_clock: A
         store.rows.calls.ask = ask  # type: ignore[method-assign]
         assert await store.rows.format() == FORMAT
         assert times == [5.0, 10.0]
+
+
+async def test_a_hint_that_hangs_leaves_time_for_another(autojump_clock: Any) -> None:  # N7
+    async with hanging(BigtableOptions(call_s=20.0)) as (store, left):
+        store.rows.add(TABLE, (NOTIFY,))
+        left.append(0.0)
+        assert await store.rows.apply([notifying(b"a")]) == [APPLIED]
+        assert left == [pytest.approx(2.5, abs=0.01)]
 
 
 async def test_a_look_at_the_owner_that_hangs_costs_a_part_of_a_lease(autojump_clock: Any) -> None:  # O1
