@@ -45,9 +45,8 @@ LARGE_MOST, BY_HAND_MOST = 1.5, 1.3
 
 STAGES = {  # of the index on views, beside the observers that do the same by hand
     "parse": (("parse: contents",), ("parse", "parse again")),
-    "gather": (("gather",), ("gather",)),
-    "place": (("place: said", "place: again"), ("rank",)),
-    "frames": (("show: shown", "show: again", "show: keys", "show all"), ("reprocess",)),
+    "gather, place": (("place",), ("gather", "rank")),
+    "frames": (("show: shown", "show: again", "show: keys"), ("reprocess",)),
     "elect": (("elect",), ("elect",)),
     "export": (("export",), ("export",)),
 }

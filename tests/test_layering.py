@@ -42,12 +42,18 @@ LAYERS = [
     "sources",
     "spark",
     "testing",
+    "embeddings",
     "webindex",
     "cli",
 ]
 
 # The commands of the web index belong to the command line, though they lie with what they are about.
-COMMANDS = {Path("webindex/cli.py"), Path("webindex/demo.py")}
+COMMANDS = {
+    Path("webindex/cli.py"),
+    Path("webindex/demo.py"),
+    Path("embeddings/cli.py"),
+    Path("embeddings/demo.py"),
+}
 
 # Who may import what from outside: the core stands on three packages.
 CORE = {"trio", "msgpack", "lmdb"}
@@ -115,7 +121,9 @@ def test_imports_between_packages_only_point_down() -> None:
             parts = name.split(".")
             if parts[0] != "perco" or len(parts) < 2 or parts[1] not in LAYERS:
                 # `import perco` is the facade: for those above the library, as for users.
-                assert parts[0] != "perco" or layer in {"spark", "webindex", "cli"}, f"{path} imports {name}"
+                assert parts[0] != "perco" or layer in {"spark", "embeddings", "webindex", "cli"}, (
+                    f"{path} imports {name}"
+                )
                 continue
             high = "cli" if path.relative_to(ROOT) in COMMANDS else layer
             assert LAYERS.index(parts[1]) <= LAYERS.index(high), f"{path} imports {name}"
@@ -130,7 +138,7 @@ def test_the_web_index_uses_the_public_api_alone() -> None:
             package, _, rest = name.partition(".")
             exported = isinstance(vars(perco).get(rest), (type, perco.Codec))
             public = not rest or exported or rest.split(".")[0] in {"webindex", "errors", "options", "spark", "views"}
-            screen = commands and rest.startswith("cli.")
+            screen = commands and rest.startswith(("cli.", "embeddings."))
             assert package != "perco" or public or screen, f"{path} imports {name}"
 
 
@@ -150,14 +158,14 @@ def test_the_core_stands_on_trio_msgpack_and_lmdb_alone() -> None:
     import sys
 
     for path, tree in modules():
-        if layer_of(path) in {"spark", "webindex", "cli", "__main__"}:
+        if layer_of(path) in {"spark", "embeddings", "webindex", "cli", "__main__"}:
             continue
         for name in imports(tree):
             top = name.split(".")[0]
             if (top, layer_of(path)) == ("psycopg", "postgresql"):
                 continue  # for type checkers only: `connection.libpq` imports it when a store is opened
-            if top in {"numpy", "rensa"} and path.name == "near.py":
-                continue  # imported when a program declares near-duplicates
+            if (top, path.name) in {("numpy", "near.py"), ("rensa", "near.py"), ("numpy", "vectors.py")}:
+                continue  # imported when a program declares near-duplicates, or searches for vectors
             assert top in CORE | {"perco"} | set(sys.stdlib_module_names), f"{path} imports {name}"
 
 

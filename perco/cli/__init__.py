@@ -572,8 +572,9 @@ def _register_others() -> None:
     """Register the commands of the extra `web`; if the extra is not installed, they say how to install it."""
     if all(importlib.util.find_spec(name) for name in _WEB):
         importlib.import_module("perco.webindex.cli").register(app)
+        app.add_typer(importlib.import_module("perco.embeddings.cli").embeddings)
         return
-    for name in ("demo", "web"):
+    for name in ("demo", "web", "embeddings"):
         anything = {"ignore_unknown_options": True, "allow_extra_args": True}
         app.command(name, context_settings=anything, help=f"Needs an extra: {_EXTRA}")(_needs_web)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from perco.cli.values import plain, shown
 from perco.database.inside import inside
 from perco.errors import PercoError, UsageError
 from perco.views.code import place_of
-from perco.views.compiled import Components, Each, Grouped, Joined, View as DeclaredView
+from perco.views.compiled import CoGrouped, Components, Each, Grouped, Joined, View as DeclaredView
 from perco.views.declaring import Views
 from perco.views.sinking import Calling
 
@@ -203,7 +203,7 @@ async def _show_list(program: str, *, json: bool) -> int:
     found = loaded.declared.values()
     sinks = [(each.id, [repr(column) for column in each.columns], _told_sink(each)) for each in loaded.sinks.values()]
     if json:
-        kinds = {Each: "each", Grouped: "group", Joined: "join", Components: "components"}
+        kinds = {Each: "each", Grouped: "group", Joined: "join", CoGrouped: "cogroup", Components: "components"}
         show_json(
             [
                 {"id": view.id, "kind": kinds[type(view)], "reads": _reads(view), "writes": _writes(view)}
@@ -212,7 +212,7 @@ async def _show_list(program: str, *, json: bool) -> int:
             + [{"id": id, "kind": "sink", "reads": reads, "writes": [to]} for id, reads, to in sinks]
         )
         return FINE
-    of = {Each: "each row", Grouped: "groups", Joined: "pairs", Components: "connected nodes"}
+    of = {Each: "each row", Grouped: "groups", Joined: "pairs", CoGrouped: "keys", Components: "connected nodes"}
     rows = [(view.id, of[type(view)], ", ".join(_reads(view)), ", ".join(_writes(view))) for view in found]
     rows += [(id, "rows, for a sink", ", ".join(reads), to) for id, reads, to in sinks]
     show_table(("view", "of", "reads", "writes"), rows)
@@ -223,6 +223,8 @@ def _told_sink(sinking: declared_views.Sinking) -> str:
     to = sinking.to
     if isinstance(to, declared_views.SqliteTable):
         return f"{to.path}: {to.name}"
+    if isinstance(to, declared_views.PostgresTable):
+        return f"PostgreSQL: {to.name}"
     return place_of(to.function) if isinstance(to, Calling) else type(to).__qualname__
 
 
@@ -249,6 +251,8 @@ def explained(view: DeclaredView) -> list[str]:
         lines += _grouped(view)
     elif isinstance(view, Components):
         lines += _components(view)
+    elif isinstance(view, CoGrouped):
+        lines += _cogrouped(view)
     else:
         lines += _joined(view)
     lines.append("writes only rows that are new or have changed, and deletes those that are gone")
@@ -263,7 +267,7 @@ def _grouped(view: Grouped) -> list[str]:
     lines = [f"groups the rows of {view.members.source.name} by {by}"]
     if view.members.in_place:
         lines.append("reads the rows where they are, because they are sorted by group")
-        lines += _told_by(view)
+        lines += _told_by(view, view.members.columns)
     else:
         lines.append(f"keeps the rows sorted by group in {view.members.table.name!r}: one more run, and a copy of each")
     if view.first is not None:
@@ -281,9 +285,21 @@ def _grouped(view: Grouped) -> list[str]:
     return lines
 
 
-def _told_by(view: Grouped | Joined) -> list[str]:
+def _cogrouped(view: CoGrouped) -> list[str]:
+    lines = []
+    for side in view.sides:
+        name = side.rows.source.name
+        many = "all rows" if side.first is None else f"the first {side.first:,} rows"
+        what = f"{many} of {name} whose keys begin with it" if side.many else f"the row of {name}"
+        lines += [f"for each key, reads {what}", *(f"  {line}" for line in _told_by(view, side.rows.columns))]
+    return [
+        *lines,
+        f"after a change of one of these rows, its function runs for the key (at most {view.rows_max:,} rows)",
+    ]
+
+
+def _told_by(view: Grouped | Joined | CoGrouped, read: Iterable[perco.Column[Any, Any]]) -> list[str]:
     """Which views tell this one of changes themselves."""
-    read = view.members.columns if isinstance(view, Grouped) else view.rights.columns
     writers = [view.writers[column].id for column in read if column in view.writers]
     if not writers:
         return ["an observer runs first for each changed row, and tells this view of it"]
@@ -294,7 +310,10 @@ def _joined(view: Joined) -> list[str]:
     left, right = view.table.name, view.rights.source.name
     kept = [f"keeps the rows of {right} sorted by key in {view.rights.table.name!r}"]
     if view.rights.in_place:
-        kept = [f"reads the row of {right} where it is, because the key is its own", *_told_by(view)]
+        kept = [
+            f"reads the row of {right} where it is, because the key is its own",
+            *_told_by(view, view.rights.columns),
+        ]
     if view.lefts is not None:
         kept.append(f"keeps which rows of {left} have a key in {view.lefts.left.table.name!r}")
     return [
@@ -308,11 +327,11 @@ def _joined(view: Joined) -> list[str]:
 
 def _components(view: Components) -> list[str]:
     return [
-        f"gives each row of {view.table.name} the smallest row that links connect it with",
-        f"keeps the links of {view.links.name} from both of their ends in {view.sides.table.name!r}",
-        "after a new link, the rows of one of the two parts that it connects get the label of the other",
-        "after the end of a link, looks for another way between its ends; if there is none, the rows of one of the two "
-        "parts get a new label",
+        f"gives each node, a row of {view.table.name}, the smallest node that links connect it with",
+        f"keeps the links, rows of {view.links.name}, from both of their ends in {view.sides.table.name!r}",
+        "after a new link, the nodes of one of the two parts that it connects get the label of the other",
+        "after the end of a link, looks for another path between its ends; if there is none, the nodes of one of the "
+        "two parts get a new label",
         f"a run may read {view.nodes_max:,} rows of {view.table.name}",
     ]
 

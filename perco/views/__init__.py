@@ -16,11 +16,13 @@ from perco.views.checking import (
     check_blocking as check_blocking,
 )
 from perco.views.comparing import Diff as Diff, Failure as Failure, diff as diff, diff_blocking as diff_blocking
-from perco.views.compiled import Prefix as Prefix, prefix as prefix
+from perco.views.compiled import First as First, Prefix as Prefix, first as first, prefix as prefix
 from perco.views.declaring import Views as Views
 from perco.views.explaining import Input as Input, Reason as Reason, why as why, why_blocking as why_blocking
 from perco.views.near import near_duplicates as near_duplicates, words as words
+from perco.views.postgres import PostgresTable as PostgresTable
 from perco.views.rebuilding import Rebuilt as Rebuilt, rebuild as rebuild, rebuild_blocking as rebuild_blocking
 from perco.views.rows import Group as Group, Put as Put
 from perco.views.sinking import Delivered as Delivered, Readable as Readable, Sink as Sink, Sinking as Sinking
 from perco.views.sqlite import SqliteTable as SqliteTable
+from perco.views.vectors import Hit as Hit, VectorTable as VectorTable

@@ -17,7 +17,7 @@ from perco.schema.schema import Column, Table
 from perco.txn.row import Row
 from perco.views.aggregates import Ordered, tallied
 from perco.views.cached import Cached, Later
-from perco.views.compiled import Components, Each, Grouped, Joined, View
+from perco.views.compiled import CoGrouped, Components, Each, Found, Grouped, Joined, View
 from perco.views.components import labels
 from perco.views.memory import Given, Where, fill, given, laters
 from perco.views.rows import Group, Put, in_order
@@ -47,10 +47,9 @@ def build(
                 if value is not None
             }
     for view in views:
-        rights = _rows(tuple(view.rights.columns), stored) if isinstance(view, Joined) else ()
         owners: dict[Where, Any] = {}
         rows_of_view: dict[Where, Given] = {}
-        for owner, puts in owned(view, _rows(view.columns, stored), rights):
+        for owner, puts in owned(view, *(_rows(columns, stored) for columns in inputs_of(view))):
             try:
                 gave = given(view.id, puts(), view.outputs)
             except Exception as error:
@@ -118,13 +117,25 @@ def _store(stored: Stored, where: Where, row: Given) -> None:
         values[column] = column.codec.decode(column.codec.encode(value))
 
 
-def owned(view: View, rows: Iterable[Row[Any]], rights: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts]]:
-    """All owners that source rows make, each with a function that returns what it gives. `rights`: of a join."""
+def inputs_of(view: View) -> list[tuple[Column[Any, Any], ...]]:
+    """The columns that a view reads, table by table."""
+    if isinstance(view, CoGrouped):
+        return [tuple(side.rows.columns) for side in view.sides]
+    return [view.columns, tuple(view.rights.columns)] if isinstance(view, Joined) else [view.columns]
+
+
+def owned(view: View, *rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts]]:
+    """All owners that source rows make, each with a function that returns what it gives. `rows`: in the order of
+    `inputs_of`."""
+    if isinstance(view, CoGrouped):
+        return _cogroups(view, rows)
+    if isinstance(view, Joined):
+        lefts, rights = rows
+        return _joins(view, lefts, rights)
+    (only,) = rows
     if isinstance(view, Each):
-        return _each(view, rows)
-    if isinstance(view, Components):
-        return _nodes(view, rows)
-    return _groups(view, rows) if isinstance(view, Grouped) else _joins(view, rows, rights)
+        return _each(view, only)
+    return _nodes(view, only) if isinstance(view, Components) else _groups(view, only)
 
 
 def _each(view: Each, rows: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts]]:
@@ -151,6 +162,24 @@ def _joins(view: Joined, lefts: Iterable[Row[Any]], rights: Iterable[Row[Any]]) 
     for row in lefts:
         key = view.key_of_left(row)
         yield row.key, partial(view.gives, row, () if key is None else matches.get(view.key.encode(key), ()))
+
+
+def _cogroups(view: CoGrouped, rows: Iterable[Iterable[Row[Any]]]) -> Iterable[tuple[Any, Puts]]:
+    found: dict[bytes, tuple[Any, list[Found]]] = {}
+    for at, (side, some) in enumerate(zip(view.sides, rows, strict=True)):
+        for row in some:
+            key = side.rows.key_of(row)
+            stored = view.table.row(key)
+            if stored not in found:
+                found[stored] = key, [[] if each.many else None for each in view.sides]
+            of = found[stored][1]
+            there = of[at]
+            if not isinstance(there, list):
+                of[at] = row
+            elif side.first is None or len(there) < side.first:
+                there.append(row)
+    for _, (key, of) in sorted(found.items(), key=lambda item: item[0]):
+        yield key, partial(view.gives, key, of)
 
 
 def _nodes(view: Components, links: Iterable[Row[Any]]) -> Iterable[tuple[Any, Puts]]:

@@ -27,7 +27,7 @@ from perco.views import batch
 from perco.views.batch import Puts
 from perco.views.cached import find
 from perco.views.checking import Difference, shown_values, stored_values
-from perco.views.compiled import Components, Each, Grouped, Joined, View
+from perco.views.compiled import CoGrouped, Components, Each, Grouped, Joined, View
 from perco.views.declaring import Views
 from perco.views.folding import place_in
 from perco.views.memory import Given, Memory, Where, fill, given, laters
@@ -204,7 +204,7 @@ class _Comparison:
         if isinstance(view, Each):
             async for row, inputs in self._scan(view.table, view.columns, view.memory):
                 if self._wanted(row.key):
-                    puts = None if inputs is None else next(iter(batch.owned(view, [inputs], ())))[1]
+                    puts = None if inputs is None else next(iter(batch.owned(view, [inputs])))[1]
                     yield row.key, puts, row[view.memory] if self._has(view.memory) else None
             return
         owners = set()
@@ -215,11 +215,13 @@ class _Comparison:
             if view.table.row(row.key) not in owners and self._wanted(row.key):
                 yield row.key, None, row[view.memory]
 
-    async def _several(self, view: Grouped | Joined | Components) -> Iterable[tuple[Any, Puts]]:
+    async def _several(self, view: Grouped | Joined | CoGrouped | Components) -> Iterable[tuple[Any, Puts]]:
         """The owners that several source rows make."""
         if isinstance(view, Components):
             links = [inputs async for inputs in self._inputs(view.links, view.columns)]
-            return [(node, puts) for node, puts in batch.owned(view, links, ()) if self._wanted(node)]
+            return [(node, puts) for node, puts in batch.owned(view, links) if self._wanted(node)]
+        if isinstance(view, CoGrouped):
+            return await self._cogroups(view)
         return await (self._groups(view) if isinstance(view, Grouped) else self._lefts(view))
 
     async def _groups(self, view: Grouped) -> Iterable[tuple[Any, Puts]]:
@@ -233,7 +235,24 @@ class _Comparison:
         for stored, size in sizes.items():
             if view.deltas is None and min(size, view.first or size) > view.members_max:
                 self._failed(view.table.key.decode(stored), UsageError(f"it has {size} members (members_max)"))
-        return batch.owned(view, rows, ())
+        return batch.owned(view, rows)
+
+    async def _cogroups(self, view: CoGrouped) -> Iterable[tuple[Any, Puts]]:
+        sides: list[list[Row[Any]]] = []
+        for side in view.sides:
+            rows: list[Row[Any]] = []
+            sizes: Counter[bytes] = Counter()
+            async for inputs in self._inputs(side.rows.source, side.rows.columns):
+                key = side.rows.key_of(inputs)
+                if self._wanted(key):
+                    rows.append(inputs)
+                    sizes[view.table.row(key)] += 1
+            for stored, size in sizes.items():
+                if side.first is None and size > view.rows_max:
+                    what = f"{side.rows.source.name} has {size} rows for it (rows_max)"
+                    self._failed(view.table.key.decode(stored), UsageError(what))
+            sides.append(rows)
+        return batch.owned(view, *sides)
 
     def _member(self, view: Grouped, inputs: Row[Any]) -> Any:
         """The group of a row. Raises: what `by` raises; TooLarge if the view could not keep the row."""

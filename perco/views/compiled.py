@@ -6,7 +6,7 @@ owner's row lists the rows that it gave (`memory.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -33,6 +33,21 @@ def prefix(parts: int) -> Prefix:
     if isinstance(parts, bool) or not isinstance(parts, int) or not 1 <= parts < PARTS_MAX:
         raise UsageError(f"views.prefix takes a number of parts from 1 to {PARTS_MAX - 1}, not {parts!r}")
     return Prefix(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first rows of a table for a key."""
+
+    count: int
+    columns: tuple[Column[Any, Any], ...]
+
+
+def first(count: int, *columns: Column[Any, Any]) -> First:
+    """A side of a cogroup that reads at most so many rows for a key: the first ones, by their keys."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise UsageError(f"views.first takes a number of rows, at least 1, not {count!r}")
+    return First(count, columns)
 
 
 def parts_of(codec: Codec[Any], key: Any) -> tuple[Any, ...]:
@@ -158,13 +173,15 @@ class Teller:
 
     Attributes:
         columns: the source's columns that the view reads.
+        rows: the source rows.
         earlier: gives nothing, and so removes the copies that an earlier version of the view may have kept.
     """
 
     id: str
     version: int
     columns: tuple[Column[Any, Any], ...]
-    tells: Grouped | Joined
+    rows: Copies
+    tells: Grouped | Joined | CoGrouped
     earlier: Each | None = None
 
     def observer(self, column: Column[Any, Any]) -> str:
@@ -268,6 +285,45 @@ class Joined(Owners):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
+class Side:
+    """The rows of one table that a cogroup reads in place.
+
+    Attributes:
+        rows: the rows, sorted by keys.
+        many: whether the table's keys only begin with the key, so that several rows have it.
+        first: of these, the function gets at most so many, the first ones; None: all.
+    """
+
+    rows: Copies
+    many: bool
+    first: int | None
+    teller: Teller = field(init=False)
+
+
+Found: TypeAlias = "Row[Any] | list[Row[Any]] | None"
+"""What a side has for a key: a list if it may have many."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CoGrouped(Owners):
+    """A view of keys, each with the rows of several tables that have it.
+
+    Attributes:
+        changed: the signal that rows with the key have changed.
+        rows_max: a run that has to read more rows of a side fails.
+    """
+
+    sides: tuple[Side, ...]
+    changed: Signal[Any]
+    rows_max: int
+    function: Callable[..., Iterable[Put[Any]]]
+
+    def gives(self, key: Any, found: Sequence[Found]) -> Iterable[Put[Any]]:
+        """The rows that a key gives; none if no side has any rows for it."""
+        return self.function(key, *found) if any(found) else ()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class Components(Owners):
     """A view of nodes: each has the smallest node of its component, all of whose nodes are connected by links.
 
@@ -276,7 +332,8 @@ class Components(Owners):
         label: the column that the view writes, in a table of nodes.
         sides: the only column of a table (node, other node, the rest of the link's key, 1 if backwards): each
             link from both of its nodes; a link from a node to itself, once.
-        turned: the hidden column of a label's row that changes if a link of the component is removed (V13).
+        turned: the hidden column of a label's row that is written (deleted, in fact) when a link of the component is
+            removed (V13).
         nodes_max: a run that has to read more nodes fails.
         copier: the view that keeps `sides`.
     """
@@ -314,5 +371,5 @@ class Components(Owners):
         return () if label is None else (Put(self.table, node, {self.label: label}),)
 
 
-View: TypeAlias = Each | Grouped | Joined | Components
+View: TypeAlias = Each | Grouped | Joined | CoGrouped | Components
 """What a program declares."""

@@ -1,8 +1,9 @@
 """Connected components: nodes get the same label if links connect them.
 
 The label is the smallest node of the component. A new link between two components gives the nodes of one of them the
-label of the other. If a link is removed, both of its ends are searched for, in turn, until the two searches meet, or
-one of them has seen a whole component. So a change costs what the smaller part costs, however large the other is.
+label of the other. If a link is removed, the component is searched from both of its ends, in turn, until the two
+searches meet, or one of them has seen a whole part. So a change costs about what the smaller part costs, and what the
+part costs whose label changes: that is the larger one if the smaller one has the smallest node.
 
 V13 Labels and links change in one transaction. It locks the labels of a link's ends like reads (T14), so it conflicts
     with a transaction that gives one of them another label. All transactions that remove links of one component write
@@ -18,10 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perco.errors import UsageError
-from perco.txn.inside import lock
+from perco.txn.inside import engine_of, lock
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
 from perco.views.compiled import Components, parts_of
+from perco.views.memory import Memory
 
 Give = Callable[[Components, Transaction, Any, Any, int], Awaitable[None]]
 """Writes the label of a node, which may be None: `give(view, txn, node, label, attempt)`."""
@@ -29,14 +31,16 @@ Give = Callable[[Components, Transaction, Any, Any, int], Awaitable[None]]
 
 @dataclass(slots=True)
 class Linked:
-    """The links that one run adds and removes: what `Told` is for groups and joins."""
+    """The links that one run adds and removes. It has the methods of `folding.Told`, which a run of the view that keeps
+    the sides calls: `read` before it writes, `change` or `again` for each side, and `write` at the end."""
 
     view: Components
     give: Give
     _changes: list[tuple[tuple[Any, ...], bool]] = field(default_factory=list)
+    _again: list[tuple[Any, ...]] = field(default_factory=list)
 
     async def read(self, txn: Transaction, keys: Iterable[Any]) -> None:
-        """Nothing has to be read before the run's writes."""
+        """Called before the run writes sides, with their keys. The labels do not depend on what was there."""
 
     def change(self, key: Any, values: object) -> None:
         """Note that a side of a link is written; None: that it is deleted."""
@@ -44,7 +48,9 @@ class Linked:
             self._changes.append((key, values is not None))
 
     def again(self, key: Any) -> None:
-        """Another version of the view has the same labels."""
+        """Note that a side is the same, but of another version of the view."""
+        if not key[-1]:
+            self._again.append(key)
 
     async def write(self, txn: Transaction, attempt: int) -> None:
         """Write the labels that change."""
@@ -53,6 +59,8 @@ class Linked:
                 await _link(self, txn, place, attempt)
             else:
                 await _cut(self, txn, place, attempt)
+        for place in self._again:
+            await _take_over(self, txn, place, attempt)
 
 
 async def _link(linked: Linked, txn: Transaction, place: tuple[Any, ...], attempt: int) -> None:
@@ -81,6 +89,30 @@ async def _cut(linked: Linked, txn: Transaction, place: tuple[Any, ...], attempt
             await linked.give(view, txn, node, label, attempt)
 
 
+async def _take_over(linked: Linked, txn: Transaction, place: tuple[Any, ...], attempt: int) -> None:
+    """Write the labels of a component if an earlier version of the view has written them: to another column, perhaps.
+
+    Raises: UsageError if the earlier version wrote to another table.
+    """
+    view = linked.view
+    for name, table in engine_of(txn).known.catalogue.tables.items():
+        if view.turned.name in table.columns and name != view.table.name:
+            raise UsageError(
+                f"an earlier version of view {view.id!r} labelled rows of table {name!r}: keep the labels in that "
+                "table, or declare a view with another id"
+            )
+    ends = view.ends(place)
+    labels = {None if label is None else view.table.row(label) for label in [await _locked(view, txn, e) for e in ends]}
+    versions = {Memory.unpack(stored).version for stored in (await txn.get_many(view.memory, ends)).values()}
+    if len(labels) == 1 and None not in labels and versions == {view.version}:
+        return  # the run for another link of the component has done it
+    nodes = await component(view, txn, ends[0])
+    least = min(nodes, key=view.table.row)
+    for each in nodes:
+        await _locked(view, txn, each)
+        await linked.give(view, txn, each, least, attempt)
+
+
 async def _locked(view: Components, txn: Transaction, node: Any) -> Any:
     lock(txn, view.label, node)  # V13
     return await txn.get(view.label, node)
@@ -95,7 +127,8 @@ async def _label(view: Components, snap: Snapshot, nodes: Iterable[Any]) -> Any:
 
 
 async def _pieces(view: Components, txn: Transaction, ends: list[Any]) -> list[list[Any]]:
-    """The components of these nodes, which were one: those whose label changes. None does if they still are one."""
+    """After a link between these nodes has ended: the parts whose nodes need another label; none if the nodes are still
+    connected."""
     if len(ends) == 1:
         return [] if await neighbours(view, txn, ends[0], limit=1) else [ends]
     old = await txn.get(view.label, ends[0])
@@ -139,7 +172,7 @@ async def neighbours(view: Components, snap: Snapshot, node: Any, *, limit: int 
 
 
 async def _walk(view: Components, snap: Snapshot, node: Any, without: Any = None) -> AsyncGenerator[Any, None]:
-    """The nodes of a component, those that are few links away first. Raises: UsageError if these are too many."""
+    """The nodes of a component, breadth first. Raises: UsageError if these are too many."""
     seen, waiting = {view.table.row(node)}, deque([node])
     yield node
     while waiting:

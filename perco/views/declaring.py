@@ -11,36 +11,14 @@
     def totals(word, rows):
         yield views.Put(words, word, {total: rows.sum(count)})
 
-A view compiles to tables, columns, signals and observers of the schema, so whatever shows these shows views too. For a
-view `totals`, these are:
-
-    totals.groups      a row for each group: the signal `changed`, and hidden columns. If the view writes a single table
-                       with keys of the same kind, they are there: the signal is `totals.changed`
-    totals.members     (group, source key) -> the columns that the view reads; not if the source's keys begin with the
-                       group, and the view keeps no aggregates
-    totals.deltas      (group, slot) -> what is still to be added to the count and the sums
-    totals.by COLUMN   (group, value, source key): the members in the order of a column
-
-for a view of components `clusters`:
-
-    clusters.sides     (node, other node, the rest of the link's key, 1 if backwards): each link from both of its ends
-
-and for a join `credits`:
-
-    credits.rights     (key, right key) -> the columns of the right rows that the view reads; not if the key is the
-                       right row's own
-    credits.lefts      (key, left key): which left rows have a key
-    credits.keys       a row for each key: the signal `changed`, and hidden columns; these two tables are not there if
-                       the key is the left row's own
-
-The owner of a derived row is the source row, the group, or the left row whose run gave it. A hidden column of the
-owner's row lists the rows that it gave (`memory.py`).
+`wiring.py` says to which tables, signals and observers a view compiles.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
@@ -55,10 +33,10 @@ from perco.views.aggregates import Aggregate
 from perco.views.batch import Rows
 from perco.views.cached import BATCH_MAX, THREADS_MAX, Cached
 from perco.views.code import fingerprint
-from perco.views.compiled import Each, Grouped, Joined, Owners, Prefix, Teller, View
+from perco.views.compiled import Each, First, Grouped, Joined, Owners, Prefix, Teller, View
 from perco.views.joining import run_key
 from perco.views.rows import Group, Put
-from perco.views.running import run_each, run_group, run_teller
+from perco.views.running import run_cogroup, run_each, run_group, run_teller
 from perco.views.sinking import BATCH_MAX as SINK_BATCH_MAX, Delivered, Sink, Sinking, must_be_sink, run_sink
 
 K = TypeVar("K")
@@ -73,6 +51,7 @@ GroupFunction = Callable[[G, Group[K]], Iterable[Put[Any]]]
 Into = Table[Any] | Column[Any, Any] | Sequence[Table[Any] | Column[Any, Any]]
 
 JoinFunction = Callable[[Row[K], Row[R] | None], Iterable[Put[Any]]]
+CoGroupFunction = Callable[..., Iterable[Put[Any]]]
 
 MEMBERS_MAX: Final = 100_000
 MATCHES_MAX: Final = 10_000
@@ -128,7 +107,7 @@ class Views:
         outputs = self._must_write(id, into)
 
         def register(function: EachFunction[K]) -> EachFunction[K]:
-            _must_be_plain(id, function)
+            wiring.must_be_plain(id, function)
             view = wiring.each(id, version, columns, outputs, function)
             self._declare(view, columns)
             self._observe_each(view)
@@ -179,7 +158,7 @@ class Views:
                 raise UsageError(f"view {id!r} keeps aggregates, so its function reads no members: leave out first=")
 
         def register(function: GroupFunction[Any, K]) -> GroupFunction[Any, K]:
-            _must_be_plain(id, function)
+            wiring.must_be_plain(id, function)
             view = wiring.grouped(id, version, columns, by, codec, outputs, keep, members_max, first, function)
             self._declare(view, columns)
             self._observe_copier(view)
@@ -220,7 +199,7 @@ class Views:
 
         Raises: UsageError.
         """
-        columns, rights = _listed(left), _listed(right)
+        columns, rights = wiring.listed(left), wiring.listed(right)
         self._must_read(id, columns)
         source = self._must_read(id, rights)
         outputs = self._must_write(id, into)
@@ -240,7 +219,7 @@ class Views:
         wiring.must_be_count(id, "matches_max", matches_max)
 
         def register(function: JoinFunction[K, R]) -> JoinFunction[K, R]:
-            _must_be_plain(id, function)
+            wiring.must_be_plain(id, function)
             codec = source.key if key is None else key
             view = wiring.joined(id, version, columns, rights, on, to, codec, how, outputs, matches_max, function)
             self._declare(view, [*columns, *rights])
@@ -253,6 +232,51 @@ class Views:
 
         return register
 
+    def cogroup(
+        self,
+        *sides: Column[Any, Any] | Sequence[Column[Any, Any]] | First,
+        id: str,
+        into: Into,
+        key: Codec[Any] | None = None,
+        rows_max: int = MATCHES_MAX,
+        version: int = 1,
+    ) -> Callable[[CoGroupFunction], CoGroupFunction]:
+        """A view whose function takes a key and the rows of several tables that have it: `function(key, *found)`.
+
+        For each side, the function gets the row with the key, or None. If the keys of the side's table only *begin*
+        with the key, it gets a list of rows, in the order of their keys. All rows are read where they are. It is not
+        called for a key for which no side has any rows. The key is the owner of what the function gives; the function
+        must be pure.
+
+        Args:
+            sides: columns of one table each. `views.first(n, column, ...)`: at most n rows of the list.
+            key: the codec of the keys. By default, that of the first side's table.
+            rows_max: the run for a key with more rows of a side fails, unless `views.first` limits them.
+            into, id, version: see `each`.
+
+        Raises: UsageError.
+        """
+        read = [side if isinstance(side, First) else wiring.listed(side) for side in sides]
+        tables = [self._must_read(id, side.columns if isinstance(side, First) else side) for side in read]
+        if len(read) < 2 or len(set(tables)) < len(tables):
+            raise UsageError(f"view {id!r}: a cogroup has two or more sides, each of another table")
+        outputs = self._must_write(id, into)
+        wiring.must_be_count(id, "rows_max", rows_max)
+        if key is not None:
+            wiring.must_be_key(id, key)
+
+        def register(function: CoGroupFunction) -> CoGroupFunction:
+            wiring.must_be_plain(id, function)
+            codec = tables[0].key if key is None else key
+            view = wiring.cogrouped(id, version, read, codec, outputs, rows_max, function)
+            self._declare(view, view.columns)
+            for side in view.sides:
+                self._observe_teller(side.teller)
+            self._observe(view.changed, view.id, view, run_cogroup)
+            return function
+
+        return register
+
     def components(
         self, *links: Column[Any, Any], id: str, into: Column[K, Any], nodes_max: int = NODES_MAX, version: int = 1
     ) -> None:
@@ -261,8 +285,10 @@ class Views:
         The label is the smallest of these nodes, in the order of the keys of `into`'s table. A node is in the view for
         as long as it has a link. A link from a node to itself makes it a component of its own, unless it has others.
 
-        A link that is added costs what the part costs whose label changes. A link that is removed costs about what the
-        smaller of the two parts costs that it leaves, or a search for another way between its ends.
+        A link that is added costs what the part costs whose label changes: the one with the larger label. A link that
+        is removed costs about twice what the smaller of the two parts costs that it leaves, or a search for another
+        path between its ends, and what the part costs whose label changes. Removals within one component run one after
+        another.
 
         Args:
             links: columns of one table. A row is a link if at least one of them has a value. The keys begin with the
@@ -278,7 +304,7 @@ class Views:
             raise UsageError(f"view {id!r}: into= takes the column of the labels, not {into!r}")
         self._must_write(id, into)
         wiring.must_be_links(id, source, into)
-        wiring.must_be_count(id, "nodes_max", nodes_max)
+        wiring.must_be_count(id, "nodes_max", nodes_max, "nodes")
         view = wiring.components(id, version, links, into, nodes_max)
         self._declare(view, links)
         self._observe_each(view.copier)
@@ -409,6 +435,20 @@ class Views:
             raise UsageError(f"view {id!r} {what}; there are: {known}")
         return [self.declared[id]]
 
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """For a function that declares several views: if it raises, none of them is declared."""
+        mine = (self.declared, self.cached_functions, self.sinks, self._readers, self._writers, self._codes)
+        dicts: list[dict[Any, Any]] = [*mine, self.schema.tables, self.schema.observers]
+        before = [dict(each) for each in dicts]
+        try:
+            yield
+        except BaseException:
+            for each, old in zip(dicts, before, strict=True):
+                each.clear()
+                each.update(old)
+            raise
+
     def take_up(self, id: str, table: Table[Any]) -> None:
         """Add a table that a view needs to the schema. Raises: UsageError if there is one with its name."""
         if table.name in self.schema.tables:
@@ -524,12 +564,15 @@ class Views:
         copier = view.copier
         if isinstance(copier, Each):
             self._observe_each(copier)
-            return
-        for column in copier.columns:
-            self._observe(column, copier.observer(column), copier, run_teller)
-        writers = {id(writer): writer for column in copier.columns if (writer := self._writers.get(column)) is not None}
+        else:
+            self._observe_teller(copier)
+
+    def _observe_teller(self, teller: Teller) -> None:
+        for column in teller.columns:
+            self._observe(column, teller.observer(column), teller, run_teller)
+        writers = {id(writer): writer for column in teller.columns if (writer := self._writers.get(column)) is not None}
         for writer in writers.values():
-            writer.tellers.setdefault(copier.columns[0].table, []).append(copier)
+            writer.tellers.setdefault(teller.rows.source, []).append(teller)
 
     def _observe(
         self,
@@ -546,14 +589,3 @@ class Views:
         owner = view if tells is None else tells
         code = Code(f"view {owner.id!r}", partial(self.fingerprint, owner.id))
         self.schema.observers[id] = replace(self.schema.observers[id], code=code)
-
-
-def _listed(columns: Column[Any, Any] | Sequence[Column[Any, Any]]) -> tuple[Column[Any, Any], ...]:
-    if isinstance(columns, Column) or not isinstance(columns, list | tuple):
-        return (columns,)  # type: ignore[return-value]  # `_must_read` refuses all but a column
-    return tuple(columns)
-
-
-def _must_be_plain(id: str, function: object) -> None:
-    if not callable(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise UsageError(f"view {id!r} takes a plain function that gives views.Put(...), not {function!r}")

@@ -20,12 +20,12 @@ from perco.views import batch
 from perco.views.cached import find
 from perco.views.checking import shown_values, stored_values
 from perco.views.code import place_of
-from perco.views.compiled import Components, Grouped, Joined, View
+from perco.views.compiled import CoGrouped, Components, Grouped, Joined, View
 from perco.views.components import component, neighbours
 from perco.views.declaring import Views
 from perco.views.joining import matches
 from perco.views.memory import Memory, fill, given, laters
-from perco.views.running import is_there, members
+from perco.views.running import found_of, is_there, members
 
 MEMBERS_MAX: Final = 100_000
 
@@ -185,8 +185,15 @@ async def _computed(
     """The inputs of an owner's run, and a function that returns what it gives."""
     if isinstance(view, Grouped):
         rows = await members(view, snap, owner, members_max)
-        found = list(batch.owned(view, rows, ()))
+        found = list(batch.owned(view, rows))
         return [(view.members.source, row) for row in rows], found[0][1] if found else None
+    if isinstance(view, CoGrouped):
+        sides = await found_of(view, snap, owner)
+        read: list[tuple[Table[Any], Row[Any]]] = []
+        for side, there in zip(view.sides, sides, strict=True):
+            some = there if isinstance(there, list) else [] if there is None else [there]
+            read += [(side.rows.source, each) for each in some]
+        return read, partial(view.gives, owner, sides) if read else None
     if isinstance(view, Components):
         links = [await snap.row(view.links, link, view.columns) for link in await neighbours(view, snap, owner)]
         label = min(await component(view, snap, owner), key=view.table.row)
@@ -199,7 +206,7 @@ async def _computed(
     if isinstance(view, Joined) and (key := view.on(row)) is not None:
         rights = await matches(view, snap, owner, key)
         inputs += [(view.rights.source, right) for right in rights]
-    ((_, puts),) = batch.owned(view, [row], rights)
+    ((_, puts),) = batch.owned(view, [row], rights) if isinstance(view, Joined) else batch.owned(view, [row])
     return inputs, puts
 
 

@@ -2,8 +2,8 @@
 
 Two documents are near each other if the Jaccard similarity of their sets of features is at least a threshold. It is
 estimated by MinHash (Broder, 1997), and candidates are found by locality-sensitive hashing: the signature of a document
-is cut into bands, and two documents are compared if they agree in a whole band. What is near each other, directly or
-through others, is a cluster.
+is cut into bands, and two documents are compared if they agree in a whole band. A cluster is
+what is near each other, directly or through others.
 
     document --sign--> bands   (hash of a band, document) -> signature
                        links   (document, document, nothing): so a document without others has a label, too
@@ -29,7 +29,7 @@ from perco.txn.row import Row
 from perco.views.compiled import codecs_of, key_of, parts_of, prefix
 from perco.views.declaring import Views
 from perco.views.rows import Group, Put
-from perco.views.wiring import must_be_count, must_be_links, table_of_parts
+from perco.views.wiring import must_be_count, must_be_links, must_be_plain, table_of_parts
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -38,7 +38,9 @@ Features = Callable[[Any], Collection[str]]
 
 THRESHOLD: Final = 0.8
 PERMUTATIONS: Final = 256
+PERMUTATIONS_MAX: Final = 1024
 COMPARED_MAX: Final = 1000
+KEY_BYTES_MAX: Final = 180  # a link has the keys of two documents
 _BANDED: Final = 128  # of the permutations, at most, make up the bands: each band costs a run
 _RECALL: Final = 0.95  # of pairs exactly at the threshold, by the bands alone
 _SEED: Final = 1
@@ -79,8 +81,8 @@ def near_duplicates(
     threshold are found, pairs well below are not.
 
     Args:
-        column: the documents.
-        id: the views and tables that this adds have names that begin with it; at most 34 characters.
+        column: the documents. Their keys have at most 180 bytes and 3 parts.
+        id: the views and tables that this adds have names that begin with it.
         into: the column that gets the label, in a table with the documents' keys; it may be the documents' own table.
         features: a pure function of the column's value that returns a set of texts. By default, `views.words(3)`: runs
             of three words. A document without features has a cluster of its own.
@@ -91,10 +93,29 @@ def near_duplicates(
 
     Raises: UsageError.
     """
+    if not isinstance(into, Column):
+        raise UsageError(f"{id}: into= takes the column of the labels, not {into!r}")
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold <= 1:
         raise UsageError(f"{id}: threshold is a similarity, above 0 and at most 1, not {threshold!r}")
-    must_be_count(id, "permutations", permutations)
+    must_be_count(id, "permutations", permutations, "permutations")
+    if permutations > PERMUTATIONS_MAX:
+        raise UsageError(f"{id}: {permutations} permutations are more than {PERMUTATIONS_MAX}")
     must_be_count(id, "compared_max", compared_max)
+    with v.all_or_nothing():
+        _declare(v, column, id, into, features, threshold, permutations, compared_max, version)
+
+
+def _declare(
+    v: Views,
+    column: Column[K, V],
+    id: str,
+    into: Column[K, Any],
+    features: Callable[[V], Collection[str]] | None,
+    threshold: float,
+    permutations: int,
+    compared_max: int,
+    version: int,
+) -> None:
     key = column.table.key
     nodes = codecs_of(key)
     bands = table_of_parts(f"{id}.bands", (BYTES, *nodes))
@@ -102,6 +123,7 @@ def near_duplicates(
     sign, near, alone = bands.column("sign", BYTES), links.column("near", BOOL), links.column("alone", BOOL)
     must_be_links(id, links, into)
     of, minhash = words() if features is None else features, _minhash()
+    must_be_plain(id, of)
     for table in (bands, links):
         v.take_up(id, table)
     banded, least = min(permutations, _BANDED), threshold
@@ -112,6 +134,9 @@ def near_duplicates(
 
     @v.each(column, id=f"{id} sign", into=[sign, alone], version=version)
     def signed(row: Row[K]) -> Iterable[Put[Any]]:
+        size = len(column.table.row(row.key))
+        if size > KEY_BYTES_MAX:
+            raise UsageError(f"{id}: the key {row.key!r} has {size} bytes, and {KEY_BYTES_MAX} are the most here")
         yield Put(links, link(row.key, row.key, b""), {alone: True})
         values = signature(minhash, sorted(of(row[column])), permutations)  # type: ignore[arg-type]  # it is there
         short = bytes(value & 255 for value in values)

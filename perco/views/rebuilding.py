@@ -31,12 +31,13 @@ from perco.txn.inside import lock, size_of
 from perco.txn.transaction import Transaction
 from perco.views.cached import find
 from perco.views.checking import stored_values
-from perco.views.compiled import Components, Each, Grouped, Joined, Owners, View, codecs_of, key_of
+from perco.views.compiled import CoGrouped, Components, Each, Grouped, Joined, Owners, View, codecs_of, key_of
 from perco.views.components import component, neighbours
 from perco.views.declaring import Views
 from perco.views.memory import Given, Memory, Where, digest_of, fill, given, laters
 from perco.views.running import (
     earlier,
+    found_of,
     group_now,
     has_members,
     is_there,
@@ -115,7 +116,7 @@ async def _rebuild(db: Database, views: Views, view: str | None, progress: Progr
         must_be_registered(views, each.id, inside(db).engine)
     for each in chosen:
         rebuilt = Rebuilt(each.id)
-        if not isinstance(each, Each) and isinstance(each.copier, Each):
+        if isinstance(each, Grouped | Joined | Components) and isinstance(each.copier, Each):
             await _all(each.copier, db, rebuilt, progress)
         await _all(each, db, rebuilt, progress)
         progress(rebuilt)
@@ -271,12 +272,22 @@ async def _owners(view: View, db: Database) -> AsyncGenerator[Any, None]:
                             yield group
         return
     async with db.snapshot() as snap:
+        if isinstance(view, CoGrouped):
+            keys: set[bytes] = set()
+            for each in view.sides:
+                async for source in snap.scan(each.rows.source, columns=list(each.rows.columns)):
+                    keys.add(view.table.row(each.rows.split(source.key)[0]))
+            async for row in snap.scan(view.table, columns=[view.memory]):
+                keys.add(view.table.row(row.key))
+            for stored in sorted(keys):
+                yield view.table.key.decode(stored)
+            return
         if isinstance(view, Components):
-            last = None
+            seen: set[bytes] = set()
             async for side in snap.scan(view.sides.table, columns=[view.sides]):
                 node = view.ends(side.key)[0]
-                if node != last:
-                    last = node
+                if view.table.row(node) not in seen:
+                    seen.update(map(view.table.row, await component(view, snap, node)))
                     yield node
             async for row in snap.scan(view.table, columns=[view.memory]):
                 if not await neighbours(view, snap, row.key, limit=1):
@@ -290,6 +301,10 @@ async def _mend(txn: Transaction, view: View, owner: Any) -> bool:
     """Compute what an owner gives, and write what is not there. Returns whether anything was written."""
     if isinstance(view, Components):
         return await _mend_nodes(txn, view, owner)
+    if isinstance(view, CoGrouped):
+        after = given(view.id, view.gives(owner, await found_of(view, txn, owner)), view.writes)
+        known: bytes | None = await txn.get(view.memory, owner)
+        return await _mend_rows(txn, view, owner, known, after, False)
     if isinstance(view, Grouped):
         row = await txn.row(view.table, owner, [view.memory, view.kept])
         group = await group_now(view, txn, owner, row[view.kept], recount=True)
@@ -303,15 +318,13 @@ async def _mend(txn: Transaction, view: View, owner: Any) -> bool:
 
 
 async def _mend_nodes(txn: Transaction, view: Components, node: Any) -> bool:
-    """Mend the labels of a component, if this is its smallest node."""
+    """Mend the labels of a node's component."""
     linked = bool(await neighbours(view, txn, node, limit=1))
     nodes = await component(view, txn, node)
-    if view.table.row(node) != min(map(view.table.row, nodes)):
-        return False
-    mended = False
+    least, mended = min(nodes, key=view.table.row), False
     for each in nodes:
         lock(txn, view.label, each)  # V13
-        after = given(view.id, view.gives(each, node if linked else None), view.writes)
+        after = given(view.id, view.gives(each, least if linked else None), view.writes)
         stored = await txn.get(view.memory, each)
         mended = await _mend_rows(txn, view, each, stored, after, False) or mended
     return mended

@@ -25,7 +25,19 @@ from perco.txn.row import Row
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
 from perco.views.cached import find
-from perco.views.compiled import Components, Each, Grouped, Joined, Owners, Teller, key_of, parts_of
+from perco.views.compiled import (
+    CoGrouped,
+    Components,
+    Copies,
+    Each,
+    Found,
+    Grouped,
+    Joined,
+    Owners,
+    Teller,
+    key_of,
+    parts_of,
+)
 from perco.views.components import Linked
 from perco.views.folding import NOTHING_KEPT, Told, fold, keep
 from perco.views.joining import pairs
@@ -86,6 +98,37 @@ async def run_group(view: Grouped, txn: Transaction, change: Change[Any, Any]) -
     stored = row[view.memory]
     await write(view, txn, view.table.row(group), Memory.unpack(stored), after, change.attempt)
     remember(view, txn, group, stored, after)
+
+
+async def run_cogroup(view: CoGrouped, txn: Transaction, change: Change[Any, Any]) -> None:
+    """Run a view for a key whose rows have changed."""
+    key = change.key
+    stored = await txn.get(view.memory, key)
+    after = given(view.id, view.gives(key, await found_of(view, txn, key)), view.writes)
+    await write(view, txn, view.table.row(key), Memory.unpack(stored), after, change.attempt)
+    remember(view, txn, key, stored, after)
+
+
+async def found_of(view: CoGrouped, snap: Snapshot, key: Any) -> list[Found]:
+    """The rows of each side that have a key. Raises: UsageError if one has too many."""
+    out: list[Found] = []
+    for side in view.sides:
+        columns = list(side.rows.columns)
+        if not side.many:
+            row = await snap.row(side.rows.source, key, columns)
+            out.append(row if any(row[column] is not None for column in columns) else None)
+            continue
+        most = view.rows_max
+        limit = most + 1 if side.first is None else side.first
+        scan = snap.scan(side.rows.source, prefix=parts_of(side.rows.key, key), columns=columns, limit=limit)
+        rows = await scan.all()
+        if side.first is None and len(rows) > most:
+            raise UsageError(
+                f"view {view.id!r}: {side.rows.source.name} has more than {most} rows for {key!r}, and a run reads "
+                "them all: raise rows_max, or read the first ones (views.first)"
+            )
+        out.append(rows)
+    return out
 
 
 async def group_now(
@@ -163,7 +206,8 @@ async def write(
     new = [where for where in after if where not in before.rows]
     changed = [where for where, each in after.items() if where in before.rows and before.rows[where] != each.digest]
     # An earlier version may have written other columns; groups and joins of another version run again.
-    same = [] if before.version == view.version else [where for where in after if where not in {*new, *changed}]
+    written = {*new, *changed}
+    same = [] if before.version == view.version else [where for where in after if where not in written]
     if not (gone or new or changed or same):
         return
     tables = {each.table.name: each.table for each in after.values()}
@@ -237,11 +281,15 @@ async def run_teller(teller: Teller, txn: Transaction, change: Change[Any, Any])
     """Tell a view of a change of a row that it reads in place."""
     if teller.earlier is not None and await txn.get(teller.earlier.memory, change.key) is not None:
         await run_each(teller.earlier, txn, change)
-    await _tell(teller.tells, txn, [change.key])
+    await _tell(teller.tells, teller.rows, txn, [change.key])
 
 
-async def _tell(view: Grouped | Joined, txn: Transaction, keys: Iterable[Any]) -> None:
-    told = Told(view, view.members if isinstance(view, Grouped) else view.rights)
+async def _tell(view: Grouped | Joined | CoGrouped, rows: Copies, txn: Transaction, keys: Iterable[Any]) -> None:
+    if isinstance(view, CoGrouped):
+        for key in {rows.split(key)[0]: None for key in keys}:
+            txn.signal(view.changed, key)  # V3
+        return
+    told = Told(view, rows)
     for key in keys:
         told.again(key)
     await told.write(txn, 1)
@@ -270,7 +318,7 @@ async def _tell_readers(view: Owners, txn: Transaction, wheres: Iterable[Where])
             for column, number in zip(teller.columns, numbers, strict=True):
                 changed.update(dict.fromkeys(without(txn, column, some, number)))
             if changed:
-                await _tell(teller.tells, txn, [table.key.decode(row) for row in changed])
+                await _tell(teller.tells, teller.rows, txn, [table.key.decode(row) for row in changed])
 
 
 def _numbers(teller: Teller, catalogue: Catalogue) -> list[int] | None:

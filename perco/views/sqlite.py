@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import threading
@@ -12,16 +11,14 @@ from typing import Any, Final
 
 from perco.errors import StoreError, UsageError
 from perco.schema.codecs import Codec
-from perco.schema.schema import Column, Table
-from perco.views.compiled import codecs_of, key_of, parts_of
 from perco.views.sinking import Delivered
+from perco.views.sqltable import GONE, VERSION, SqlTable, quoted
 
-_NATIVE: Final = {"text": "TEXT", "int64": "INTEGER", "float64": "REAL", "bytes": "BLOB", "bool": "INTEGER"}
+_TYPES: Final = {"text": "TEXT", "int64": "INTEGER", "float64": "REAL", "bytes": "BLOB", "bool": "INTEGER"}
 _BUSY_S: Final = 30.0  # how long to wait for another process that writes to the file
-_VERSION, _GONE = "perco_version", "perco_gone"
 
 
-class SqliteTable:
+class SqliteTable(SqlTable):
     """A table in a SQLite file, for `Views.sink`. Give each sink a table of its own.
 
     Other programs read the view NAME. Texts, numbers, bytes and booleans are stored as SQLite's own types, JSON as
@@ -37,7 +34,7 @@ class SqliteTable:
     """
 
     path: str
-    name: str
+    _more: tuple[str, ...] = ()  # columns besides
 
     def __init__(
         self,
@@ -49,26 +46,10 @@ class SqliteTable:
     ) -> None:
         if synchronous not in ("FULL", "NORMAL"):
             raise UsageError(f'synchronous is "FULL" or "NORMAL", not {synchronous!r}')
-        self.path, self._name, self._key, self._synchronous = os.fspath(path), name, key, synchronous
+        super().__init__(name, key)
+        self.path, self._synchronous = os.fspath(path), synchronous
         self._lock = threading.Lock()
         self._open: tuple[int, sqlite3.Connection] | None = None
-
-    def bind(self, table: Table[Any], columns: Sequence[Column[Any, Any]]) -> None:
-        """Called by `Views.sink`, with what the rows have. Raises: UsageError for names that do not fit."""
-        self._of: Codec[Any] = table.key
-        self._columns = list(columns)
-        self.name = self._name or table.name
-        parts = codecs_of(table.key)
-        names = [self._key] if isinstance(self._key, str) else list(self._key or ())
-        if not names:
-            names = ["key"] if len(parts) == 1 else [f"key{number + 1}" for number in range(len(parts))]
-        if len(names) != len(parts):
-            raise UsageError(f"SqliteTable {self.name!r}: the key of {table!r} has {len(parts)} parts; name each")
-        self._keys = names
-        taken = [*names, *(column.name for column in columns), _VERSION, _GONE]
-        same = {one.lower() for one in taken if [each.lower() for each in taken].count(one.lower()) > 1}
-        if same:
-            raise UsageError(f"SqliteTable {self.name!r} would have two columns named {sorted(same)[0]!r}: name key=")
 
     # ------------------------------------------------------------ the file
 
@@ -79,17 +60,20 @@ class SqliteTable:
         db = sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {self._synchronous}")
-        keys = [f"{_quoted(name)} {_type(codec)} NOT NULL" for name, codec in self._parts()]
-        values = [f"{_quoted(column.name)} {_type(column.codec)}" for column in self._columns]
-        primary = ", ".join(map(_quoted, self._keys))
-        rows, shown = _quoted(f"{self.name}_rows"), ", ".join(map(_quoted, [*self._keys, *self._names()]))
-        head = ", ".join([*keys, *values, f"{_VERSION} INTEGER NOT NULL", f"{_GONE} INTEGER NOT NULL"])
+        keys = [f"{quoted(name)} {_type(codec)} NOT NULL" for name, codec in self._parts()]
+        values = [f"{quoted(column.name)} {_type(column.codec)}" for column in self._columns]
+        primary = ", ".join(map(quoted, self._keys))
+        rows, shown = quoted(f"{self.name}_rows"), ", ".join(map(quoted, [*self._keys, *self._names()]))
+        own = [f"{name} INTEGER NOT NULL" for name in (VERSION, GONE, *self._more)]
+        head = ", ".join([*keys, *values, *own])
         db.execute("BEGIN IMMEDIATE")
         db.execute(f"CREATE TABLE IF NOT EXISTS {rows} ({head}, PRIMARY KEY ({primary})) WITHOUT ROWID")
-        db.execute(f"CREATE VIEW IF NOT EXISTS {_quoted(self.name)} AS SELECT {shown} FROM {rows} WHERE NOT {_GONE}")
+        db.execute(f"CREATE VIEW IF NOT EXISTS {quoted(self.name)} AS SELECT {shown} FROM {rows} WHERE NOT {GONE}")
         there = {name for _, name, *_ in db.execute(f"PRAGMA table_info({rows})")}
+        missing = [name for name in (*self._keys, *self._names(), *self._more) if name not in there]
+        if not missing:
+            self._prepare(db)
         db.execute("COMMIT")
-        missing = [name for name in (*self._keys, *self._names()) if name not in there]
         if missing:
             db.close()
             raise StoreError(
@@ -99,11 +83,12 @@ class SqliteTable:
         self._open = os.getpid(), db
         return db
 
-    def _parts(self) -> list[tuple[str, Codec[Any]]]:
-        return list(zip(self._keys, codecs_of(self._of), strict=True))
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        """Called in the transaction that has made the table."""
 
-    def _names(self) -> list[str]:
-        return [column.name for column in self._columns]
+    def _more_of(self, db: sqlite3.Connection, count: int) -> Iterator[list[Any]]:
+        """The values of `_more` for so many rows, in the transaction that takes them."""
+        return iter([[]] * count)
 
     # ------------------------------------------------------------ a sink
 
@@ -112,62 +97,50 @@ class SqliteTable:
 
         Raises: StoreError if SQLite cannot store them.
         """
-        names = [*self._keys, *self._names(), _VERSION, _GONE]
-        replaced = ", ".join(f"{_quoted(name)} = excluded.{_quoted(name)}" for name in names[len(self._keys) :])
+        names = [*self._keys, *self._names(), VERSION, GONE]
+        names += self._more
+        replaced = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in names[len(self._keys) :])
         statement = (
-            f"INSERT INTO {_quoted(self.name + '_rows')} ({', '.join(map(_quoted, names))}) "
+            f"INSERT INTO {quoted(self.name + '_rows')} ({', '.join(map(quoted, names))}) "
             f"VALUES ({', '.join('?' * len(names))}) "
-            f"ON CONFLICT ({', '.join(map(_quoted, self._keys))}) DO UPDATE SET {replaced} "
-            f"WHERE excluded.{_VERSION} > {_VERSION}"
+            f"ON CONFLICT ({', '.join(map(quoted, self._keys))}) DO UPDATE SET {replaced} "
+            f"WHERE excluded.{VERSION} > {VERSION}"
         )
         given = [self._stored(row) for row in rows]
-        with self._lock, _told(self.path):
+        with self._lock, told(self.path):
             db = self._connection()
             db.execute("BEGIN IMMEDIATE")
             try:
-                db.executemany(statement, given)
+                more = self._more_of(db, len(given))
+                db.executemany(statement, [[*row, *next(more)] for row in given])
                 db.execute("COMMIT")
             except BaseException:
                 db.execute("ROLLBACK")
                 raise
 
-    def _stored(self, row: Delivered) -> list[Any]:
-        values = row.values or {}
-        parts = [_to(codec, part) for (_, codec), part in zip(self._parts(), parts_of(self._of, row.key), strict=True)]
-        return [
-            *parts,
-            *(_to(c.codec, values[c.name]) if c.name in values else None for c in self._columns),
-            row.version,
-            row.values is None,
-        ]
-
     def rows(self) -> Iterator[Delivered]:
         """All rows, in the order of their keys."""
-        names = ", ".join(map(_quoted, [*self._keys, *self._names(), _VERSION]))
-        order = ", ".join(map(_quoted, self._keys))
-        with self._lock, _told(self.path):
+        names = ", ".join(map(quoted, [*self._keys, *self._names(), VERSION]))
+        order = ", ".join(map(quoted, self._keys))
+        with self._lock, told(self.path):
             db = self._connection()
-            cursor = db.execute(
-                f"SELECT {names} FROM {_quoted(self.name + '_rows')} WHERE NOT {_GONE} ORDER BY {order}"
-            )
+            cursor = db.execute(f"SELECT {names} FROM {quoted(self.name + '_rows')} WHERE NOT {GONE} ORDER BY {order}")
             found = cursor.fetchall()
-        count = len(self._keys)
-        for *stored, version in found:
-            parts = [_from(codec, part) for (_, codec), part in zip(self._parts(), stored[:count], strict=True)]
-            values = {
-                column.name: _from(column.codec, value)
-                for column, value in zip(self._columns, stored[count:], strict=True)
-                if value is not None
-            }
-            yield Delivered(key_of(self._of, tuple(parts)), values, version)
+        yield from map(self._delivered, found)
+
+    def count(self) -> int:
+        """The number of rows."""
+        with self._lock, told(self.path):
+            found: int = self._connection().execute(f"SELECT count(*) FROM {quoted(self.name)}").fetchone()[0]
+            return found
 
     def forget(self, before: int) -> int:
         """Remove what is kept of rows that were gone before a timestamp: `await db.watermark()`, before which no run
         can deliver any more. Returns how many."""
-        with self._lock, _told(self.path):
+        with self._lock, told(self.path):
             db = self._connection()
             return db.execute(
-                f"DELETE FROM {_quoted(self.name + '_rows')} WHERE {_GONE} AND {_VERSION} < ?", [before]
+                f"DELETE FROM {quoted(self.name + '_rows')} WHERE {GONE} AND {VERSION} < ?", [before]
             ).rowcount
 
     def close(self) -> None:
@@ -178,7 +151,7 @@ class SqliteTable:
             self._open = None
 
 
-class _told:
+class told:
     """Raises errors of SQLite as StoreError, with the file's path."""
 
     def __init__(self, path: str) -> None:
@@ -192,23 +165,5 @@ class _told:
             raise StoreError(f"the sink {self._path}: {error}") from error
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def _type(codec: Codec[Any]) -> str:
-    return _NATIVE.get(codec.name, "TEXT" if codec.name == "json" else "BLOB")
-
-
-def _to(codec: Codec[Any], value: Any) -> Any:
-    if codec.name in _NATIVE:
-        return value
-    return json.dumps(value, ensure_ascii=False) if codec.name == "json" else codec.encode(value)
-
-
-def _from(codec: Codec[Any], stored: Any) -> Any:
-    if codec.name == "bool":
-        return bool(stored)
-    if codec.name in _NATIVE:
-        return stored
-    return json.loads(stored) if codec.name == "json" else codec.decode(stored)
+    return _TYPES.get(codec.name, "TEXT" if codec.name == "json" else "BLOB")

@@ -3,10 +3,36 @@
 A group view and a join need source rows sorted by keys that a function returns. A view of single rows keeps such copies
 for them (`copier`), and tells them of each change. If the source's keys begin with these keys, there are no copies: a
 `Teller` tells of the changes.
+
+A view compiles to tables, columns, signals and observers of the schema, so whatever shows these shows views too. For a
+view `totals`, these are:
+
+    totals.groups      a row for each group: the signal `changed`, and hidden columns. If the view writes a single table
+                       with keys of the same kind, they are there: the signal is `totals.changed`
+    totals.members     (group, source key) -> the columns that the view reads; not if the source's keys begin with the
+                       group, and the view keeps no aggregates
+    totals.deltas      (group, slot) -> what is still to be added to the count and the sums
+    totals.by COLUMN   (group, value, source key): the members in the order of a column
+
+(of these, a cogroup has the first one only); for a view of components `clusters`:
+
+    clusters.sides     (node, other node, the rest of the link's key, 1 if backwards): each link from both of its ends
+
+and for a join `credits`:
+
+    credits.rights     (key, right key) -> the columns of the right rows that the view reads; not if the key is the
+                       right row's own
+    credits.lefts      (key, left key): which left rows have a key
+    credits.keys       a row for each key: the signal `changed`, and hidden columns; these two tables are not there if
+                       the key is the left row's own
+
+The owner of a derived row is the source row, the group, the left row, the key or the node whose run gave it. A hidden
+column of the owner's row lists the rows that it gave (`memory.py`).
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -18,13 +44,16 @@ from perco.txn.row import Row
 from perco.views.aggregates import Aggregate, Count, Ordered, Sum, order_codec
 from perco.views.compiled import (
     PARTS_MAX,
+    CoGrouped,
     Components,
     Copies,
     Each,
+    First,
     Grouped,
     Joined,
     Lefts,
     Prefix,
+    Side,
     Teller,
     View,
     codecs_of,
@@ -41,7 +70,7 @@ Outputs = dict[Table[Any], frozenset[Column[Any, Any]]]
 _INTERNAL: Final = Keep(seconds=60.0)  # no reader asks for the past of deltas and orders
 
 
-# ------------------------------------------------------------ the three kinds
+# ------------------------------------------------------------ the kinds
 
 
 def each(
@@ -77,10 +106,7 @@ def grouped(
 ) -> Grouped:
     """A view of groups. `codec`: of the groups' keys. Raises: UsageError."""
     sums, ordered = kept(id, columns, keep)
-    tables = list(outputs)
-    groups: Table[Any] = tables[0]
-    if len(tables) > 1 or groups.key.name != codec.name:
-        groups = Table(f"{id}.groups", key=codec)
+    groups = _groups(id, codec, outputs)
     in_place = isinstance(by, Prefix) and not keep
     members = _copies(f"{id}.members", columns, _grouping(by, columns[0].table, codec), codec, in_place)
     view = Grouped(
@@ -165,6 +191,64 @@ def joined(
     return view
 
 
+def cogrouped(
+    id: str,
+    version: int,
+    sides: Sequence[Columns | First],
+    codec: Codec[Any],
+    outputs: Outputs,
+    rows_max: int,
+    function: Callable[..., Iterable[Put[Any]]],
+) -> CoGrouped:
+    """A view of keys. `codec`: of the keys. Raises: UsageError if a table's keys do not begin with them."""
+    made = [_side(id, side, codec) for side in sides]
+    columns = tuple(column for side in made for column in side.rows.columns)
+    groups = _groups(id, codec, outputs)
+    view = CoGrouped(
+        id=id,
+        version=version,
+        table=groups,
+        memory=groups.hide(f"_view {id}", BYTES),
+        columns=columns,
+        outputs=outputs,
+        owned=_owned(id, outputs),
+        several=True,
+        made_of=(function, *_names(columns, outputs), [side.first for side in made]),
+        sides=tuple(made),
+        changed=_signal(groups, f"{id}.changed" if groups in outputs else "changed"),
+        rows_max=rows_max,
+        function=function,
+    )
+    for side in made:
+        name = f"{id}: {side.rows.source.name}"
+        side.teller = Teller(id=name, version=version, columns=tuple(side.rows.columns), rows=side.rows, tells=view)
+    return view
+
+
+def _side(id: str, side: Columns | First, codec: Codec[Any]) -> Side:
+    columns = side.columns if isinstance(side, First) else side
+    source, parts = columns[0].table, len(codecs_of(codec))
+    many = source.key.name != codec.name
+    if many and _like_prefix(codec, source.key) == 0:
+        raise UsageError(f"view {id!r}: the keys of {source!r} do not begin with a key of the kind {codec!r}")
+    if isinstance(side, First) and not many:
+        raise UsageError(f"view {id!r}: {source!r} has one row for each key: leave out views.first")
+
+    def key(row: Row[Any]) -> Any:
+        return key_of(codec, parts_of(source.key, row.key)[:parts]) if many else row.key
+
+    rows = _copies("", columns, key, codec, True)
+    return Side(rows=rows, many=many, first=side.count if isinstance(side, First) else None)
+
+
+def _groups(id: str, codec: Codec[Any], outputs: Outputs) -> Table[Any]:
+    """The table with a row for each group: the only one that the view writes, if it has the groups' keys."""
+    tables = list(outputs)
+    if len(tables) == 1 and tables[0].key.name == codec.name:
+        return tables[0]
+    return Table(f"{id}.groups", key=codec)
+
+
 def components(id: str, version: int, columns: Columns, label: Column[Any, Any], nodes_max: int) -> Components:
     """A view of connected components."""
     links, nodes = columns[0].table, label.table
@@ -225,7 +309,7 @@ def _copier(view: Grouped | Joined, name: str, rows: Copies) -> Each | Teller:
     if view.version > 1 and parts <= PARTS_MAX:  # an earlier version may have kept copies
         earlier = _copying(view, _copies(name, columns, lambda row: None, rows.key, False))
         earlier.several = False  # once it has run, it remembers nothing
-    return Teller(id=name, version=view.version, columns=columns, tells=view, earlier=earlier)
+    return Teller(id=name, version=view.version, columns=columns, rows=rows, tells=view, earlier=earlier)
 
 
 def _copying(view: Grouped | Joined, copies: Copies) -> Each:
@@ -269,6 +353,8 @@ def own_tables(view: View) -> list[Table[Any]]:
         return []
     if isinstance(view, Components):
         return [view.sides.table]
+    if isinstance(view, CoGrouped):
+        return [] if view.table in view.outputs else [view.table]
     copier = view.copier.earlier if isinstance(view.copier, Teller) else view.copier
     copies = [] if copier is None or copier.copies is None else [copier.copies.table]
     if isinstance(view, Joined):
@@ -300,8 +386,8 @@ def table_of_parts(name: str, parts: Sequence[Codec[Any]], keep: Keep | None = N
     """A table whose key has these parts. Raises: UsageError if they are too many."""
     if len(parts) > PARTS_MAX:
         raise UsageError(
-            f"the keys of {name!r} would have {len(parts)} parts; {PARTS_MAX} are the most. The keys of the view's "
-            "groups (of a join: its keys) and those of its source have too many together"
+            f"the keys of {name!r}, which the view needs, would have {len(parts)} parts, and {PARTS_MAX} are the most: "
+            "use keys with fewer parts"
         )
     return Table(name, key=_key(parts), keep=keep)
 
@@ -351,15 +437,30 @@ def _order(id: str, order: Ordered, members: Copies) -> Column[Any, Any]:
 # ------------------------------------------------------------ checks
 
 
-def must_be_count(id: str, name: str, value: object) -> None:
-    """Raises: UsageError unless the value is a number of rows."""
+def listed(columns: Column[Any, Any] | Sequence[Column[Any, Any]]) -> tuple[Column[Any, Any], ...]:
+    """One column, or several, as a tuple."""
+    if isinstance(columns, Column) or not isinstance(columns, list | tuple):
+        return (columns,)  # type: ignore[return-value]  # `_must_read` refuses all but a column
+    return tuple(columns)
+
+
+def must_be_plain(id: str, function: object) -> None:
+    """Raises: UsageError unless the function is a plain one."""
+    if not callable(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(f"view {id!r} takes a plain function that gives views.Put(...), not {function!r}")
+
+
+def must_be_count(id: str, name: str, value: object, what: str = "rows") -> None:
+    """Raises: UsageError unless the value is a number of rows, or of what is named."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"view {id!r}: {name} is a number of rows, at least 1, not {value!r}")
+        raise UsageError(f"view {id!r}: {name} is a number of {what}, at least 1, not {value!r}")
 
 
 def must_be_links(id: str, links: Table[Any], label: Column[Any, Any]) -> None:
     """Raises: UsageError if the links' keys do not begin with two nodes, or a label is no node."""
     nodes = label.table
+    if any(isinstance(each, TupleCodec) for each in codecs_of(links.key)):
+        raise UsageError(f"view {id!r}: a part of the key of {links!r} is a tuple itself; give its parts one by one")
     node = [each.name for each in codecs_of(nodes.key)]
     if [each.name for each in codecs_of(links.key)[: 2 * len(node)]] != node * 2:
         raise UsageError(

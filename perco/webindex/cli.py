@@ -17,6 +17,7 @@ import typer
 import perco
 from perco.cli.screen import FINE, FOUND, GOES_ON, called, complain, perform, perform_or, show_json
 from perco.cli.values import parse_moment
+from perco.embeddings import demo as embeddings_demo
 from perco.webindex import demo as demos
 from perco.webindex.crawl import problem_with
 from perco.webindex.crawled import CrawlError
@@ -71,6 +72,9 @@ def demo(
     folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="The folder for the demo.")] = Path("perco-demo"),
     limit: Annotated[int | None, typer.Option("--limit", min=200, metavar="N", help="Stop after N pages.")] = None,
     spark: Annotated[bool, typer.Option("--spark", help="Load through Spark, and compare with one process.")] = False,
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", help="Instead, search a folder of notes by their meaning.")
+    ] = False,
 ) -> None:
     """Index pages, kill the process half-way, continue, search.
 
@@ -82,7 +86,10 @@ def demo(
       perco demo
       perco demo --dir /tmp/demo --limit 500
       perco demo --spark
+      perco demo --embeddings
     """
+    if embeddings:
+        perform_or("interrupted; the next run starts from scratch", _embeddings_demo, folder)
     if spark:
         perform_or("interrupted; the next run starts from scratch", _spark_demo, folder, limit)
     perform_or("interrupted; the next run starts from scratch", demos.run, folder, limit)
@@ -224,6 +231,11 @@ async def _spark_demo(folder: Path, limit: int | None) -> int:
     on_spark = _spark()
     demos.fresh(folder)
     return FINE if await on_spark.both(folder, limit, demos.say) else FOUND
+
+
+async def _embeddings_demo(folder: Path) -> int:
+    demos.fresh(folder)
+    return await embeddings_demo.run(folder)
 
 
 async def _load(store: Path, sources: list[str] | None, rows: str | None, take_over: bool, *, json: bool) -> int:

@@ -34,7 +34,13 @@ from perco.webindex.search import Hit, SearchIndex
 from perco.webindex.service import Service, reap, serve
 
 _MARK = "perco-demo"  # a file in every folder that a demo made; stores are replaced only in such a folder
-_STORES = ("store", "spark", "embedded")  # what demos make in the folder; everything else in it is the user's
+_STORES = (
+    "store",
+    "spark",
+    "embedded",
+    "notes",
+    "notes-index",
+)  # what demos make in the folder; everything else in it is the user's
 _QUERY = "asyncio future callback"
 _AGO_S = (60, 30, 10, 5, 2)  # how far to look back: the first of these for which the store is old enough
 _EDITED = DOCS_URL + "asyncio.Future"

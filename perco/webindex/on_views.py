@@ -1,10 +1,9 @@
 """The web index as views: what `index.py` says in observers, declared once.
 
     pages.contents --parse--> docs (the title and text of a page), links, frames
-    links  --gather--> around.anchors   the texts of the links to a page, in the order of their sources
-    frames --show--> frames.inner --show all--> around.inside   the texts of the pages in its frames
+    frames --show--> frames.inner       the texts of the pages in a page's frames
     pages.rank --rank--> around.score
-    docs, around --place--> members     where a page stands among the pages with the same content
+    docs, around, links, frames --place--> members   where a page stands among the pages with the same content
     members --elect--> documents        the first of these is canonical, the others are its duplicates
     documents --export--> the search index
 
@@ -19,7 +18,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import perco
-from perco.views import Delivered, Group, Put, Views, prefix
+from perco.views import Delivered, Group, Put, Views, first, prefix
 from perco.webindex.batch import ANCHORS_MAX, DUPLICATES_MAX, Document, content_hash, seat, usable_rank
 from perco.webindex.pages import (
     DEFAULT_LIMITS,
@@ -47,10 +46,8 @@ anchor: perco.Column[Any, Any] = links.column("anchor", perco.MSGPACK)  # (sourc
 frames: perco.Table[Any] = perco.Table("frames", key=perco.Tuple(perco.TEXT, perco.INT64))  # (page, number)
 shown: perco.Column[Any, str] = frames.column("shown", perco.TEXT)
 inner: perco.Column[Any, str] = frames.column("inner", perco.TEXT)
-around: perco.Table[str] = perco.Table("around", key=perco.TEXT)  # what other rows say about a page
+around: perco.Table[str] = perco.Table("around", key=perco.TEXT)  # what others say about a page
 score: perco.Column[str, float] = around.column("score", perco.FLOAT64)
-anchors: perco.Column[str, Any] = around.column("anchors", perco.MSGPACK)
-inside: perco.Column[str, Any] = around.column("inside", perco.MSGPACK)
 members: perco.Table[Any] = perco.Table(
     "members", key=perco.Tuple(perco.BYTES, perco.INT64, perco.TEXT)
 )  # (hash, *seat)
@@ -89,26 +86,20 @@ def web_views(
     def rank_page(row: perco.Row[str]) -> Puts:
         yield Put(around, key_part(row.key), {score: row[rank]})
 
-    @v.group(anchor, id="gather", by=prefix(1), into=anchors, first=anchors_max)
-    def gather(page: str, rows: Group[Any]) -> Puts:
-        yield Put(around, page, {anchors: [row[anchor] for row in rows]})
-
     @v.join(shown, said, id="show", on=lambda frame: frame[shown], into=inner)
     def show(frame: perco.Row[Any], other: Any) -> Puts:
         yield Put(frames, frame.key, {inner: other[said][2]})
 
-    @v.group(inner, id="show all", by=prefix(1), into=inside)
-    def show_all(page: str, rows: Group[Any]) -> Puts:
-        yield Put(around, page, {inside: [row[inner] for row in rows]})
-
-    @v.join(said, [score, anchors, inside], id="place", into=members, how="left")
-    def place(page: perco.Row[str], more: Any) -> Puts:
-        url, title, text = page[said] or ("", "", "")
-        ranked, linked, framed = (more[score], more[anchors], more[inside]) if more else (None, None, None)
+    @v.cogroup(said, score, first(anchors_max, anchor), inner, id="place", into=members)
+    def place(page: str, there: Any, ranked: Any, linked: list[Any], framed: list[Any]) -> Puts:
+        if there is None:
+            return
+        url, title, text = there[said]
         if framed:
-            text = rendered(text, framed, limits)
-        seated = seat(usable_rank(ranked), url)
-        value = {member: (url, usable_rank(ranked), linked or ()), words: (title, text)}
+            text = rendered(text, [row[inner] for row in framed], limits)
+        rank_now = usable_rank(ranked and ranked[score])
+        seated = seat(rank_now, url)
+        value = {member: (url, rank_now, [row[anchor] for row in linked]), words: (title, text)}
         yield Put(members, (content_hash(title, text), *seated), value)
 
     @v.group(member, words, id="elect", by=prefix(1), into=documents, first=1 + duplicates_max)

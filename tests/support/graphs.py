@@ -59,6 +59,8 @@ class Graph:
                 self._join(rng, source, rng.choice(earlier), shape)
         if parts.random() < 0.5:
             self._components(parts, parts.choice([*self.sources, *shapes]))
+        if parts.random() < 0.6:
+            self._cogroup(parts, parts.sample([*self.sources, *shapes], 2 if len(shapes) == 1 else 3))
 
     def _each(self, rng: random.Random, source: Shape, into: Shape) -> None:
         columns = rng.choice([[source.s], [source.n], [source.s, source.n], [source.n, source.x, source.s]])
@@ -175,6 +177,26 @@ class Graph:
 
         self._note(rng, "components", links, columns)
 
+    def _cogroup(self, rng: random.Random, sides: list[Shape]) -> None:
+        """The rows of several tables with the same key, or the same first part of it."""
+        many = rng.random() < 0.6
+        table = perco.Table("together", key=KEY)
+        n, s = table.column("n", perco.INT64), table.column("s", perco.TEXT)
+        self.views.take_up("together", table)
+        wanted: list[Any] = [[side.s, side.n] if rng.random() < 0.5 else side.s for side in sides]
+        if many and rng.random() < 0.5:
+            wanted[0] = views.first(2, sides[0].s)
+
+        @self.views.cogroup(*wanted, id="together", into=table, key=perco.TEXT if many else None)
+        def together(key: Any, *found: Any) -> Iterator[views.Put[Any]]:
+            rows = [(side, row) for side, there in zip(sides, found, strict=True) for row in _listed(there)]
+            text = "+".join(f"{side.table.name} {'/'.join(row.key)} {row[side.s]}" for side, row in rows)
+            where = (key, "many") if many else key
+            yield views.Put(table, where, {n: len(rows), s: text[:80]})
+
+        for side in sides:
+            self._note(rng, f"cogroup of {'many' if many else 'single rows'}", side, [side.s])
+
     def _note(self, rng: random.Random, kind: str, source: Shape, columns: Iterable[Any]) -> None:
         direct = source not in self.sources
         self.kinds.add(f"{kind} of a {'view' if direct else 'source'}")
@@ -198,6 +220,10 @@ class Graph:
                 row[column] = value
                 out.append((column, key, value))
         return out
+
+
+def _listed(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else [] if found is None else [found]
 
 
 async def write(db: perco.Database, changes: Iterable[tuple[perco.Column[Any, Any], Any, Any]]) -> None:

@@ -20,13 +20,15 @@ from tests.support.places import local_of
 class Nodes:
     """Nodes, and links between them."""
 
-    def __init__(self, *, nodes_max: int = 1000, version: int = 1) -> None:
-        self.nodes = perco.Table("nodes", key=perco.TEXT)
+    def __init__(self, *, nodes_max: int = 1000, version: int = 1, into: str = "label", table: str = "nodes") -> None:
+        self.nodes = perco.Table(table, key=perco.TEXT)
+        self.other = self.nodes.column("other", perco.TEXT)
         self.label = self.nodes.column("label", perco.TEXT)
         self.links = perco.Table("links", key=perco.Tuple(perco.TEXT, perco.TEXT, perco.INT64))
         self.on = self.links.column("on", perco.INT64)
         self.views = views.Views(perco.Schema(self.nodes, self.links))
-        self.views.components(self.on, id="parts", into=self.label, nodes_max=nodes_max, version=version)
+        column = self.label if into == "label" else self.other
+        self.views.components(self.on, id="parts", into=column, nodes_max=nodes_max, version=version)
         self.schema = self.views.schema
 
     async def link(self, db: perco.Database, *pairs: str, there: bool = True) -> None:
@@ -197,6 +199,33 @@ async def test_a_new_version_keeps_the_labels(nodes: Nodes) -> None:
             await check(second, newer)
             await newer.link(second, "cd", there=False)
             assert await newer.labels(second) == "aa ba"
+
+
+async def test_a_new_version_may_write_another_column(nodes: Nodes) -> None:
+    async with client(memory(), nodes.schema) as db:
+        async with db.worker():
+            await nodes.link(db, "ab", "bc", "de")
+        newer = Nodes(version=2, into="other")
+        async with client(local_of(db), newer.schema) as second:
+            await put(second, newer.on, ("c", "f", 0), 1)  # its run may come before those of the older links
+            async with second.worker():
+                await settle(second)
+                await check(second, newer)
+                found = {
+                    node: (values.get("label"), values.get("other"))
+                    for node, values in (await rows(second, newer.nodes)).items()
+                }
+    assert found == {node: (None, "a" if node in "abcf" else "d") for node in "abcdef"}
+
+
+async def test_a_new_version_may_not_write_another_table(nodes: Nodes) -> None:
+    async with client(memory(), nodes.schema) as db:
+        async with db.worker():
+            await nodes.link(db, "ab")
+        newer = Nodes(version=2, table="others")
+        async with client(local_of(db), newer.schema) as second:
+            with pytest.raises(perco.UsageError, match="labelled rows of table 'nodes': keep the labels in that table"):
+                await in_transaction(second, newer.run("ab"))
 
 
 def test_labels_are_the_smallest_nodes(nodes: Nodes) -> None:

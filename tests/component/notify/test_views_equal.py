@@ -40,7 +40,7 @@ def test_the_graphs_cover_what_views_can_be() -> None:
     kinds = set().union(*(Graph(seed).kinds for seed in SEEDS))
     groups = {f"{what} by {by}" for what in ("kept", "whole", "first") for by in ("prefix", "value")}
     joins = {f"join by {by}{how}" for by in ("key", "value", "both keys") for how in ("", ", left")}
-    expected = {"each", "fan out", "components"} | groups | joins
+    expected = {"each", "fan out", "components", "cogroup of many", "cogroup of single rows"} | groups | joins
     assert kinds == {f"{kind} of a {source}" for source in ("source", "view") for kind in expected}
 
 

@@ -86,7 +86,10 @@ def test_features_of_a_text() -> None:
     [
         ({"threshold": 0}, "threshold is a similarity"),
         ({"threshold": 1.5}, "threshold is a similarity"),
-        ({"permutations": 0}, "permutations is a number of rows"),
+        ({"permutations": 0}, "permutations is a number of permutations"),
+        ({"permutations": 5000}, "5000 permutations are more than 1024"),
+        ({"features": 3}, "takes a plain function"),
+        ({"version": 0}, "version"),
         ({"compared_max": 0}, "compared_max is a number of rows"),
     ],
 )
@@ -114,11 +117,20 @@ def names(found: Iterable[Any]) -> list[str]:
     return sorted(each.name for each in found)
 
 
-def test_a_refused_declaration_adds_nothing() -> None:
+@pytest.mark.parametrize(
+    "how", [{"into": "number"}, {"into": "text"}, {"into": "table"}, {"id": "a.b"}, {"id": "x" * 36}, {"version": 0}]
+)
+def test_a_refused_declaration_adds_nothing(how: dict[str, Any]) -> None:
     docs = perco.Table("docs", key=perco.TEXT)
-    text, label = docs.column("text", perco.TEXT), docs.column("label", perco.INT64)
+    text, number = docs.column("text", perco.TEXT), docs.column("number", perco.INT64)
+    right = docs.column("right", perco.TEXT)
     v = views.Views(perco.Schema(docs))
-    before = names(v.schema.tables.values())
-    with pytest.raises(perco.UsageError, match="must have the codec"):
-        views.near_duplicates(v, text, id="near", into=label)
-    assert (names(v.schema.tables.values()), list(v.declared)) == (before, [])
+    arguments: dict[str, Any] = {
+        "id": "near",
+        **how,
+        "into": {"number": number, "text": text, "table": docs}.get(how.get("into", ""), right),
+    }
+    with pytest.raises(perco.PercoError):
+        views.near_duplicates(v, text, **arguments)
+    assert (names(v.schema.tables.values()), list(v.declared), list(v.schema.observers)) == (["docs"], [], [])
+    views.near_duplicates(v, text, id="near", into=right)
