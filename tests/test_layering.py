@@ -40,6 +40,7 @@ LAYERS = [
     "aio",
     "views",
     "sources",
+    "langchain",
     "spark",
     "testing",
     "embeddings",
@@ -164,6 +165,8 @@ def test_the_core_stands_on_trio_msgpack_and_lmdb_alone() -> None:
             top = name.split(".")[0]
             if (top, layer_of(path)) == ("psycopg", "postgresql"):
                 continue  # for type checkers only: `connection.libpq` imports it when a store is opened
+            if top == "langchain_core" and layer_of(path) == "langchain":
+                continue
             if (top, path.name) in {("numpy", "near.py"), ("rensa", "near.py"), ("numpy", "vectors.py")}:
                 continue  # imported when a program declares near-duplicates, or searches for vectors
             assert top in CORE | {"perco"} | set(sys.stdlib_module_names), f"{path} imports {name}"
