@@ -64,8 +64,8 @@ async def run(folder: Path) -> int:
     after = await _stored(index)
     console.print(f"   {told['embedded']:,} chunks are embedded now; {after:,} vectors are stored.")
     twice = before + told["embedded"] - after
-    console.print(f"   {counted(twice, 'chunk')} embedded twice: in the calls that the kill has cut off.")
-    _say("\n3  Ask it.")
+    console.print(f"   {counted(twice, 'chunk')} had to be embedded twice: those in calls that the kill cut off.")
+    _say("\n3  Ask it. (The vectors count hashed words here; a model of your own may know what words mean.)")
     for question in _QUESTIONS:
         await _ask(index, question)
     equal = await _edits(index, notes)
@@ -108,6 +108,7 @@ async def _edits(index: EmbeddingIndex, notes: Path) -> bool:
         (notes / "renamed.md").unlink()
         await follow("renamed.md is deleted")
         await _ask(index, _TEAPOT, 1)
+        console.print("     The note is gone: this is the nearest of the others.")
         _say("\n5  Is the index what the notes say?")
         began = time.monotonic()
         async with db.snapshot() as snap:
@@ -129,7 +130,7 @@ async def _ask(index: EmbeddingIndex, question: str, k: int = 2) -> None:
     for each in found:
         words = " ".join(each.words.split())
         console.print(
-            f"     {each.likeness:.2f}  {each.text}: {words[:200]}", markup=False, no_wrap=True, overflow="ellipsis"
+            f"     {each.likeness:.2f}  {each.name}: {words[:200]}", markup=False, no_wrap=True, overflow="ellipsis"
         )
 
 

@@ -31,11 +31,11 @@ class Passage(NamedTuple):
     """A chunk that was found.
 
     Attributes:
-        text: the key of its text.
+        name: the key of its text.
         likeness: of its vector and that of the question: their cosine, from -1 to 1.
     """
 
-    text: str
+    name: str
     headings: str
     words: str
     likeness: float

@@ -309,7 +309,7 @@ class Folder(Generic[V]):
             try:
                 content = data.decode()
             except UnicodeDecodeError:
-                return Skipped(file.key, "it is no UTF-8 text", False)
+                return Skipped(file.key, "it is not UTF-8 text", False)
         return _Change(file.key, content, b"" if file.fresh else file.stamp.packed())
 
 

@@ -73,7 +73,7 @@ def demo(
     limit: Annotated[int | None, typer.Option("--limit", min=200, metavar="N", help="Stop after N pages.")] = None,
     spark: Annotated[bool, typer.Option("--spark", help="Load through Spark, and compare with one process.")] = False,
     embeddings: Annotated[
-        bool, typer.Option("--embeddings", help="Instead, search a folder of notes by their meaning.")
+        bool, typer.Option("--embeddings", help="Index and search a folder of notes by meaning, instead of web pages.")
     ] = False,
 ) -> None:
     """Index pages, kill the process half-way, continue, search.

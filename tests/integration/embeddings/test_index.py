@@ -33,7 +33,7 @@ class Model:
 
 
 async def found(index: EmbeddingIndex, question: str, k: int = 1) -> list[tuple[str, str]]:
-    return [(passage.text, passage.words) for passage in await index.search(question, k)]
+    return [(passage.name, passage.words) for passage in await index.search(question, k)]
 
 
 async def test_it_follows_a_folder_and_embeds_each_paragraph_once(tmp_path: Path) -> None:

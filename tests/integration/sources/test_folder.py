@@ -121,7 +121,7 @@ async def test_what_cannot_be_taken_is_told_and_nothing_is_lost(
         monkeypatch.setattr(folder, "open", opened, raising=False)
         skipped = {each.key: each for each in (await notes.source.sync(db)).skipped}
         assert skipped["large"] == Skipped("large", "it has more than 10 bytes", False)
-        assert skipped["binary"] == Skipped("binary", "it is no UTF-8 text", False)
+        assert skipped["binary"] == Skipped("binary", "it is not UTF-8 text", False)
         assert skipped["locked"] == Skipped("locked", "it cannot be read: Permission denied", True)
         assert skipped["moving"] == Skipped("moving", "it has changed while it was read", True)
         assert await notes.stored(db) == {"locked": "text", "moving": "text", "fine": "text"}
