@@ -197,7 +197,7 @@ def not_noted(patch: pytest.MonkeyPatch) -> None:
 
 @by(f"{_INPLACE}::test_a_run_tells_the_readers_itself", "V12 a run keeps the observers from running, and does not tell")
 def tells_nobody(patch: pytest.MonkeyPatch) -> None:
-    async def tell(view: Any, txn: Any, keys: Any) -> None:
+    async def tell(view: Any, rows: Any, txn: Any, keys: Any) -> None:
         pass
 
     patch.setattr(running, "_tell", tell)
