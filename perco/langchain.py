@@ -244,7 +244,7 @@ async def _list(
     body = partial(_given_up, namespace=namespace, before=before, after=after, limit=limit)
     while True:
         found, ended = await db.run(body, set(group_ids))
-        if found or ended:
+        if ended:
             return found
 
 
@@ -277,7 +277,8 @@ async def _given_up(
     after: float | None,
     limit: int | None,
 ) -> tuple[list[str], bool]:
-    """See `RecordManager.list_keys`. Also returns whether all keys have been looked at."""
+    """See `RecordManager.list_keys`. Also returns whether these are all keys, or as many as are wanted: if not, the
+    transaction has taken out so many keys that another one must go on."""
     found: dict[str, None] = {}
     taken_out = 0
     for group in sorted(groups):
@@ -293,6 +294,8 @@ async def _given_up(
                 taken_out += 1
             else:
                 found[key] = None
-            if len(found) == limit or taken_out == _AT_ONCE:
+            if len(found) == limit:
+                return list(found), True
+            if taken_out == _AT_ONCE:
                 return list(found), False
     return list(found), True

@@ -122,14 +122,14 @@ def check(index: Index, json: Json = False) -> None:
 
 @dataclass(frozen=True)
 class Model:
-    """What an index was made with. Attributes: `embed`: MODULE:FUNCTION, or "" for hashed words; `version`."""
+    """The model of an index. Attributes: `embed`: MODULE:FUNCTION, or "" for hashed words; `version`."""
 
     embed: str = ""
     version: int = 1
 
     @staticmethod
     def of(index: Path) -> Model | None:
-        """What an index remembers; None: there is no index. Raises: StoreError."""
+        """The model that an index remembers; None: there is no index. Raises: StoreError."""
         path = index / "model.json"
         try:
             return Model(**jsons.loads(path.read_text())) if path.exists() else None

@@ -301,7 +301,7 @@ class Side:
 
 
 Found: TypeAlias = "Row[Any] | list[Row[Any]] | None"
-"""What a side has for a key: a list if it may have many."""
+"""The rows of a side for a key: a list if it may have many."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -372,4 +372,4 @@ class Components(Owners):
 
 
 View: TypeAlias = Each | Grouped | Joined | CoGrouped | Components
-"""What a program declares."""
+"""The kinds of views that a program declares."""

@@ -2,8 +2,8 @@
 
 Two documents are near each other if the Jaccard similarity of their sets of features is at least a threshold. It is
 estimated by MinHash (Broder, 1997), and candidates are found by locality-sensitive hashing: the signature of a document
-is cut into bands, and two documents are compared if they agree in a whole band. A cluster is
-what is near each other, directly or through others.
+is cut into bands, and two documents are compared if they agree in a whole band. A cluster is a set of documents that
+are near each other, directly or through others.
 
     document --sign--> bands   (hash of a band, document) -> signature
                        links   (document, document, nothing): so a document without others has a label, too
@@ -74,7 +74,7 @@ def near_duplicates(
 ) -> None:
     """Declare the views that label near-duplicates: all documents of a cluster get the smallest of their keys.
 
-    A cluster is what is connected by pairs of documents whose similarity, as estimated, is at least the threshold. A
+    Pairs of documents whose similarity, as estimated, is at least the threshold connect the documents of a cluster. A
     document that changes or is deleted leaves its cluster, which may fall apart. Needs `pip install 'perco[near]'`.
 
     The estimate of a similarity s has a standard error of about sqrt(s * (1 - s) / permutations). Pairs well above the

@@ -1,4 +1,4 @@
-"""What the sinks in SQL tables have in common: the names of their columns, and how rows become tuples. No I/O."""
+"""The common part of the sinks in SQL tables: the names of their columns, and rows as tuples. No I/O."""
 
 from __future__ import annotations
 

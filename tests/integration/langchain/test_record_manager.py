@@ -164,8 +164,12 @@ def test_many_keys_that_another_source_holds(manager: RecordManager) -> None:
     manager.update([*keys, "z"], group_ids=["h"] * len(keys) + ["g"])
     now = manager.get_time()
     manager.update(keys, group_ids=["h"] * len(keys))
+    manager.update(["0"], group_ids=["g"])  # the first of all keys; those that are taken out come after it
+    later = manager.get_time()
+    manager.update(keys, group_ids=["h"] * len(keys))
+    assert manager.list_keys(group_ids=["g"], before=later) == ["0", "z"]
     assert manager.list_keys(group_ids=["g"], before=now, limit=10) == ["z"]
-    manager.delete_keys(["z"])
+    manager.delete_keys(["0", "z"])
     assert manager.list_keys(group_ids=["g"], before=now) == manager.list_keys(group_ids=["g"]) == []
     assert len(manager.list_keys(group_ids=["h"])) == 1500
 
