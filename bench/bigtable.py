@@ -4,6 +4,7 @@
                     CheckAndMutateRow) by the same client; calls and CPU of the client for each
     the emulator    asked bare, by the same client: what it allows
     latency         with 5 ms for every call, one transaction at a time: how many round trips it takes
+    the leader      is killed, or stopped, while a direct client commits: how long no commit succeeds
 
 Nothing here is durable: an emulator has no disk. Its own CPU time is shown, and is not the client's.
 """
@@ -23,6 +24,7 @@ from typing import Any
 import trio
 
 import perco
+from bench import leader
 from bench.against.embedded import KEYS, ZERO, Perco, one_more, schema, value
 from bench.against.load import Load, closed_loop, rates, row_of
 from bench.harness import Report, Run, interleaved, version_of
@@ -51,6 +53,8 @@ def main(run: Run) -> None:
         with emulator() as started:
             _one_call(run, report, started)
             _latency(run, report)
+            own = BigtableOptions(own=False)
+            leader.fail_over(run, report, started.url, perco.Options(bigtable=own), own.lease_s)
     run.finish(report, facts)
 
 

@@ -13,20 +13,16 @@ with the same four statements is its floor. CPU time is that of the client and t
 from __future__ import annotations
 
 import random
-import signal
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import trio
 
 import perco
+from bench import leader
 from bench.against import pipeline, rows
-from bench.against.coordinator import Coordinator
 from bench.against.embedded import KEYS, ZERO, Perco, one_more, schema, value
 from bench.against.load import Load, closed_loop, rates, row_of
 from bench.against.postgres import NoPostgresError, Server, server
@@ -37,9 +33,6 @@ IN_FLIGHT = 128
 CONNECTIONS = 16  # of asyncpg: the best of 4 to 128
 PERCO_CHAINS, PERCO_IN_FLIGHT = 1000, 256
 PROCRASTINATE_CHAINS, PROCRASTINATE_IN_FLIGHT = 60, 10  # more in flight make it slower
-
-AWAY_IN_FLIGHT, BEFORE_S, AWAY_S = 16, 1.0, 10.0
-GAP_S = 5.0
 
 DIRECT = "perco, a direct client"
 FOUR, ONE = "asyncpg, 4 round trips", "asyncpg, one statement"
@@ -57,7 +50,13 @@ def main(run: Run) -> None:
                 _one_call(run, report, folder, started)
                 pipeline.prepare(started)
                 _three_steps(run, report, started)
-                _fail_over(run, report, started)
+                leader.fail_over(
+                    run,
+                    report,
+                    lambda: started.url(f"away_{random.getrandbits(32):x}"),
+                    perco.Options(postgresql=perco.options.PostgresqlOptions(own=False)),
+                    perco.options.PostgresqlOptions().lease_s,
+                )
         except NoPostgresError as error:
             run.say(f"{error}\n")
     run.finish(report, facts)
@@ -103,22 +102,10 @@ def _one_call(run: Run, report: Report, folder: Path, started: Server) -> None:
         report.ratio(f"vs_sql_one_statement_{in_flight}", mine.of(rates(found[ONE])), valid=kept)
 
 
-@contextmanager
-def _coordinators(url: str, count: int) -> Iterator[list[Coordinator]]:
-    """The first one leads, the others stand by."""
-    with tempfile.TemporaryDirectory(prefix="perco-") as folder, ExitStack() as stack:
-        all = []
-        for number in range(count):
-            all.append(Coordinator(url, Path(folder) / f"s{number}"))
-            stack.callback(all[-1].end)
-            all[-1].says("standing by" if number else "serving")
-        yield all
-
-
 def _load_direct(started: Server, in_flight: int) -> Load:
     """The CPU time of the server that gives timestamps counts."""
     url = started.url("direct")
-    with _coordinators(url, 1) as [coordinator]:
+    with leader.coordinators(url, 1) as [coordinator]:
         return trio.run(_load, started, in_flight, url, lambda: started.cpu_s() + coordinator.cpu_s())
 
 
@@ -166,51 +153,3 @@ def _three_steps(run: Run, report: Report, started: Server) -> None:
 def _drain(started: Server) -> Load:
     url = started.url(f"drain_{random.getrandbits(32):x}")
     return trio.run(pipeline.drain, url, PERCO_CHAINS, PERCO_IN_FLIGHT, started.cpu_s)
-
-
-# ------------------------------------------------------------------ the leader is gone
-
-
-def _fail_over(run: Run, report: Report, started: Server) -> None:
-    table = []
-    for name, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
-        gaps = []
-        for _ in range(run.rounds):
-            url = started.url(f"away_{random.getrandbits(32):x}")
-            with _coordinators(url, 2) as [leader, _]:
-                gaps.append(trio.run(_gap, url, partial(leader.send, number)))
-        table.append([f"the server that leads is {name}", f"{median(gaps):.1f}", f"{max(gaps):.1f}"])
-        report.figures[f"gap_{name}_s"] = max(gaps)
-        report.bars.append((f"gap_{name}_s", max(gaps), "at most", GAP_S))
-    run.table(
-        f"the longest time without a commit, {AWAY_IN_FLIGHT} in flight; a lease lasts "
-        f"{perco.options.PostgresqlOptions().lease_s:g} s",
-        ("", "median s", "longest s"),
-        table,
-    )
-
-
-async def _gap(url: str, harm: Callable[[], None]) -> float:
-    """The longest time between two commits, around the moment when a leader is harmed."""
-    own = perco.options.PostgresqlOptions(own=False)
-    async with perco.open(url, schema, options=perco.Options(postgresql=own)) as db:
-        at = [trio.current_time()]
-
-        async def caller(number: int) -> None:
-            while True:
-                await db.run(_write, KEYS[number])
-                at.append(trio.current_time())
-
-        async with trio.open_nursery() as nursery:
-            for number in range(AWAY_IN_FLIGHT):
-                nursery.start_soon(caller, number)
-            await trio.sleep(BEFORE_S)
-            harm()
-            harmed = trio.current_time()
-            await trio.sleep(AWAY_S)
-            nursery.cancel_scope.cancel()
-        return max(after - before for before, after in pairwise([*at, harmed + AWAY_S]) if after >= harmed)
-
-
-async def _write(txn: perco.Transaction, key: bytes) -> None:
-    txn.set(value, key, ZERO)
