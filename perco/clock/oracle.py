@@ -16,7 +16,8 @@ T15  `at=w` selects the last note at or before w; w may be neither in the future
 from __future__ import annotations
 
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +30,7 @@ from perco.clock.timestamps import Timestamps, WallClock
 from perco.errors import NOTHING_WRITTEN, Corruption, SnapshotTooOld, Unavailable, UsageError
 from perco.schema.catalogue import SYSTEM_TABLE, raise_for as raise_for
 from perco.settings import check_options
-from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, NoReply, Refused, RowStore, Write
+from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, NoReply, Refused, RowMutation, RowStore, Write
 
 BOUND_ROW: Final = b"oracle"
 CLOCK_ROW: Final = b"clock"
@@ -50,6 +51,33 @@ class OracleOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+class Still:
+    """An oracle that hands out nothing for a moment.
+
+    Attributes: `bound`, its durable bound; `last`, the last timestamp handed out; `jumped`.
+    """
+
+    def __init__(self, timestamps: Timestamps, bound: int) -> None:
+        self._timestamps, self.bound, self.last, self.jumped = timestamps, bound, timestamps.last, False
+
+    def row(self, bound: int) -> RowMutation:
+        """What makes a higher bound durable, in the system table."""
+        return bound_row(self.bound, bound)
+
+    def jump(self, bound: int) -> None:
+        """Go on above a bound that is durable now."""
+        self._timestamps.jump(bound)
+        self.jumped = True
+
+
+def bound_row(old: int, bound: int) -> RowMutation:
+    """What replaces a durable bound with a higher one."""
+    writes: list[Write] = [(DATA, 0, bound, b"")]
+    if old:
+        writes.append((DATA, 0, old, None))
+    return BOUND_ROW, [(ABSENT, DATA, 0, old + 1, TS_MAX)], writes
 
 
 class Oracle:
@@ -133,6 +161,19 @@ class Oracle:
                         return
                 raise Unavailable("there are no timestamps: the store does not answer the request for a new range")
 
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[Still]:
+        """While the block lasts, draws wait. In it, the caller may make a bound durable, together with other rows, and
+        then call `jump`: the next timestamp is above that bound (O1, P7)."""
+        async with self._extending:
+            timestamps = self._timestamps
+            still = Still(timestamps, timestamps.close())
+            try:
+                yield still
+            finally:
+                if not still.jumped:
+                    timestamps.reopen(still.bound)
+
     async def _make_durable(self, bound: int) -> bool:
         """Make a bound durable (O1). If the reply was lost, the write may have arrived, or may still arrive (T4), so
         the next attempt uses the same bound.
@@ -144,11 +185,7 @@ class Oracle:
         (S4).
         """
         old = self._timestamps.bound
-        checks = [(ABSENT, DATA, 0, old + 1, TS_MAX)]
-        writes: list[Write] = [(DATA, 0, bound, b"")]
-        if old:
-            writes.append((DATA, 0, old, None))
-        [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, ((BOUND_ROW, checks, writes),), None, True)])
+        [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, (bound_row(old, bound),), None, True)])
         if isinstance(verdict, NoReply):
             self._unsure = bound
         if verdict is not APPLIED and not self._store.once and (found := await durable_bound(self._store)) > old:

@@ -43,6 +43,21 @@ class Timestamps:
         assert bound > self.bound, "O1: a bound only moves up"
         self.bound = bound
 
+    def close(self) -> int:
+        """Hand out nothing until `reopen` or `jump` is called. Returns the bound, for `reopen`."""
+        bound, self.bound = self.bound, self.last
+        return bound
+
+    def reopen(self, bound: int) -> None:
+        """Go on below the bound that `close` has returned."""
+        assert self.last <= bound, "O1: nothing was handed out meanwhile"
+        self.bound = bound
+
+    def jump(self, bound: int) -> None:
+        """Go on above a durable bound, as after a restart (O1)."""
+        assert bound > self.bound, "O1: a bound only moves up"
+        self.last = self.bound = bound
+
 
 class WallClock:
     """Wall times, made non-decreasing (O3). If the machine's clock is set back, this clock stands still until the

@@ -6,13 +6,14 @@ T14 `isolation="serializable"`, per transaction or for all of a store.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perco.blocks import async_block
 from perco.clock.holds import Pin
+from perco.database import bulk
 from perco.database.options import Options, Statistics
 from perco.database.owner import Owner
 from perco.database.parts import Parts
@@ -29,8 +30,9 @@ from perco.notify.waiting import Waiting
 from perco.notify.worker import WorkerOptions
 from perco.notify.workers import WorkerHandle, Workers
 from perco.protocol.reads import Isolation
-from perco.schema.schema import Schema, Table, must_be_table
+from perco.schema.schema import Column, Schema, Table, must_be_table
 from perco.tablets.compactor import Compacted, what_to_compact
+from perco.tablets.loading import Published
 from perco.tablets.splitter import Split, where_to_split
 from perco.txn.asking import outcome
 from perco.txn.attempts import Attempts
@@ -242,6 +244,29 @@ class Database:
         """
         self._engine.usable(writing=True)
         return await self._owner.split(*where_to_split(table, key))
+
+    async def bulk_load(
+        self, tables: Mapping[Table[Any], Iterable[tuple[Any, Mapping[Column[Any, Any], Any]]]]
+    ) -> Published:
+        """Load whole tables at once, some ten times faster than in transactions: their rows are written to files in
+        order, and the files become the tablets of the tables (P7).
+
+            await db.bulk_load({docs: ((key, {title: text}) for key, text in sorted(texts.items()))})
+
+        The tables must be empty. All rows appear in one step, as if one transaction had written them. Observers are
+        notified of them. Until then, the store can be used as ever.
+
+        Args:
+            tables: for each table, pairs of a key and values by column, in ascending order of the keys. They are
+                iterated in a thread.
+
+        Returns the timestamp of the commit, the number of tablets, and for how long writes to the tables waited.
+        Raises: UsageError if a table is not empty, the rows are not in order, the store has no files of its own
+        (memory, a database, tablet servers) or is on another machine; StoreFull, Unavailable; what the iterables raise.
+        Nothing has then been loaded. ReadOnly.
+        """
+        self._engine.usable(writing=True)
+        return await bulk.bulk_load(self._engine, self._owner, tables)
 
     async def compact(self, table: Table[Any] | str | None = None) -> list[Compacted]:
         """Return unused space in the tablets' files to the file system: each tablet is copied, in key order, to a new

@@ -28,6 +28,7 @@ from perco.schema import catalogue as catalogues, codes
 from perco.storage import OwnerStore, Tablet
 from perco.tablets.backend import Backend
 from perco.tablets.compactor import Compacted, Compactor
+from perco.tablets.loading import BulkLoad, BulkLoads, Files, Published
 from perco.tablets.local import LocalStore
 from perco.tablets.splitter import Split, Splitter
 from perco.txn.engine import Engine
@@ -72,9 +73,12 @@ class LocalOwner:
         self.backfilling = Backfill(engine.driver, background, options.backfill, lambda: known.catalogue, keeper.change)
         self._splitter: Splitter | None = None
         self._compactor: Compactor | None = None
+        self._loads: BulkLoads | None = None
         if (local := backend.local) is not None:
             self._splitter = Splitter(local, background, options.split, lambda: known.catalogue, keeper.adopt)
             self._compactor = Compactor(local, background, self._splitter)
+            notified = engine.driver.notified
+            self._loads = BulkLoads(local, self._splitter, background, engine.oracle, keeper.adopt, notified)
         self.idle = Idle(engine, waiting, backend.store, sweeper, self.backfilling, workers.running_here)
         self.made_here = False
         keeper.on_renewed = self.backfilling.wake
@@ -106,6 +110,13 @@ class LocalOwner:
         if self._compactor is None:
             raise UsageError(_NO_TABLETS)
         return self._compactor
+
+    @property
+    def loads(self) -> BulkLoads:
+        """The bulk loads. Raises: UsageError, if the store is in a database."""
+        if self._loads is None:
+            raise UsageError("a bulk load makes files, and this store is in a database: load in transactions")
+        return self._loads
 
     # ------------------------------------------------------------ the beginning and the end
 
@@ -173,6 +184,15 @@ class LocalOwner:
 
     async def compact(self, table: str | None) -> list[Compacted]:
         return await self.compacting.compact(table)
+
+    async def begin_load(self, tables: Sequence[str]) -> BulkLoad:
+        return await self.loads.begin(tables)
+
+    async def publish_load(self, id: str, files: Files) -> Published:
+        return await self.loads.publish(id, files)
+
+    async def end_load(self, id: str) -> None:
+        await self.loads.end(id)
 
     async def now(self) -> Now:
         await trio.lowlevel.checkpoint()

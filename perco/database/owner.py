@@ -10,6 +10,7 @@ from perco.history.vacuum import VacuumResult, VacuumStatistics
 from perco.notify.backfill import BackfillProgress
 from perco.storage import Tablet
 from perco.tablets.compactor import Compacted
+from perco.tablets.loading import BulkLoad, Files, Published
 from perco.tablets.splitter import Split
 
 
@@ -37,6 +38,12 @@ class Owner(Protocol):
     async def split(self, table: str, row: bytes | None) -> Split: ...
 
     async def compact(self, table: str | None) -> list[Compacted]: ...
+
+    async def begin_load(self, tables: Sequence[str]) -> BulkLoad: ...
+
+    async def publish_load(self, id: str, files: Files) -> Published: ...
+
+    async def end_load(self, id: str) -> None: ...
 
     async def now(self) -> Now: ...
 

@@ -12,7 +12,7 @@ N10  Each version of the catalogue is a cell of the system table, with the versi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -304,12 +304,19 @@ class Catalogue:
 
     def with_split(self, table: str, row: bytes) -> Catalogue:
         """The next version, in which a tablet begins at a row; this one if a tablet begins there already (P4)."""
-        entry = self.tables[table]
-        if row in entry.splits:
-            return self
-        number = max(number for number, _, _ in entry.tablets()) + 1
-        entry = replace(entry, splits=tuple(sorted([*entry.splits, row])), added={**entry.added, row: number})
-        return replace(self, version=self.version + 1, tables={**self.tables, table: entry})
+        return self.with_splits({table: [row]})
+
+    def with_splits(self, rows: Mapping[str, Sequence[bytes]]) -> Catalogue:
+        """The next version, in which tablets begin at these rows of tables; this one if all of them do already (P4)."""
+        tables = dict(self.tables)
+        for table, starts in rows.items():
+            entry = tables[table]
+            new = [row for row in starts if row not in entry.splits]
+            number = max(number for number, _, _ in entry.tablets()) + 1
+            added = {**entry.added, **{row: number + i for i, row in enumerate(new)}}
+            if new:
+                tables[table] = replace(entry, splits=tuple(sorted([*entry.splits, *new])), added=added)
+        return self if tables == self.tables else replace(self, version=self.version + 1, tables=tables)
 
     def observed_tables(self) -> list[str]:
         """The tables that have observers, sorted."""

@@ -71,6 +71,7 @@ from perco.serve.tasks import ProcessTasks
 from perco.serve.together import Together
 from perco.storage import Tablet
 from perco.tablets.compactor import Compacted
+from perco.tablets.loading import BulkLoad, Files, Published
 from perco.tablets.splitter import Split
 from perco.txn.background import Background
 from perco.txn.engine import Engine
@@ -359,6 +360,24 @@ class RemoteOwner:
         except LostError as error:
             raise WriteUnknown("compacting tablets", str(error)) from error
         return [Compacted(*each) for each in done]
+
+    async def begin_load(self, tables: Sequence[str]) -> BulkLoad:
+        """Have the owner begin a bulk load. If this client's session ends, so does the load."""
+        begun = BulkLoad(*await self.link.call(Method.BEGIN_LOAD, list(tables), again=True))
+        await self.keeper.renew()
+        return begun
+
+    async def publish_load(self, id: str, files: Files) -> Published:
+        """Have the owner publish a bulk load. Raises: also WriteUnknown, if the answer is lost."""
+        try:
+            done = Published(*await self.link.call(Method.PUBLISH_LOAD, (id, files), again=False))
+        except LostError as error:
+            raise WriteUnknown("publishing a bulk load", str(error)) from error
+        await self.keeper.renew()
+        return done
+
+    async def end_load(self, id: str) -> None:
+        await self.link.call(Method.END_LOAD, id, again=True)
 
     async def now(self) -> Now:
         return Now(*await self.link.call(Method.NOW, None, again=True))

@@ -62,6 +62,7 @@ class Session:
         name: a random string that the client has chosen.
         open: start timestamps that the session was given and whose transactions have not ended.
         held: holds on past timestamps, by the number that the client gave to each.
+        loads: ids of the bulk loads that the client has begun.
         claims: rows on which the client runs observers.
         works: ids of the observers that the client has; `runs`: of those that it may run.
         full, asked_at: see `Wakes`.
@@ -92,6 +93,7 @@ class Session:
         "full",
         "held",
         "last_heard",
+        "loads",
         "name",
         "new",
         "open",
@@ -108,6 +110,7 @@ class Session:
         self.ticket = secrets.token_hex(16)
         self.open: set[int] = set()
         self.held: dict[int, int] = {}
+        self.loads: set[str] = set()
         self.claims: set[tuple[str, bytes]] = set()
         self.works: frozenset[str] = frozenset()
         self.runs: frozenset[str] = frozenset()
@@ -167,6 +170,7 @@ class Sessions:
         # F3: both are called with a ticket; `on_end`, before anything that the ticket's session holds is released.
         self.on_begin: Callable[[str], None] = lambda ticket: None
         self.on_end: Callable[[str], None] = lambda ticket: None
+        self.on_load_left: Callable[[str], None] = lambda id: None  # called with a bulk load of a session that ends
         self.on_held: Callable[[str], None] = lambda ticket: None  # R10
         self.on_wake: Callable[[], None] = lambda: None  # N8: called when sessions were woken: some may not answer
         self.claims: dict[tuple[str, bytes], _Claim] = {}
@@ -253,6 +257,8 @@ class Sessions:
         self.done(session, list(session.open))
         for number in list(session.held):
             self.release(session, number)
+        for id in session.loads:
+            self.on_load_left(id)
         self.works(session, (), ())
         if orphans:
             self._orphaned()

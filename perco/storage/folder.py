@@ -40,6 +40,7 @@ _OWNER_FILE = "owner"
 _OWNER_BYTES = 1024
 _UNSYNCED_FILE = "unsynced"
 _TABLETS = "tablets"
+_LOADS = "loads"
 _NEW = ".new"  # unfinished: never opened as a tablet
 _NEXT = ".next"  # whole, and replaces the folder without the suffix (P6)
 _GLANCES_MAX, _GLANCE_S = 50, 0.002
@@ -114,6 +115,7 @@ class Folder:
             folder = cls(path, lock, readonly=False, owner_alive=False)
             for newer in path.glob(f"{_TABLETS}/*{_NEXT}"):  # P6: the last owner was stopped
                 _settle(newer)
+            shutil.rmtree(path / _LOADS, ignore_errors=True)  # P7: of bulk loads that the last owner knew
             for unfinished in path.glob(f"{_TABLETS}/*{_NEW}"):  # may be as large as a tablet: free its space
                 shutil.rmtree(unfinished, ignore_errors=True)
             folder._check_unsynced(durable=durable, accept_loss=accept_loss)
@@ -265,6 +267,30 @@ class Folder:
         """The folders of all tablets, except unfinished and replaced ones."""
         there = {path for path in (self.path / _TABLETS).glob("*") if path.is_dir() and path.suffix != _NEW}
         return [path for path in there if path.suffix == _NEXT or path.with_name(path.name + _NEXT) not in there]
+
+    # ------------------------------------------------------------ bulk loads
+
+    def begin_load(self, id: str) -> Path:
+        """Make an empty folder for the files of a bulk load (P7)."""
+        path = self.path / _LOADS / id
+        try:
+            path.mkdir(parents=True)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        return path
+
+    def place_loaded(self, file: Path, table: str, number: int) -> Path:
+        """Make a file of a bulk load, which is complete and on disk, the file of a new tablet (S2)."""
+        making = self.begin_tablet(table, number)
+        try:
+            file.rename(making / file.name)
+        except OSError as error:
+            raise _unusable(making, error) from error
+        return self.place_tablet(table, number)
+
+    def end_load(self, id: str) -> None:
+        """Remove the files of a bulk load that are left."""
+        shutil.rmtree(self.path / _LOADS / id, ignore_errors=True)
 
     # ------------------------------------------------------------ replacing a tablet's files
 

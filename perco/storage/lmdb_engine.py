@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 from _thread import LockType
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -528,6 +528,15 @@ class LmdbEngine:
                     txn.delete(key, b"", self._dbs[group])
                 else:
                     txn.put(key, value, True, True, False, self._dbs[group])
+
+    def append(self, cells: Mapping[str, Sequence[tuple[bytes, bytes]]]) -> None:
+        """Put cells behind all others of their groups, in order (P7). Raises: StoreFull, Unavailable; UsageError if
+        they are not in order."""
+        with self._beside_batches() as txn:
+            for group, some in cells.items():
+                with txn.cursor(self._dbs[group]) as cursor:
+                    if cursor.putmulti(some, True, True, True)[1] != len(some):
+                        raise UsageError(f"{self.path}: the cells of group {group!r} are not in order")
 
     def take_marks(self, other: LmdbEngine) -> None:
         """Copy the marks (F1, P4) of another environment, which this one replaces (P6)."""

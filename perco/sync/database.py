@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -19,13 +19,14 @@ from perco.notify.observers import ObserverState
 from perco.notify.tracing import Traced
 from perco.notify.worker import WorkerOptions
 from perco.protocol.reads import Isolation
-from perco.schema.schema import Schema, Table
+from perco.schema.schema import Column, Schema, Table
 from perco.sync.attempts import Attempts, Retrying
 from perco.sync.blocks import Block, SnapshotBlock, TransactionBlock, WorkerHandle
 from perco.sync.calling import Calling
 from perco.sync.held import PinnedSnapshot, Snapshot, Transaction
 from perco.sync.threads import Threads
 from perco.tablets.compactor import Compacted
+from perco.tablets.loading import Published
 from perco.tablets.splitter import Split
 
 P = ParamSpec("P")
@@ -200,6 +201,27 @@ class Database(Calling):
         Unavailable: nothing has changed; ReadOnly.
         """
         result: Split = self._ask("split", (table, key), {})
+        return result
+
+    def bulk_load(self, tables: Mapping[Table[Any], Iterable[tuple[Any, Mapping[Column[Any, Any], Any]]]]) -> Published:
+        """Load whole tables at once, some ten times faster than in transactions: their rows are written to files in
+        order, and the files become the tablets of the tables (P7).
+
+            db.bulk_load({docs: ((key, {title: text}) for key, text in sorted(texts.items()))})
+
+        The tables must be empty. All rows appear in one step, as if one transaction had written them. Observers are
+        notified of them. Until then, the store can be used as ever.
+
+        Args:
+            tables: for each table, pairs of a key and values by column, in ascending order of the keys. They are
+                iterated in a thread.
+
+        Returns the timestamp of the commit, the number of tablets, and for how long writes to the tables waited.
+        Raises: UsageError if a table is not empty, the rows are not in order, the store has no files of its own
+        (memory, a database, tablet servers) or is on another machine; StoreFull, Unavailable; what the iterables raise.
+        Nothing has then been loaded. ReadOnly.
+        """
+        result: Published = self._ask("bulk_load", (tables,), {})
         return result
 
     def compact(self, table: Table[Any] | str | None = None) -> list[Compacted]:

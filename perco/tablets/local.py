@@ -129,7 +129,7 @@ class LocalStore:
         self._folder: Folder | None = None
         self._groups: dict[str, set[str]] = {}
         self._numbers: dict[str, dict[int, bytes]] = {}  # by table and number, the first rows of the open tablets
-        self._changing = trio.Lock()  # held while groups, or a tablet, are added to a table
+        self.changing = trio.Lock()  # held while groups, or a tablet, are added to a table
         self.forked = False
         self._thread = threading.get_ident()
         self.path: Path | None = None
@@ -279,7 +279,7 @@ class LocalStore:
                 self._add(name, entry.tablets(), groups, there=numbers)
                 continue
             if set(groups) - self._groups[name]:
-                async with self._changing:
+                async with self.changing:
                     missing = set(groups) - self._groups[name]
                     for tablet in self.store.tablets():
                         if tablet.table == name:
@@ -338,7 +338,7 @@ class LocalStore:
                 await tablet.cut(row)
                 if folder is not None:
                     await trio.to_thread.run_sync(folder.place_tablet, table, number)
-                await stack.enter_async_context(self._changing)
+                await stack.enter_async_context(self.changing)
                 opened = stack.enter_context(ExitStack())
                 new = self._opened(table, (number, row, stop), every, opened)
                 if missing := self._groups[table] - groups:  # added meanwhile
@@ -369,6 +369,50 @@ class LocalStore:
             raise
         return cells, trio.current_time() - paused
 
+    # ------------------------------------------------------------ bulk loads (`loading.py`)
+
+    def must_take_files(self) -> None:
+        """Raises: UsageError unless files that other processes have made can become tablets of this store."""
+        if self._folder is None:
+            raise UsageError("a memory: store has no files, so it takes no bulk loads; load in transactions")
+        if self.readonly:
+            raise UsageError("this store is open for reading only")
+        if self._elsewhere is not None:
+            raise UsageError(
+                "the store's tablets are open in tablet servers (perco serve --processes), which take no bulk loads: "
+                "serve the store without --processes for the load"
+            )
+
+    def begin_load(self, id: str, token: str) -> Path:
+        """Make the folder of a bulk load, with a token. On any thread."""
+        assert self._folder is not None
+        path = self._folder.begin_load(id)
+        (path / "token").write_text(token)
+        return path
+
+    def end_load(self, id: str) -> None:
+        """Remove what is left of a bulk load. On any thread."""
+        assert self._folder is not None
+        self._folder.end_load(id)
+
+    async def open_loaded(self, file: Path, table: str, placed: Placed, opened: ExitStack) -> Tablet:
+        """Make a file the one of a new tablet, and open it; nothing refers to it yet. Call this under `changing`.
+
+        Raises: UsageError if there is no such file; StoreFull, Unavailable.
+        """
+        assert self._folder is not None
+        if not file.exists():
+            raise UsageError(f"a file of the bulk load is missing: {file.parent.name!r} has not been finished")
+        await trio.to_thread.run_sync(self._folder.place_loaded, file, table, placed[0])
+        return self._opened(table, placed, [*PROTOCOL_GROUPS, *sorted(self._groups[table])], opened)
+
+    async def drop_loaded(self, placed: Sequence[tuple[str, int]]) -> None:
+        """Remove tablets that were not recorded."""
+        assert self._folder is not None
+        for table, number in placed:
+            self._numbers[table].pop(number, None)
+            await trio.to_thread.run_sync(self._folder.remove_tablet, table, number)
+
     # ------------------------------------------------------------ compacting
 
     async def compact(self, tablet: Tablet) -> tuple[int, int, float]:
@@ -395,7 +439,7 @@ class LocalStore:
             path = await trio.to_thread.run_sync(folder.begin_next, table, number)
             every = [*PROTOCOL_GROUPS, *sorted(self._groups[table])]
             await tablet.copy_from(tablet.start, self.store.stop_of(tablet), path, every)
-            async with self._changing:
+            async with self.changing:
                 paused = trio.current_time()
                 await tablet.cut(tablet.start)
                 with trio.CancelScope(shield=True):

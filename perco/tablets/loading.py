@@ -1,0 +1,311 @@
+"""Bulk loads: tablets whose files other processes make, and that appear in the store in one step.
+
+    begin                a commit timestamp is reserved, far above all others; a folder for the files is made
+    SortedFile           any number of processes write all cells at that timestamp (`sorting.py`)
+    publish              the files become tablets of their tables, and the oracle goes on above that timestamp
+
+P7  Until the publication is recorded, no timestamp at or above the reserved one is handed out, so no reader sees a part
+    of the load. One mutation of the system table records all tablets and the oracle's new bound. Draws wait meanwhile,
+    until the tablets are in use: a reader sees nothing of the load, or all of it.
+    The tables must be empty. Writes to them wait during the publication (P1), and it fails if one came before. So a
+    transaction that began before finds, when it commits, the records of the load, and conflicts (T7).
+    If the process ends before the record is made, it leaves folders that are never read. A load that is not published
+    leaves no trace in the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from perco.clock.oracle import Oracle, Still
+from perco.errors import Corruption, StoreError, Unavailable, UsageError
+from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue, ObserverEntry, load, raise_for
+from perco.storage import ABSENT, APPLIED, DATA, PROTOCOL_GROUPS, TS_MAX, WRITE, Mutation, NoReply, Refused, Tablet
+from perco.tablets.local import LocalStore
+from perco.tablets.splitter import Splitter
+from perco.txn.background import Background
+
+log: logging.Logger = logging.getLogger("perco.load")
+
+AHEAD: Final = 1 << 31
+"""Timestamps that may be drawn while the files are made. (The oracle has 2^53 in all.)"""
+UNFINISHED_MAX: Final = 16
+"""Bulk loads of a store that have begun and not ended."""
+FILES_MAX: Final = 10_000
+"""Of one load."""
+TOKEN_FILE: Final = "token"
+DATA_FILE: Final = "data.mdb"
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_TRIES: Final = 16
+_AGAIN_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class BulkLoad:
+    """A bulk load that has begun.
+
+    Attributes:
+        id: its name.
+        ts: the timestamp of all its cells.
+        path: the folder for its files: each file is `path/NAME/data.mdb`.
+        token: the contents of the file `token` in that folder. A process that finds another one there is on another
+            machine.
+    """
+
+    id: str
+    ts: int
+    path: str
+    token: str
+
+    def check(self) -> None:
+        """Raises: UsageError if this process does not see the store's folder."""
+        try:
+            found = (Path(self.path) / TOKEN_FILE).read_text()
+        except OSError:
+            found = ""
+        if found != self.token:
+            raise UsageError(
+                f"a bulk load writes its files into the store's folder, and this process does not find {self.path}: "
+                "run it on the machine that has the store, or load in transactions"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The result of a bulk load: the timestamp of its commit, the number of its tablets, and for how many seconds
+    writes to these tables, and draws of timestamps, waited."""
+
+    ts: int
+    tablets: int
+    paused_s: float
+
+
+Files = Mapping[str, Sequence[tuple[bytes, str]]]
+"""By table: for each file, its first row, as stored, and its name; in the order of the rows."""
+
+
+@dataclass(slots=True)
+class _Begun:
+    load: BulkLoad
+    observers: dict[str, ObserverEntry]  # of its tables
+
+
+class BulkLoads:
+    """One per opened store. `adopt`: adopts a version of the catalogue; `notified`: observers may have work."""
+
+    def __init__(
+        self,
+        local: LocalStore,
+        splitter: Splitter,
+        background: Background,
+        oracle: Oracle,
+        adopt: Callable[[Catalogue], Awaitable[None]],
+        notified: Callable[[], None],
+    ) -> None:
+        self._local, self._splitter, self._background, self._oracle = local, splitter, background, oracle
+        self._adopt, self._notified = adopt, notified
+        self._begun: dict[str, _Begun] = {}
+
+    async def begin(self, tables: Sequence[str]) -> BulkLoad:
+        """Begin a load into these tables, which must be empty.
+
+        Raises: UsageError if they are not, or the store takes no bulk loads; StoreFull.
+        """
+        self._local.must_take_files()
+        catalogue = await load(self._local.store)
+        for table in tables:
+            self._empty_tablet(catalogue, table)
+        if len(self._begun) >= UNFINISHED_MAX:
+            raise UsageError(
+                f"{UNFINISHED_MAX} bulk loads of this store have begun and not ended: end them, or close the store"
+            )
+        ts = max([self._oracle.last, *(each.load.ts for each in self._begun.values())]) + AHEAD
+        if ts >= TS_MAX:
+            raise StoreError("the store has used up its timestamps")
+        id, token = secrets.token_hex(8), secrets.token_hex(16)
+        begun = self._begun[id] = _Begun(BulkLoad(id, ts, "", token), _observers(catalogue, tables))
+        try:
+            path = await trio.to_thread.run_sync(partial(self._local.begin_load, id, token))
+        except BaseException:
+            del self._begun[id]
+            raise
+        begun.load = BulkLoad(id, ts, str(path), token)
+        return begun.load
+
+    async def end(self, id: str) -> None:
+        """Remove what a load has left; nothing, if it has ended."""
+        if self._begun.pop(id, None) is not None:
+            await trio.to_thread.run_sync(self._local.end_load, id)
+
+    async def publish(self, id: str, files: Files) -> Published:
+        """Make files tablets of their tables, all in one step. The load has then ended, also if this raises.
+
+        Raises: UsageError if a table is not empty any more, a file is not what it should be, or the load took too long;
+        StoreFull, Unavailable. Nothing has then been published.
+        """
+        _check_names(files)
+        begun = self._begun.pop(id, None)
+        if begun is None:
+            raise UsageError("this bulk load has ended, or the store was opened again since it began: begin again")
+
+        async def act() -> Published:
+            async with self._splitter.alone():
+                return await self._publish(begun, files)
+
+        try:
+            return await self._background.apart(act, "bulk load")
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._local.end_load, id)
+
+    def _empty_tablet(self, catalogue: Catalogue, table: str) -> Tablet:
+        entry = catalogue.tables.get(table)
+        if entry is None:
+            known = ", ".join(sorted(catalogue.tables)) or "none"
+            raise UsageError(f"there is no table {table!r} in this store; there are: {known}")
+        store = self._local.store
+        if any(store.tablet(table, row).has_from(row) for row in store.bounds(table)):
+            raise UsageError(
+                f"a bulk load takes a table without any rows, and {table!r} has some (or old versions of some): load "
+                "in transactions"
+            )
+        if entry.splits:
+            raise UsageError(f"a bulk load takes a table with one tablet, and {table!r} has been split already")
+        return store.tablet(table, b"")
+
+    # ------------------------------------------------------------ publishing
+
+    async def _publish(self, begun: _Begun, files: Files) -> Published:
+        local, store = self._local, self._local.store
+        newest = await load(store)
+        if begun.observers != _observers(newest, files):
+            raise UsageError("observers of these tables were registered, or changed, since the load began: begin again")
+        wanted = newest.with_splits({table: [row for row, _ in made] for table, made in files.items()})
+        cut: list[Tablet] = []
+        placed: list[tuple[str, int]] = []
+        recording = recorded = False
+        try:
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(local.changing)
+                opened = stack.enter_context(ExitStack())
+                paused = trio.current_time()
+                new: list[tuple[Tablet, list[Tablet]]] = []
+                for table, made in files.items():
+                    if not made:
+                        continue
+                    tablet = store.tablet(table, b"")
+                    cut.append(tablet)
+                    await self._cut(tablet, made[0][0], Path(begun.load.path) / f"cut {len(cut)}")
+                    self._empty_tablet(newest, table)
+                    tablets = []
+                    for (row, name), (_, stop) in zip(made, _bounds(made), strict=True):
+                        number = wanted.tables[table].added[row]
+                        placed.append((table, number))
+                        file = Path(begun.load.path) / name / DATA_FILE
+                        tablets.append(await local.open_loaded(file, table, (number, row, stop), opened))
+                        _check_rows(tablets[-1], name, row, stop)
+                    new.append((tablet, tablets))
+                still = await stack.enter_async_context(self._oracle.still())
+                if still.last >= begun.load.ts - 1:
+                    raise UsageError(
+                        "another bulk load was published since this one began, or too many timestamps were drawn: "
+                        "begin again"
+                    )
+                recording = True
+                with trio.CancelScope(shield=True):
+                    catalogue = await self._recorded(wanted, files, still, begun.load.ts)
+                recorded = True
+                opened.pop_all()
+                # P7: no await from the record on, so no timestamp is handed out before the tablets are in use.
+                still.jump(begun.load.ts)
+                for tablet, tablets in new:
+                    for each in reversed(tablets):
+                        each.floor = tablet.floor
+                        store.add_split(tablet, each)
+                    store.submit_held(tablet.let_go())
+        except BaseException as error:
+            if recorded or (recording and not isinstance(error, StoreError)):
+                raise AssertionError("P7: it is unknown whether the load is published") from error
+            with trio.CancelScope(shield=True):
+                for tablet in cut:
+                    await tablet.uncut()
+                await local.drop_loaded(placed)
+            raise
+        paused_s = trio.current_time() - paused
+        log.info("a bulk load of %d tablets was published; writes waited for %.0f ms", len(placed), 1000 * paused_s)
+        for tell in self._splitter.on_split:
+            tell()
+        await self._adopt(catalogue)
+        self._notified()
+        return Published(begun.load.ts, len(placed), paused_s)
+
+    async def _cut(self, tablet: Tablet, row: bytes, scratch: Path) -> None:
+        """Hold the writes to a tablet from a row on (P1). What a split would copy is nothing here."""
+        await trio.to_thread.run_sync(scratch.mkdir)
+        await tablet.copy_from(row, None, scratch, PROTOCOL_GROUPS)
+        await tablet.cut(row)
+
+    async def _recorded(self, wanted: Catalogue, files: Files, still: Still, ts: int) -> Catalogue:
+        """Record the tablets and the oracle's bound. Returns the catalogue with the tablets. Raises: StoreError, if
+        they are certainly not recorded."""
+        store = self._local.store
+        first = next((table, made[0][0]) for table, made in files.items() if made)
+        for _ in range(_TRIES):
+            put = (DATA, 0, wanted.version, wanted.pack())
+            row = (CATALOGUE_ROW, ((ABSENT, DATA, 0, wanted.version, TS_MAX),), (put,))
+            [verdict] = await store.apply([Mutation(SYSTEM_TABLE, (row, still.row(ts)), None, True)])
+            if verdict is APPLIED:
+                return wanted
+            while True:  # another process has changed the catalogue, or it is not known whether this was written
+                try:
+                    newest = await load(store)
+                    break
+                except Unavailable:
+                    await trio.sleep(_AGAIN_S)
+            if first[1] in newest.tables[first[0]].splits:
+                return newest
+            if not isinstance(verdict, Refused | NoReply):
+                raise_for(verdict, "a bulk load")
+            after = newest.with_splits({table: [row for row, _ in made] for table, made in files.items()})
+            assert all(after.tables[table].added == wanted.tables[table].added for table in files), "P4"
+            wanted = after
+        raise Unavailable("other processes kept changing the catalogue, so the bulk load could not be published")
+
+
+def _observers(catalogue: Catalogue, tables: Sequence[str] | Files) -> dict[str, ObserverEntry]:
+    return {id: entry for id, entry in catalogue.observers.items() if entry.table in tables}
+
+
+def _bounds(made: Sequence[tuple[bytes, str]]) -> list[tuple[bytes, bytes | None]]:
+    rows = [row for row, _ in made]
+    return list(zip(rows, [*rows[1:], None], strict=True))
+
+
+def _check_names(files: Files) -> None:
+    """Raises: UsageError unless these are names of files, in the order of their rows."""
+    for table, made in files.items():
+        if len(made) > FILES_MAX:
+            raise UsageError(f"a bulk load has at most {FILES_MAX} files for a table, not {len(made)}")
+        rows = [row for row, _ in made]
+        if rows != sorted(set(rows)) or b"" in rows or not all(_NAME.fullmatch(name) for _, name in made):
+            raise UsageError(f"the files of a bulk load into {table!r} are not in the order of their rows")
+
+
+def _check_rows(tablet: Tablet, name: str, row: bytes, stop: bytes | None) -> None:
+    """Raises: UsageError unless a file has rows from `row` on, and none from `stop` on."""
+    try:
+        right = tablet.entries(WRITE) and not (stop is not None and tablet.has_from(stop))
+    except Corruption as error:
+        raise UsageError(f"the file {name!r} of this bulk load cannot be read: {error}") from error
+    if not right:
+        raise UsageError(f"the file {name!r} of this bulk load does not have the rows from {row!r:.100} on")
