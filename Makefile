@@ -11,7 +11,7 @@ FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration
   tests/soak
 # Tests that wait for real time, or start many processes, and that are rarely the first to fail.
 SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/test_members.py tests/acceptance/web/test_commands.py \
-  tests/integration/storage/test_splits.py tests/integration/storage/test_compacting.py tests/testing/test_serializable_runs.py tests/testing/test_simulating.py \
+  tests/integration/storage/test_splits.py tests/integration/storage/test_bulk_load.py tests/integration/storage/test_compacting.py tests/testing/test_serializable_runs.py tests/testing/test_simulating.py \
   tests/testing/test_direct.py tests/scenarios/test_processes.py tests/integration/fronts/test_processes.py \
   tests/integration/serve/test_new_store.py tests/integration/serve/test_lending.py tests/integration/bench/test_worker_processes.py \
   tests/acceptance/test_interrupt.py $(addprefix tests/acceptance/cli/,test_observers.py test_writing.py test_history.py test_served.py \

@@ -30,7 +30,19 @@ from perco.clock.timestamps import Timestamps, WallClock
 from perco.errors import NOTHING_WRITTEN, Corruption, SnapshotTooOld, Unavailable, UsageError
 from perco.schema.catalogue import SYSTEM_TABLE, raise_for as raise_for
 from perco.settings import check_options
-from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, NoReply, Refused, RowMutation, RowStore, Write
+from perco.storage import (
+    ABSENT,
+    APPLIED,
+    DATA,
+    TS_MAX,
+    Failed,
+    Mutation,
+    NoReply,
+    Refused,
+    RowMutation,
+    RowStore,
+    Write,
+)
 
 BOUND_ROW: Final = b"oracle"
 CLOCK_ROW: Final = b"clock"

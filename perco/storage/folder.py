@@ -280,7 +280,12 @@ class Folder:
         return path
 
     def place_loaded(self, file: Path, table: str, number: int) -> Path:
-        """Make a file of a bulk load, which is complete and on disk, the file of a new tablet (S2)."""
+        """Make a file of a bulk load, which is complete and on disk, the file of a new tablet (S2).
+
+        Raises: UsageError if there is no such file; StoreFull, UnsuitableFolder.
+        """
+        if not file.exists():
+            raise UsageError(f"a file of the bulk load is missing: {file.parent.name!r} has not been finished")
         making = self.begin_tablet(table, number)
         try:
             file.rename(making / file.name)

@@ -97,7 +97,8 @@ Files = Mapping[str, Sequence[tuple[bytes, str]]]
 @dataclass(slots=True)
 class _Begun:
     load: BulkLoad
-    observers: dict[str, ObserverEntry]  # of its tables
+    tables: Sequence[str]
+    observers: dict[str, ObserverEntry]  # of these tables
 
 
 class BulkLoads:
@@ -133,7 +134,7 @@ class BulkLoads:
         if ts >= TS_MAX:
             raise StoreError("the store has used up its timestamps")
         id, token = secrets.token_hex(8), secrets.token_hex(16)
-        begun = self._begun[id] = _Begun(BulkLoad(id, ts, "", token), _observers(catalogue, tables))
+        begun = self._begun[id] = _Begun(BulkLoad(id, ts, "", token), tables, _observers(catalogue, tables))
         try:
             path = await trio.to_thread.run_sync(partial(self._local.begin_load, id, token))
         except BaseException:
@@ -153,16 +154,19 @@ class BulkLoads:
         Raises: UsageError if a table is not empty any more, a file is not what it should be, or the load took too long;
         StoreFull, Unavailable. Nothing has then been published.
         """
-        _check_names(files)
-        begun = self._begun.pop(id, None)
+        begun = self._begun.get(id)
         if begun is None:
             raise UsageError("this bulk load has ended, or the store was opened again since it began: begin again")
+        _check_files(files, begun.tables)
+        del self._begun[id]
 
         async def act() -> Published:
             async with self._splitter.alone():
                 return await self._publish(begun, files)
 
         try:
+            if not any(files.values()):
+                return Published(begun.load.ts, 0, 0.0)
             return await self._background.apart(act, "bulk load")
         finally:
             with trio.CancelScope(shield=True):
@@ -187,8 +191,9 @@ class BulkLoads:
 
     async def _publish(self, begun: _Begun, files: Files) -> Published:
         local, store = self._local, self._local.store
+        files = {table: made for table, made in files.items() if made}
         newest = await load(store)
-        if begun.observers != _observers(newest, files):
+        if begun.observers != _observers(newest, begun.tables):
             raise UsageError("observers of these tables were registered, or changed, since the load began: begin again")
         wanted = newest.with_splits({table: [row for row, _ in made] for table, made in files.items()})
         cut: list[Tablet] = []
@@ -201,8 +206,6 @@ class BulkLoads:
                 paused = trio.current_time()
                 new: list[tuple[Tablet, list[Tablet]]] = []
                 for table, made in files.items():
-                    if not made:
-                        continue
                     tablet = store.tablet(table, b"")
                     cut.append(tablet)
                     await self._cut(tablet, made[0][0], Path(begun.load.path) / f"cut {len(cut)}")
@@ -259,7 +262,7 @@ class BulkLoads:
         """Record the tablets and the oracle's bound. Returns the catalogue with the tablets. Raises: StoreError, if
         they are certainly not recorded."""
         store = self._local.store
-        first = next((table, made[0][0]) for table, made in files.items() if made)
+        table, made = next(iter(files.items()))
         for _ in range(_TRIES):
             put = (DATA, 0, wanted.version, wanted.pack())
             row = (CATALOGUE_ROW, ((ABSENT, DATA, 0, wanted.version, TS_MAX),), (put,))
@@ -272,17 +275,17 @@ class BulkLoads:
                     break
                 except Unavailable:
                     await trio.sleep(_AGAIN_S)
-            if first[1] in newest.tables[first[0]].splits:
+            if made[0][0] in newest.tables[table].splits:
                 return newest
             if not isinstance(verdict, Refused | NoReply):
                 raise_for(verdict, "a bulk load")
             after = newest.with_splits({table: [row for row, _ in made] for table, made in files.items()})
-            assert all(after.tables[table].added == wanted.tables[table].added for table in files), "P4"
+            assert all(after.tables[name].added == wanted.tables[name].added for name in files), "P4"
             wanted = after
         raise Unavailable("other processes kept changing the catalogue, so the bulk load could not be published")
 
 
-def _observers(catalogue: Catalogue, tables: Sequence[str] | Files) -> dict[str, ObserverEntry]:
+def _observers(catalogue: Catalogue, tables: Sequence[str]) -> dict[str, ObserverEntry]:
     return {id: entry for id, entry in catalogue.observers.items() if entry.table in tables}
 
 
@@ -291,9 +294,11 @@ def _bounds(made: Sequence[tuple[bytes, str]]) -> list[tuple[bytes, bytes | None
     return list(zip(rows, [*rows[1:], None], strict=True))
 
 
-def _check_names(files: Files) -> None:
-    """Raises: UsageError unless these are names of files, in the order of their rows."""
+def _check_files(files: Files, tables: Sequence[str]) -> None:
+    """Raises: UsageError unless these are names of files for the tables, in the order of their rows."""
     for table, made in files.items():
+        if table not in tables:
+            raise UsageError(f"this bulk load did not begin with table {table!r}")
         if len(made) > FILES_MAX:
             raise UsageError(f"a bulk load has at most {FILES_MAX} files for a table, not {len(made)}")
         rows = [row for row, _ in made]

@@ -401,8 +401,6 @@ class LocalStore:
         Raises: UsageError if there is no such file; StoreFull, Unavailable.
         """
         assert self._folder is not None
-        if not file.exists():
-            raise UsageError(f"a file of the bulk load is missing: {file.parent.name!r} has not been finished")
         await trio.to_thread.run_sync(self._folder.place_loaded, file, table, placed[0])
         return self._opened(table, placed, [*PROTOCOL_GROUPS, *sorted(self._groups[table])], opened)
 

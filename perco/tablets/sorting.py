@@ -91,7 +91,9 @@ class SortedFile:
         if not row:
             raise UsageError("a bulk load takes no row whose key is empty: write that row in a transaction afterwards")
         if row <= self.last:
-            raise UsageError(f"rows of a bulk load come in order, each once: {row!r:.100} came after {self.last!r:.100}")
+            raise UsageError(
+                f"rows of a bulk load come in order, each once: {row!r:.100} came after {self.last!r:.100}"
+            )
         if len(row) > ROW_BYTES_MAX:
             raise TooLarge("a row's key", len(row), ROW_BYTES_MAX, "Use shorter keys.", "bytes")
         if not values:
