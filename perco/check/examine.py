@@ -495,7 +495,7 @@ def unnotified(image: Image, book: Book) -> Iterator[Unnotified]:
 
     An observer is not notified of deletes from before its registration. If it was registered without a backfill, it is
     not notified of any changes from before its registration. The store does not record when an observer was registered,
-    but the observer's first run came later.
+    but the observer's first run came later. For the work of some observers, there may be neither (V12).
     """
     for column, number in book.observed(image.table):
         records = image.records.get(column)
@@ -505,11 +505,14 @@ def unnotified(image: Image, book: Book) -> Iterator[Unnotified]:
             not records
             or book.is_signal(image.table, column)
             or not entry.ready
+            or entry.told
             or column in image.broken
             or ack in image.broken
         ):
             continue
         newest = records[0].ts
+        if newest <= entry.built[0] or newest == entry.built[1]:
+            continue  # N10: the job that built the view has seen it
         acks = image.records.get(ack)
         pointer = _pointer(image, ack, entry)
         running = any(start_ts >= newest for start_ts, _ in image.locks.get(ack, ()))

@@ -157,7 +157,7 @@ class Backfill:
     @property
     def left(self) -> bool:
         """Whether some observer has not been notified of all existing data yet."""
-        return any(not entry.ready for entry in self._catalogue().observers.values())
+        return bool(self._catalogue().unready())
 
     def wake(self) -> None:
         """Start the backfill in the background, if there is something to do and `BackfillOptions.on` is set."""

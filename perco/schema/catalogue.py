@@ -12,8 +12,7 @@ N10  Each version of the catalogue is a cell of the system table, with the versi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -22,7 +21,6 @@ import msgpack
 from perco.errors import (
     Corruption,
     SchemaMismatch,
-    SessionEnded,
     StoreError,
     TabletSplit,
     Unavailable,
@@ -32,6 +30,7 @@ from perco.errors import (
 from perco.protocol.records import ack_of, column_of, signal_of
 from perco.protocol.retention import Keep
 from perco.schema.codecs import codec_named
+from perco.schema.lost import unknown_if_lost
 from perco.schema.schema import Column, Manner, Observer, Schema, Signal, Table
 from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict
 
@@ -100,7 +99,10 @@ class ObserverEntry:
         at: a timestamp drawn after the registration was announced; transactions that began after it know of the
             registration. The backfill puts its notify cells at this timestamp. 0: not drawn yet, or not needed.
         manner: when the observer runs, as last declared for this version.
-        paused: True if it does not run until it is resumed.
+        told: True if a change may leave it without a notification, because its work was done with the change (V12).
+        paused: True if it does not run until it is resumed; `building`: True if a job makes all that it derives from
+            the data that is there, so it needs no backfill (`building.py`). It is paused meanwhile.
+        built: the timestamp up to which that job has seen all changes, and the one at which it has published its rows.
         code: the fingerprint of the code that this version was registered with; "": unknown.
     """
 
@@ -114,6 +116,9 @@ class ObserverEntry:
     whole: bool = False
     manner: Manner = Manner()
     paused: bool = False
+    told: bool = False
+    building: bool = False
+    built: tuple[int, int] = (0, 0)
     code: str = ""
 
     def pack(self) -> list[Any]:
@@ -127,6 +132,12 @@ class ObserverEntry:
             more["whole"] = True
         if self.paused:
             more["paused"] = True
+        if self.told:
+            more["told"] = True
+        if self.building:
+            more["building"] = True
+        if self.built != (0, 0):
+            more["built"] = list(self.built)
         if self.code:
             more["code"] = self.code
         if self.manner != Manner():
@@ -141,6 +152,8 @@ class ObserverEntry:
         if "manner" in found:
             delay_s, max_delay_s, priority = found["manner"]
             found["manner"] = Manner(delay_s=delay_s, max_delay_s=max_delay_s, priority=priority)
+        if "built" in found:
+            found["built"] = tuple(found["built"])
         return cls(number, table, column, since, ready, **found)
 
     def declared(self, observer: Observer, since: int) -> ObserverEntry:
@@ -158,7 +171,7 @@ class ObserverEntry:
         if observer.version < self.version:
             return self
         if observer.version == self.version:
-            return self if observer.manner == self.manner else replace(self, manner=observer.manner)
+            return replace(self, manner=observer.manner, told=observer.told)
         # If the backfill of an earlier version is not complete, this version needs it, too.
         again = (observer.backfill and not isinstance(observer.column, Signal)) or not self.ready
         return replace(
@@ -170,6 +183,7 @@ class ObserverEntry:
             whole=self.whole or again,
             manner=observer.manner,
             code=_code_of(observer),
+            told=observer.told,
         )
 
 
@@ -266,6 +280,7 @@ class Catalogue:
                 whole=nothing or observer.backfill,
                 manner=observer.manner,
                 code=_code_of(observer),
+                told=observer.told,
             )
         return observers
 
@@ -297,7 +312,9 @@ class Catalogue:
             raise UsageError(f"there is no observer {id!r} in this store; there are: {known}")
         if self.observers[id].paused == paused:
             return self
-        return replace(self._with(id, replace(self.observers[id], paused=paused)), binds=self.version + 1)
+        entry = self.observers[id]
+        entry = replace(entry, paused=paused, building=entry.building and paused)
+        return replace(self._with(id, entry), binds=self.version + 1)
 
     def _with(self, id: str, entry: ObserverEntry) -> Catalogue:
         return replace(self, version=self.version + 1, observers={**self.observers, id: entry})
@@ -323,8 +340,8 @@ class Catalogue:
         return sorted({entry.table for entry in self.observers.values()})
 
     def unready(self) -> list[str]:
-        """Ids of observers whose backfill is not complete (N10)."""
-        return [id for id, entry in self.observers.items() if not entry.ready]
+        """Ids of observers whose backfill is not complete (N10), but for those that are being built."""
+        return [id for id, entry in self.observers.items() if not entry.ready and not entry.building]
 
     def pack(self) -> bytes:
         tables = {
@@ -469,29 +486,6 @@ async def declare(store: RowStore, schema: Schema, found: Callable[[int], None] 
         return catalogue.declare(schema)
 
     return await change(store, bring_up)
-
-
-@dataclass(slots=True)
-class Lost:
-    """The reason why the last reply to a write was lost; "": none was lost."""
-
-    reason: str = ""
-
-
-@contextmanager
-def unknown_if_lost(what: str) -> Iterator[Lost]:
-    """For a block that makes a write, and repeats it if necessary. The block sets `reason` when a reply is lost. If the
-    store cannot be reached afterwards, it is unknown whether the write was made (T4).
-
-    Raises: WriteUnknown of `what`, in place of Unavailable and SessionEnded, if a reply was lost before.
-    """
-    lost = Lost()
-    try:
-        yield lost
-    except (Unavailable, SessionEnded) as error:
-        if not lost.reason:
-            raise
-        raise WriteUnknown(what, lost.reason) from error
 
 
 async def change(store: RowStore, step: Callable[[Catalogue], Catalogue], newest: Catalogue | None = None) -> Catalogue:

@@ -294,7 +294,10 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """A registered observer. The store records `id`: you may rename the function, but never change the id."""
+    """A registered observer. The store records `id`: you may rename the function, but never change the id.
+
+    Attributes: `told`: whoever makes a change may do its work, and then does not notify it (V12).
+    """
 
     id: str
     column: Column[Any, Any] | Signal[Any]
@@ -304,6 +307,7 @@ class Observer:
     version: int = 1
     manner: Manner = Manner()
     code: Code | None = None
+    told: bool = False
 
 
 class Schema:

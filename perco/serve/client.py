@@ -370,7 +370,7 @@ class RemoteOwner:
     async def publish_load(self, id: str, files: Files) -> Published:
         """Have the owner publish a bulk load. Raises: also WriteUnknown, if the answer is lost."""
         try:
-            done = Published(*await self.link.call(Method.PUBLISH_LOAD, (id, files), again=False))
+            done = Published(*await self.link.call(Method.PUBLISH_LOAD, (id, list(files.items())), again=False))
         except LostError as error:
             raise WriteUnknown("publishing a bulk load", str(error)) from error
         await self.keeper.renew()

@@ -84,7 +84,7 @@ class Method(IntEnum):
     FOLDER = 34  # -> the folder, its owner's process, what is in each of its files, and how many processes use it
     COMPACT = 33  # (a table; None: all) -> what the compaction did, for each tablet (P6)
     BEGIN_LOAD = 44  # names of tables -> a bulk load that has begun (P7)
-    PUBLISH_LOAD = 45  # (its id; by table, the first row and the name of each file) -> what was published
+    PUBLISH_LOAD = 45  # (its id; each table, with the first row and the name of each file) -> what was published
     END_LOAD = 46  # its id -> nothing
     TICKET = 35  # -> the client's ticket, once the store accepts mutations under it (F3)
     NEWS = 36  # NOTIFIED or QUIET: a direct client has put or removed notify cells (N7, N8) -> no answer

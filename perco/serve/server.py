@@ -569,7 +569,7 @@ class Server(Door[Session]):
 
     async def _publish_load(self, session: Session, what: Any) -> tuple[Any, ...]:
         id, files = what
-        made = {str(table): [(bytes(row), str(name)) for row, name in some] for table, some in files.items()}
+        made = {str(table): [(bytes(row), str(name)) for row, name in some] for table, some in files}
         return astuple(await self._owner.publish_load(str(id), made))
 
     async def _backfill(self, session: Session, _: Any) -> list[Any]:

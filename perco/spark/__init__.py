@@ -12,6 +12,8 @@ Rows are written in transactions, as everywhere in perco, so observers are notif
 to the process that serves the store; they never open its folder.
 """
 
+from perco.spark.building import Built as Built, build as build
+from perco.spark.bulk import BulkLoaded as BulkLoaded, bulk_load as bulk_load
 from perco.spark.draining import Drained as Drained, drain as drain
 from perco.spark.loading import (
     KeyNotUnique as KeyNotUnique,

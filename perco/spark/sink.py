@@ -123,7 +123,7 @@ class Sink:
         SchemaMismatch, UsageError if the frame does not fit; the errors of `perco.open`."""
         async with self.store.joining() as db:  # with the store's own schema: the frame's columns must exist already
             table = _table(db, self.table)
-            _must_fit(table, self.key, schema)
+            must_fit(table, self.key, schema)
             ledgers.taken_in(table)
         async with self.store.open(perco.Schema(table, LEDGER)):
             pass
@@ -381,7 +381,7 @@ def _table(db: perco.Database, name: str) -> perco.Table[Any]:
     return db.schema.tables[name]
 
 
-def _must_fit(table: perco.Table[Any], key: str, schema: StructType) -> None:
+def must_fit(table: perco.Table[Any], key: str, schema: StructType) -> None:
     """Check that a frame's columns fit the table. Raises: SchemaMismatch, UsageError."""
     names = schema.fieldNames()
     if key not in names:

@@ -569,8 +569,10 @@ class Views:
 
     def _observe_teller(self, teller: Teller) -> None:
         for column in teller.columns:
-            self._observe(column, teller.observer(column), teller, run_teller)
-        writers = {id(writer): writer for column in teller.columns if (writer := self._writers.get(column)) is not None}
+            id = teller.observer(column)
+            self._observe(column, id, teller, run_teller)
+            self.schema.observers[id] = replace(self.schema.observers[id], told=True)
+        writers = {w.id: w for column in teller.columns if (w := self._writers.get(column)) is not None}
         for writer in writers.values():
             writer.tellers.setdefault(teller.rows.source, []).append(teller)
 

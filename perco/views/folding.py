@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from perco.schema.schema import Column
+from perco.txn.row import Row
 from perco.txn.transaction import Transaction
 from perco.views.aggregates import Ordered, Tally, order_codec, order_key
 from perco.views.compiled import Copies, Grouped, Joined, parts_of
@@ -184,6 +185,30 @@ def keep(view: Grouped, txn: Transaction, group: Any, stored: bytes | None, pack
         txn.set(view.kept, group, packed)
     elif packed is None and stored is not None:
         txn.delete(view.kept, group)
+
+
+def counted(view: Grouped, rows: Iterable[Row[Any]]) -> tuple[bytes, list[tuple[Column[Any, Any], Any, Any]]]:
+    """What a group keeps of these members, the rows of its source, packed; and the cells of its orders: column, key and
+    value."""
+    if view.deltas is None:
+        return NOTHING_KEPT, []
+    found = Kept.of(None, view.shape, view.sums, view.orders)
+    entries: dict[str, list[Entry]] = {order.column.name: [] for order in view.orders}
+    cells: list[tuple[Column[Any, Any], Any, Any]] = []
+    for row in rows:
+        found.tally.change(view.sums, [row[each.column] for each in view.sums], 1)
+        place = view.members.place(view.members.key_of(row), row.key)
+        for order, column in view.orders.items():
+            value = row[order.column]
+            if value is not None:
+                cells.append((column, place_in(view, order, place, value), value))
+                entries[order.column.name].append(_entry(order, view.members.table.row(place), value))
+    for (name, last), top in found.tops.items():
+        some = sorted(entries[name])
+        top.fill(some[-top.room :] if last else some[: top.room])
+    packed = found.pack()
+    assert packed is not None, "a group has members"
+    return packed, cells
 
 
 async def _recount(view: Grouped, txn: Transaction, prefix: tuple[Any, ...], found: Kept) -> None:

@@ -184,14 +184,19 @@ async def members(view: Grouped, snap: Snapshot, group: Any, most: int) -> list[
     return rows
 
 
+def packed_memory(view: Owners, after: Mapping[Where, Given], seen_ts: int) -> bytes:
+    """The memory of an owner that has given these rows, as stored."""
+    columns = {table.name: tuple(sorted(c.name for c in columns)) for table, columns in view.writes.items()}
+    return Memory(view.version, seen_ts, columns, {where: each.digest for where, each in after.items()}).pack()
+
+
 def remember(
     view: Owners, txn: Transaction, key: Any, stored: bytes | None, after: Mapping[Where, Given], seen_ts: int = 0
 ) -> None:
     """Write the owner's memory (V1): if it has changed, or if runs of the owner could overlap (V2). An owner that gives
     nothing needs none, unless it notes how far its runs have seen (`seen_ts`)."""
     if after or seen_ts:
-        columns = {table.name: tuple(sorted(c.name for c in columns)) for table, columns in view.writes.items()}
-        packed = Memory(view.version, seen_ts, columns, {where: each.digest for where, each in after.items()}).pack()
+        packed = packed_memory(view, after, seen_ts)
         if view.several or packed != stored:
             txn.set(view.memory, key, packed)
     elif view.several or stored is not None:
