@@ -15,6 +15,7 @@ from perco.errors import UsageError
 from perco.notify.outputs import outputs_in
 from perco.notify.worker import Worker
 from perco.schema import catalogue as catalogues
+from perco.schema.catalogue import Catalogue
 from perco.txn.engine import Engine
 from perco.txn.keeping import Keeper
 
@@ -77,9 +78,17 @@ class ObserverStates:
         self._engine.usable(writing=True)
         if not isinstance(id, str):
             raise UsageError(f"an observer is named by its id, a str, not {id!r}")
+        await self.change(lambda catalogue: catalogue.with_paused(id, paused))
+
+    async def change(self, step: Callable[[Catalogue], Catalogue]) -> None:
+        """Make the next version of the catalogue, which says which observers run. The worker of this process adopts it
+        at once.
+
+        Raises: what `step` raises; StoreError; WriteUnknown.
+        """
         newest = await catalogues.load(self._engine.driver.store)  # if no answer comes, the caller can give up here
         with trio.CancelScope(shield=True):  # once the store has the change, this process must adopt it
-            await self._keeper.change(lambda catalogue: catalogue.with_paused(id, paused), newest)
+            await self._keeper.change(step, newest)
             if (worker := self._worker()) is not None:
                 worker.renew()
         if (worker := self._worker()) is not None:

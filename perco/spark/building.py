@@ -163,7 +163,9 @@ class _Job:
                     "perco.views.check and `perco views check` say whether they are right; perco.views.rebuild makes "
                     "them anew"
                 )
-            await inside(db).keeper.change(lambda catalogue: building.begin(catalogue, self._views.schema, self._ids))
+            await inside(db).observers.change(
+                lambda catalogue: building.begin(catalogue, self._views.schema, self._ids)
+            )
         with one_error():
             async with self._store.joining() as db, self._pinned(db) as ts:
                 if await self._derived(db):
@@ -360,7 +362,7 @@ class _Job:
         return out
 
     async def _resume(self, db: perco.Database, built: tuple[int, int]) -> None:
-        await inside(db).keeper.change(lambda catalogue: building.end(catalogue, self._ids, built))
+        await inside(db).observers.change(lambda catalogue: building.end(catalogue, self._ids, built))
 
     async def _complete(self, db: perco.Database, ts: int, began: float) -> Built:
         """Complete a build that was interrupted after its publication."""

@@ -16,7 +16,7 @@ class Keeper:
     """Loop thread only.
 
     Attributes:
-        on_renewed: called when the newest catalogue has been loaded.
+        on_renewed: called when a newer catalogue has been loaded or made.
     """
 
     def __init__(self, engine: Engine, adapt: Callable[[Catalogue], Awaitable[None]], *, is_told: bool) -> None:
@@ -43,6 +43,7 @@ class Keeper:
         """Replace the newest catalogue with the next one, and announce it."""
         await self.adopt(await catalogues.change(self._engine.driver.store, step, newest))
         await self.announce()
+        self.on_renewed()
 
     async def announce(self) -> None:
         """Forget the columns that were looked up, and announce the version, with every timestamp from now on (N10)."""

@@ -17,6 +17,7 @@ from perco.check.check import check
 from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.schema.catalogue import load, schema_of
+from perco.spark import building
 from perco.views.memory import Memory
 from tests.spark import view_app as app
 
@@ -144,3 +145,139 @@ def test_what_spark_builds_is_what_observers_make(spark: SparkSession, tmp_path:
         perco.spark.build(NAME, spark, tmp_path / "s")
     write(tmp_path / "s", changes(9, 30), schema=app.v.schema, work=True)  # the observers run again
     everything(tmp_path / "s")
+
+
+# ------------------------------------------------------------ a smaller program
+
+SMALL = "tests.spark.view_app:small"
+TEXTS = perco.Schema(app.texts)
+
+
+def texts(seed: int, count: int = 30) -> dict[str, str | None]:
+    rng = random.Random(seed)
+    return {
+        f"text {rng.randrange(60)}": rng.choice([None, *[" ".join(rng.choices(WORDS, k=5)) for _ in range(4)]])
+        for _ in range(count)
+    }
+
+
+async def put_texts(txn: perco.Transaction, made: dict[str, str | None]) -> None:
+    await make(txn, [(app.text, key, value) for key, value in made.items()])
+
+
+def write_texts(folder: Path, made: dict[str, str | None]) -> None:
+    async def main() -> None:
+        async with perco.open(folder, TEXTS, options=OPTIONS) as db:
+            await db.run(put_texts, made)
+
+    trio.run(main)
+
+
+def small_is_right(folder: Path, *, resume: bool = False) -> tuple[int, int]:
+    """After the observers have run: how many texts there are, and how many runs it took."""
+
+    async def main() -> tuple[int, int]:
+        async with perco.open(folder, app.small.schema, options=OPTIONS) as db:
+            if resume:
+                for id in await db.paused():
+                    await db.resume(id)
+            assert not await db.paused()
+            async with db.worker() as worker:
+                await db.wait_idle(timeout=120)
+                runs = sum(each.commits for each in worker.statistics().values())
+            async with db.snapshot() as snap:
+                checked = await views.check(app.small, snap)
+                assert checked.equal, checked
+                rows = await snap.scan(app.texts).all()
+            found = await check(inside(db).driver.store, ts=await inside(db).oracle.draw())
+            assert not [each for each in found.findings if each.severity != "note"]
+            return len(rows), runs
+
+    return trio.run(main)
+
+
+def test_changes_while_spark_builds(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for the observers, whenever they come (N10)."""
+    folder = tmp_path / "s"
+    write_texts(folder, texts(1))
+    moments = 0
+
+    async def change() -> None:
+        nonlocal moments
+        moments += 1
+        async with perco.open(f"unix:{folder / 'socket'}", TEXTS) as db:
+            await db.run(put_texts, texts(10 + moments, 5))
+
+    published, forget = building.published, building._forget_waiting
+
+    async def publish(*args: Any) -> Any:
+        await change()  # the sources may have been read, or not
+        write = args[2]
+
+        def writing(load: Any) -> Any:
+            trio.from_thread.run(change)
+            files = write(load)
+            trio.from_thread.run(change)
+            return files
+
+        done = await published(*args[:2], writing)
+        await change()
+        return done
+
+    async def forgetting(*args: Any) -> None:
+        await change()
+        await forget(*args)
+
+    monkeypatch.setattr(building, "published", publish)
+    monkeypatch.setattr(building, "_forget_waiting", forgetting)
+    built = perco.spark.build(app.small, spark, folder, partitions=2)  # found by its module's name
+    assert moments >= 5
+    assert built.rows["uses"] > 30
+    count, runs = small_is_right(folder)
+    assert count > 20
+    assert 0 < runs < 5 * 5 * moments
+
+
+@pytest.mark.parametrize("where", ["before", "after", "given up"])
+def test_an_interrupted_build(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:  # N10
+    folder = tmp_path / "s"
+    write_texts(folder, texts(1))
+
+    async def fails(*args: Any) -> None:
+        raise RuntimeError("interrupted")
+
+    monkeypatch.setattr(building, "_forget_waiting" if where == "after" else "published", fails)
+    with pytest.raises(RuntimeError, match="interrupted"):
+        perco.spark.build(SMALL, spark, folder, partitions=2)
+    monkeypatch.undo()
+    write_texts(folder, texts(2, 10))
+    if where != "given up":
+        built = perco.spark.build(SMALL, spark, folder, partitions=2)
+        assert built.rebuilt == (where == "after")
+        assert ("completed" in str(built)) == (where == "after")
+    count, runs = small_is_right(folder, resume=where == "given up")
+    assert count > 20
+    if where != "after":  # a rebuild notifies, as any write does
+        assert runs == 0 if where == "before" else runs > 20
+
+
+def test_what_cannot_be_built(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing to build"):
+        perco.spark.build(views.Views(perco.Schema(app.texts)), spark, tmp_path / "s")
+    with pytest.raises(UsageError, match="views of a program"):
+        perco.spark.build("tests.spark.view_app:texts", spark, tmp_path / "s")
+
+
+def test_two_owners_of_a_row(spark: SparkSession, tmp_path: Path) -> None:  # V5
+    """Nothing has been published, and the error says which row it is."""
+    write_texts(tmp_path / "s", {"a": "x y", "b": "y z"})
+    with pytest.raises(Exception, match="a row has one owner"):
+        perco.spark.build("tests.spark.view_app:clashing", spark, tmp_path / "s", partitions=2)
+
+    async def main() -> None:
+        async with perco.open(tmp_path / "s", app.clashing.schema) as db, db.snapshot() as snap:
+            assert not await snap.scan(app.clashes).all()
+
+    trio.run(main)

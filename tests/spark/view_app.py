@@ -118,3 +118,35 @@ def marked_second(row: perco.Row[str]) -> Iterable[views.Put[Any]]:
 @v.each(first, second, id="both", into=both)
 def paired(row: perco.Row[str]) -> Iterable[views.Put[Any]]:
     yield views.Put(both, row.key, {pair: f"{row[first]}/{row[second]}"})
+
+
+# A smaller program.
+texts = perco.Table("texts", key=perco.TEXT)
+text = texts.column("text", perco.TEXT)
+uses = perco.Table("uses", key=perco.Tuple(perco.TEXT, perco.TEXT))
+times = uses.column("times", perco.INT64)
+counts = perco.Table("counts", key=perco.TEXT)
+count = counts.column("count", perco.INT64)
+small = views.Views(perco.Schema(texts, uses, counts))
+
+
+@small.each(text, id="uses", into=uses)
+def used(row: perco.Row[str]) -> Iterable[views.Put[Any]]:
+    for word, found in Counter((row[text] or "").split()).items():
+        yield views.Put(uses, (word, row.key), {times: found})
+
+
+@small.group(times, id="counts", by=views.prefix(1), into=counts, keep=[views.sum(times)])
+def counted(word: str, rows: views.Group[Any]) -> Iterable[views.Put[Any]]:
+    yield views.Put(counts, word, {count: rows.sum(times)})
+
+
+clashes = perco.Table("clashes", key=perco.TEXT)
+clash = clashes.column("clash", perco.TEXT)
+clashing = views.Views(perco.Schema(texts, clashes))
+
+
+@clashing.each(text, id="clashes", into=clashes)
+def clashed(row: perco.Row[str]) -> Iterable[views.Put[Any]]:
+    for word in set((row[text] or "").split()):
+        yield views.Put(clashes, word, {clash: row.key})

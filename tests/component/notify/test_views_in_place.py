@@ -10,6 +10,7 @@ import pytest
 
 import perco
 from perco import views
+from perco.check.check import CheckOptions, check as check_store
 from perco.errors import TooLarge
 from perco.views import running
 from perco.views.compiled import Each, Joined, Teller
@@ -77,6 +78,8 @@ async def test_a_run_tells_the_readers_itself() -> None:  # V12
         await settle(db)
         assert await get(db, library.total, "z") == 5
         assert worker.statistics()["totals.members: n"].commits == 1
+        result = await check_store(local_of(db).store, options=CheckOptions(pause_s=0.0))
+        assert result.clean, result.findings  # nothing is missing where a run has told the reader itself
 
 
 async def test_other_observers_of_the_same_column_are_notified(library: Library) -> None:  # V12
