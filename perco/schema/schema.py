@@ -296,7 +296,7 @@ class Code:
 class Observer:
     """A registered observer. The store records `id`: you may rename the function, but never change the id.
 
-    Attributes: `told`: whoever makes a change may do its work, and then does not notify it (V12).
+    Attributes: `told`: a transaction that makes a change may do the observer's work, and not notify it (V12).
     """
 
     id: str

@@ -2,7 +2,7 @@
 
 Spark sorts the rows by key. Each task writes its part to a file of the store's folder (`SortedFile`); the owner of the
 store then makes all files tablets at once. So the executors have to be on the machine that has the folder. A task that
-fails, or runs twice, leaves a file that nobody uses: the driver publishes those of the attempts that Spark has counted.
+fails, or runs twice, leaves a file that is not used: the driver publishes those of the attempts that Spark has counted.
 """
 
 from __future__ import annotations
