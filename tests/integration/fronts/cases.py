@@ -25,7 +25,9 @@ twice = docs.column("twice", perco.INT64)
 grown = docs.signal("grown")
 sums = perco.Table("sums", key=perco.INT64)
 total = sums.column("total", perco.INT64)
-SCHEMA = perco.Schema(docs, sums, keep=perco.Keep(seconds=0))
+loaded = perco.Table("loaded", key=perco.INT64)
+size = loaded.column("size", perco.INT64)
+SCHEMA = perco.Schema(docs, sums, loaded, keep=perco.Keep(seconds=0))
 elsewhere = perco.Table("elsewhere", key=perco.TEXT).column("n", perco.INT64)  # not in the schema
 
 LONG = 60.0  # seconds, for what ends by itself
@@ -399,6 +401,28 @@ async def upkeep(asked: Asked) -> Any:
 @covers("Database.compact")
 async def compacting(asked: Asked) -> Any:
     return await asked.told(asked.db.compact, sums)
+
+
+@covers("Database.bulk_load")
+async def bulk_loading(asked: Asked) -> Any:
+    db = asked.db
+
+    def broken() -> Iterator[Any]:
+        yield 1, {size: 1}
+        raise ZeroDivisionError("in the rows")
+
+    told = [
+        await asked.told(db.bulk_load, {docs: [("a", {n: 1})]}),  # it is not empty
+        await asked.told(db.bulk_load, {"loaded": []}),
+        await asked.told(db.bulk_load, {loaded: [(2, {size: 1}), (1, {size: 1})]}),
+        await asked.told(db.bulk_load, {loaded: [(1, {n: 1})]}),
+        await asked.told(db.bulk_load, {loaded: broken()}),
+        await asked.told(db.bulk_load, {loaded: ((key, {size: 2 * key}) for key in range(50))}),
+        await asked.told(db.bulk_load, {loaded: []}),
+    ]
+    async with asked.block(db.snapshot()) as snap:
+        told.append([row[size] async for row in asked.each(snap.scan(loaded))])
+    return told
 
 
 @covers("Database.backfill", "Database.observers", "Database.unserved")

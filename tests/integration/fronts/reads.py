@@ -95,6 +95,7 @@ READS: Final[dict[str, Case]] = {
     "vacuum": told("vacuum"),
     "split": told("split", docs, "b"),
     "compact": told("compact", docs),
+    "bulk_load": told("bulk_load", {docs: []}),
     "backfill": told("backfill"),
     "unserved": told("unserved"),
     "waiting": told("waiting"),
@@ -112,6 +113,6 @@ READS: Final[dict[str, Case]] = {
 }
 REFUSED: Final = {
     *("run", "attempts", "transaction", "begin", "outcome", "pin", "pinned", "drop_pin", "worker"),
-    *("vacuum", "split", "compact", "backfill", "is_idle", "wait_idle", "wait_for"),
+    *("vacuum", "split", "compact", "bulk_load", "backfill", "is_idle", "wait_idle", "wait_for"),
     *("pause", "resume", "replay_failed", "drop_failed"),
 }
