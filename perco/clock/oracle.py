@@ -66,13 +66,13 @@ class OracleOptions:
 
 
 class Still:
-    """An oracle that hands out nothing for a moment.
+    """An oracle whose durable bound does not change for a moment.
 
-    Attributes: `bound`, its durable bound; `last`, the last timestamp handed out; `jumped`.
+    Attributes: `bound`, that bound: no timestamp above it is handed out.
     """
 
-    def __init__(self, timestamps: Timestamps, bound: int) -> None:
-        self._timestamps, self.bound, self.last, self.jumped = timestamps, bound, timestamps.last, False
+    def __init__(self, timestamps: Timestamps) -> None:
+        self._timestamps, self.bound = timestamps, timestamps.bound
 
     def row(self, bound: int) -> RowMutation:
         """What makes a higher bound durable, in the system table."""
@@ -80,8 +80,8 @@ class Still:
 
     def jump(self, bound: int) -> None:
         """Go on above a bound that is durable now."""
+        assert self._timestamps.bound == self.bound, "O1: the bound has not moved"
         self._timestamps.jump(bound)
-        self.jumped = True
 
 
 def bound_row(old: int, bound: int) -> RowMutation:
@@ -175,16 +175,10 @@ class Oracle:
 
     @asynccontextmanager
     async def still(self) -> AsyncIterator[Still]:
-        """While the block lasts, draws wait. In it, the caller may make a bound durable, together with other rows, and
-        then call `jump`: the next timestamp is above that bound (O1, P7)."""
+        """While the block lasts, the durable bound stays where it is: draws go on below it, or wait. In the block, the
+        caller may make a higher bound durable, together with other rows, and then call `jump` (O1, P7)."""
         async with self._extending:
-            timestamps = self._timestamps
-            still = Still(timestamps, timestamps.close())
-            try:
-                yield still
-            finally:
-                if not still.jumped:
-                    timestamps.reopen(still.bound)
+            yield Still(self._timestamps)
 
     async def _make_durable(self, bound: int) -> bool:
         """Make a bound durable (O1). If the reply was lost, the write may have arrived, or may still arrive (T4), so

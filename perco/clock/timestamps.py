@@ -43,16 +43,6 @@ class Timestamps:
         assert bound > self.bound, "O1: a bound only moves up"
         self.bound = bound
 
-    def close(self) -> int:
-        """Hand out nothing until `reopen` or `jump` is called. Returns the bound, for `reopen`."""
-        bound, self.bound = self.bound, self.last
-        return bound
-
-    def reopen(self, bound: int) -> None:
-        """Go on below the bound that `close` has returned."""
-        assert self.last <= bound, "O1: nothing was handed out meanwhile"
-        self.bound = bound
-
     def jump(self, bound: int) -> None:
         """Go on above a durable bound, as after a restart (O1)."""
         assert bound > self.bound, "O1: a bound only moves up"

@@ -5,8 +5,9 @@
     publish              the files become tablets of their tables, and the oracle goes on above that timestamp
 
 P7  Until the publication is recorded, no timestamp at or above the reserved one is handed out, so no reader sees a part
-    of the load. One mutation of the system table records all tablets and the oracle's new bound. Draws wait meanwhile,
-    until the tablets are in use: a reader sees nothing of the load, or all of it.
+    of the load. One mutation of the system table records all tablets and the oracle's new bound, which is the reserved
+    timestamp. In the step in which the tablets are in use, the oracle goes on above it: a reader sees nothing of the
+    load, or all of it.
     The tables must be empty. Writes to them wait during the publication (P1), and it fails if one came before. So a
     transaction that began before finds, when it commits, the records of the load, and conflicts (T7).
     If the process ends before the record is made, it leaves folders that are never read. A load that is not published
@@ -83,7 +84,7 @@ class BulkLoad:
 @dataclass(frozen=True, slots=True)
 class Published:
     """The result of a bulk load: the timestamp of its commit, the number of its tablets, and for how many seconds
-    writes to these tables, and draws of timestamps, waited."""
+    writes to these tables waited."""
 
     ts: int
     tablets: int
@@ -219,7 +220,7 @@ class BulkLoads:
                         _check_rows(tablets[-1], name, row, stop)
                     new.append((tablet, tablets))
                 still = await stack.enter_async_context(self._oracle.still())
-                if still.last >= begun.load.ts - 1:
+                if still.bound >= begun.load.ts - 1:
                     raise UsageError(
                         "another bulk load was published since this one began, or too many timestamps were drawn: "
                         "begin again"

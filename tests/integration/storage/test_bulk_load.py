@@ -112,11 +112,12 @@ async def test_what_readers_see_meanwhile(tmp_path: Path, monkeypatch: pytest.Mo
         made = await apply(self, mutations)
         if any(len(mutation.rows) == 2 and mutation.table == SYSTEM_TABLE for mutation in mutations):
             recording.set()
-            await trio.testing.wait_all_tasks_blocked()  # the readers below want to draw
+            for _ in range(200):  # the readers below draw meanwhile, and the range is used up
+                await trio.lowlevel.checkpoint()
         return made
 
     monkeypatch.setattr(LocalRowStore, "apply", slowly)
-    async with opened(tmp_path / "s") as db:
+    async with opened(tmp_path / "s", oracle=perco.options.OracleOptions(range_size=5)) as db:
         seen: list[bool] = []
         ended = trio.Event()
 
