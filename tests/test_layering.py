@@ -41,6 +41,7 @@ LAYERS = [
     "views",
     "sources",
     "langchain",
+    "llamaindex",
     "spark",
     "testing",
     "embeddings",
@@ -166,6 +167,8 @@ def test_the_core_stands_on_trio_msgpack_and_lmdb_alone() -> None:
             if (top, layer_of(path)) == ("psycopg", "postgresql"):
                 continue  # for type checkers only: `connection.libpq` imports it when a store is opened
             if top == "langchain_core" and layer_of(path) == "langchain":
+                continue
+            if top == "llama_index" and layer_of(path) == "llamaindex":
                 continue
             if (top, path.name) in {("numpy", "near.py"), ("rensa", "near.py"), ("numpy", "vectors.py")}:
                 continue  # imported when a program declares near-duplicates, or searches for vectors
