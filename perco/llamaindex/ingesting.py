@@ -1,9 +1,10 @@
 """What `Pipeline` notes of documents, on the store's loop: see LI1, LI2 and LI4 in `perco.llamaindex`.
 
-The entry of a document that a run writes to the vector store has no hash, and names the run. If another run has begun
-to write the document meanwhile, both may have left nodes there. So neither notes a hash: the first finds that the entry
-names the other, and the second, which has found the first one's name, leaves the entry without a hash. The next run
-ingests the document again. A run that finds the name of one that was killed cannot tell it from one that still runs.
+The entry of a document that a run writes to the vector store, or deletes there, has no hash, and names the run. If
+another run has begun to write the document meanwhile, both may have left nodes there. So neither notes a hash: the
+first finds that the entry names the other, and the second, which has found the first one's name, leaves the entry
+without a hash. The next run ingests the document again, or deletes it. A run that finds the name of one that was killed
+cannot tell it from one that still runs.
 """
 
 from __future__ import annotations
@@ -93,20 +94,21 @@ async def _join(txn: Transaction, namespace: str, source: str, id: str, entry: V
     await values.put(txn, namespace + OF_ENTRIES, id, entry)
 
 
-async def finish(db: Database, namespace: str, run: str, written: Sequence[Written]) -> list[str]:
+async def finish(db: Database, namespace: str, source: str, run: str, written: Sequence[Written]) -> list[str]:
     """Note the hashes of documents that a run has written (LI1), and store what was given for them. Returns the ids
     of those that another run has begun to write, too."""
 
     async def note(txn: Transaction, each: Written) -> bool:
         entry = await values.get(txn, namespace + OF_ENTRIES, each.id)
+        if entry is None:  # it was deleted by hand meanwhile: the next run deletes what this one has written
+            await _join(txn, namespace, source, each.id, {})
         if entry is None or entry.get("run") != run:
             return False
         await remove_nodes(txn, namespace, each.id)
         for node in each.nodes:
             await add(txn, namespace, node)
-        kept = {name: value for name, value in without_run(entry).items() if name == "sources"}
         digest = {} if entry["taken"] else {"doc_hash": each.digest}
-        await values.put(txn, namespace + OF_ENTRIES, each.id, {**kept, **digest})
+        await values.put(txn, namespace + OF_ENTRIES, each.id, {**without_run(entry), **digest})
         return not entry["taken"]
 
     async def note_all(txn: Transaction, some: list[Written]) -> list[str]:
@@ -167,8 +169,10 @@ async def forget(db: Database, namespace: str, source: str, run: str, id: str) -
 
     async def drop(txn: Transaction) -> None:
         entry = await values.get(txn, namespace + OF_ENTRIES, id)
-        if entry is None or entry.get("run") == run:
+        if entry is None or (entry.get("run") == run and not entry["taken"]):
             await remove(txn, namespace, id)
             txn.delete(values.member, (namespace, source, id))
+        elif entry.get("run") == run:  # another run may still write it: the next one deletes it again
+            await values.put(txn, namespace + OF_ENTRIES, id, without_run(entry))
 
     await db.run(drop)

@@ -279,7 +279,7 @@ class Pipeline(IngestionPipeline):
         if vectors:
             yield _Add(vectors)
         written = [Written(each.id, each.digest, stored[each.id]) for each in some]
-        again = yield _Ask(front, ingesting.finish, (namespace, run, written))
+        again = yield _Ask(front, ingesting.finish, (namespace, self.source, run, written))
         if again:
             _log.warning(
                 "Another run has written %d of the documents of this run, or was killed: the next run ingests them "

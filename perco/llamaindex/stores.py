@@ -317,17 +317,17 @@ async def remove(txn: Transaction, namespace: str, id: str) -> bool:
                 await values.put(txn, namespace + OF_REFERENCES, of, info)
             else:
                 await _remove_alone(txn, namespace, of)
-    await remove_nodes(txn, namespace, id)
-    return await _remove_alone(txn, namespace, id)
+    nodes = await remove_nodes(txn, namespace, id)
+    return await _remove_alone(txn, namespace, id) or nodes
 
 
-async def remove_nodes(txn: Transaction, namespace: str, id: str) -> None:
-    """Delete the nodes that a document has."""
+async def remove_nodes(txn: Transaction, namespace: str, id: str) -> bool:
+    """Delete the nodes that a document has. Returns whether there were any."""
     info = await values.get(txn, namespace + OF_REFERENCES, id)
     for each in (info or {}).get("node_ids", []):
         if each != id:
             await _remove_alone(txn, namespace, each)
-    await values.delete(txn, namespace + OF_REFERENCES, id)
+    return await values.delete(txn, namespace + OF_REFERENCES, id)
 
 
 async def _remove_alone(txn: Transaction, namespace: str, id: str) -> bool:

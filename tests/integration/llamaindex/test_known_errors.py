@@ -171,18 +171,16 @@ def test_where_documents_end_counts_for_the_cache(db: perco.sync.Database) -> No
     assert both(db, scenario) == (["xy", "z"], ["x", "yz"])
 
 
-class Marking(TransformComponent):
+class Same(TransformComponent):
     def __call__(self, nodes: Sequence[BaseNode], **how: Any) -> Sequence[BaseNode]:
-        for node in nodes:
-            node.excluded_llm_metadata_keys = ["marked"]
         return nodes
 
 
 def test_transformations_without_settings_are_told_apart_by_the_cache(db: perco.sync.Database) -> None:  # LI5
-    kept = run_transformations([doc("a", "hello")], [Marking(), Shouting()], cache=IngestionCache())
+    kept = run_transformations([doc("a", "hello")], [Same(), Shouting()], cache=IngestionCache())
     assert [node.get_content() for node in kept] == ["hello"]
     vectors = Vectors()
-    ours(vectors, db)(Marking(), Shouting()).run(documents=[doc("a", "hello")])
+    ours(vectors, db)(Same(), Shouting()).run(documents=[doc("a", "hello")])
     assert vectors.texts == ["HELLO"]
 
 
