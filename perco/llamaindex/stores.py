@@ -331,10 +331,8 @@ async def remove_nodes(txn: Transaction, namespace: str, id: str) -> bool:
 
 
 async def _remove_alone(txn: Transaction, namespace: str, id: str) -> bool:
-    """Delete what is stored under an id. Returns whether there was anything."""
-    entry = await values.get(txn, namespace + OF_ENTRIES, id)
-    for source in (entry or {}).get("sources", []):
-        txn.delete(values.member, (namespace, source, id))
+    """Delete what is stored under an id, but not its sources, so that their next runs delete its nodes from the vector
+    store. Returns whether there was anything."""
     collections = (OF_ENTRIES, OF_NODES, OF_REFERENCES)
     return any([await values.delete(txn, namespace + each, id) for each in collections])
 
