@@ -20,6 +20,7 @@ from perco.views.compiled import First as First, Prefix as Prefix, first as firs
 from perco.views.declaring import Views as Views
 from perco.views.explaining import Input as Input, Reason as Reason, why as why, why_blocking as why_blocking
 from perco.views.files import Files as Files
+from perco.views.lance import LanceTable as LanceTable
 from perco.views.near import near_duplicates as near_duplicates, words as words
 from perco.views.postgres import PostgresTable as PostgresTable
 from perco.views.rebuilding import Rebuilt as Rebuilt, rebuild as rebuild, rebuild_blocking as rebuild_blocking

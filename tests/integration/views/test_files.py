@@ -162,11 +162,57 @@ def test_a_delivery_that_ends_at_any_call_is_made_up_for(
         to.deliver(delivery)
         assert tree(path) == {"a/1.md": b"newer" if newer else b"new", "c/1.md": b"new"}, stops
         assert [(each.key, each.version) for each in to.rows()] == [(("a", 1), 30 if newer else 20), (("c", 1), 20)]
+        inode = (path / "c/1.md").stat().st_ino
         to.deliver(delivery)
+        assert (path / "c/1.md").stat().st_ino == inode, "what is there is not written again"
         assert to.forget(25) == 1
         if ended:
             break
     assert stops > 20
+
+
+def test_a_row_that_is_being_removed_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SF1
+    to = Pages(tmp_path / "out").to
+    to.deliver([row("a", "one", 1)])
+
+    def end(*args: Any, **how: Any) -> None:
+        raise Ended
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", end)
+        with pytest.raises(Ended):
+            to.deliver([row("a", None, 2)])
+    assert (to.forget(3), tree(tmp_path / "out")) == (0, {"a.md": b"one"})
+    to.deliver([row("a", None, 2)])
+    assert (to.forget(3), tree(tmp_path / "out")) == (1, {})
+
+
+def test_what_has_changed_is_durable_when_a_delivery_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def fsync(handle: int) -> None:
+        order.append(f"{os.fstat(handle).st_ino}")
+
+    def replace(*args: Any, **how: Any) -> None:
+        order.append("put")
+        real_replace(*args, **how)
+
+    def note(*args: Any) -> None:
+        order.append("note")
+        real_note(*args)
+
+    real_replace, real_note = os.replace, _Folder._note
+    to = Pages(tmp_path / "out", PAIR).to
+    assert to.count() == 0
+    for name, call in (("fsync", fsync), ("replace", replace)):
+        monkeypatch.setattr(os, name, call)
+    monkeypatch.setattr(_Folder, "_note", note)
+    to.deliver([row(("a", 1), "one", 1)])
+    file, folder, root = (str((tmp_path / "out" / each).stat().st_ino) for each in ("a/1.md", "a", ""))
+    assert order == [file, "note", "put", root, folder, "note"]
+    order.clear()
+    to.deliver([row(("a", 1), None, 2)])
+    assert order == ["note", root, "note"]
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=20), st.integers(-(2**63), 2**63 - 1), st.binary(max_size=20))
