@@ -9,7 +9,7 @@ cannot tell it from one that still runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from perco.database.database import Database
@@ -105,8 +105,7 @@ async def finish(db: Database, namespace: str, source: str, run: str, written: S
         if entry is None or entry.get("run") != run:
             return False
         await remove_nodes(txn, namespace, each.id)
-        for node in each.nodes:
-            await add(txn, namespace, node)
+        await add(txn, namespace, each.nodes)
         digest = {} if entry["taken"] else {"doc_hash": each.digest}
         await values.put(txn, namespace + OF_ENTRIES, each.id, {**without_run(entry), **digest})
         return not entry["taken"]
@@ -115,25 +114,13 @@ async def finish(db: Database, namespace: str, source: str, run: str, written: S
         return [each.id for each in some if not await note(txn, each)]
 
     again = []
-    for some in _in_parts(written):
+    for some in values.in_parts(written, _size):
         again += await db.run(note_all, some)
     return again
 
 
-def _in_parts(written: Sequence[Written]) -> Iterator[list[Written]]:
-    """Documents, as many as go into a transaction."""
-    some: list[Written] = []
-    count = size = 0
-    for each in written:
-        own = sum(len(node.data or b"") for node in each.nodes)
-        if some and (count + len(each.nodes) > values.AT_ONCE or size + own > values.BYTES_AT_ONCE):
-            yield some
-            some, count, size = [], 0, 0
-        some.append(each)
-        count += len(each.nodes)
-        size += own
-    if some:
-        yield some
+def _size(written: Written) -> tuple[int, int]:
+    return len(written.nodes), sum(len(node.data or b"") for node in written.nodes)
 
 
 async def lost(db: Database, namespace: str, source: str, run: str, ids: Sequence[str]) -> list[str]:

@@ -323,7 +323,8 @@ class Pipeline(IngestionPipeline):
         return nodes
 
     def _kept(self, keys: dict[str, str], nodes: dict[str, list[BaseNode]], ids: list[str]) -> list[tuple[str, Value]]:
-        return [(keys[id], {self.cache.nodes_key: [doc_to_json(node) for node in nodes[id]]}) for id in ids]
+        whole = [id for id in ids if not any(map(_has_binary, nodes[id]))]
+        return [(keys[id], {self.cache.nodes_key: [doc_to_json(node) for node in nodes[id]]}) for id in whole]
 
 
 def _grouped(nodes: Sequence[BaseNode], volatile: tuple[str, ...]) -> list[_Given]:
@@ -347,11 +348,18 @@ def _hash(node: BaseNode, volatile: tuple[str, ...]) -> str:
     return node.hash
 
 
+def _has_binary(node: BaseNode) -> bool:
+    """Whether a node has an image, audio or video as bytes: LlamaIndex leaves them out when it stores a node."""
+    kinds = ("text_resource", "image_resource", "audio_resource", "video_resource")
+    return any(getattr(getattr(node, kind, None), "data", None) is not None for kind in kinds)
+
+
 def _key(by: TransformComponent, nodes: list[BaseNode]) -> str:
     """What the result of a transformation is kept under: all of the nodes, and what the transformation is (LI5)."""
     kind = f"{type(by).__module__}.{type(by).__qualname__}"
     settings = remove_unstable_values(str(by.to_dict()))
-    whole = json.dumps([kind, settings, [doc_to_json(node) for node in nodes]], sort_keys=True, default=repr)
+    given = [[doc_to_json(node), node.hash] for node in nodes]  # the hash is also that of images, as bytes
+    whole = json.dumps([kind, settings, given], sort_keys=True, default=repr)
     return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -26,7 +26,7 @@ import perco.aio
 import perco.sync
 from perco.database.database import Database
 from perco.llamaindex import values
-from perco.llamaindex.values import Front, Value
+from perco.llamaindex.values import Front, Value, in_parts
 from perco.txn.transaction import Transaction
 
 OF_NODES: Final = DEFAULT_COLLECTION_DATA_SUFFIX
@@ -228,33 +228,16 @@ def _by_hash(entries: dict[str, Value]) -> dict[str, str]:
 
 
 async def _add_all(db: Database, namespace: str, nodes: list[BaseNode], allow_update: bool, store_text: bool) -> None:
-    async def write(txn: Transaction, some: list[BaseNode]) -> None:
-        for node in some:
-            if not allow_update and await values.get(txn, namespace + OF_NODES, node.node_id) is not None:
-                raise ValueError(f"node_id {node.node_id} already exists. Set allow_update to True to overwrite.")
-            await add(txn, namespace, prepared(node, store_text))
+    async def write(txn: Transaction, some: list[Prepared]) -> None:
+        if not allow_update:
+            there = await values.get_many(txn, namespace + OF_NODES, [node.id for node in some])
+            for id, value in there.items():
+                if value is not None:
+                    raise ValueError(f"node_id {id} already exists. Set allow_update to True to overwrite.")
+        await add(txn, namespace, some)
 
-    sized = [(node, node_bytes(node) if store_text else 0) for node in nodes]
-    for some in _cut(sized):
+    for some in in_parts([prepared(node, store_text) for node in nodes], lambda node: (1, len(node.data or b""))):
         await db.run(write, some)
-
-
-def _cut(sized: list[tuple[BaseNode, int]]) -> list[list[BaseNode]]:
-    """Nodes, as many as go into a transaction."""
-    found: list[list[BaseNode]] = []
-    size = 0
-    for node, bytes_ in sized:
-        if not found or len(found[-1]) == values.AT_ONCE or size + bytes_ > values.BYTES_AT_ONCE:
-            found.append([])
-            size = 0
-        found[-1].append(node)
-        size += bytes_
-    return found
-
-
-def node_bytes(node: BaseNode) -> int:
-    """The length of a node as JSON."""
-    return len(values.encoded(doc_to_json(node), f"node {node.node_id}"))
 
 
 class Prepared:
@@ -280,20 +263,24 @@ def prepared(node: BaseNode, store_text: bool) -> Prepared:
     return Prepared(node.node_id, data, node.hash, node.ref_doc_id, dict(node.metadata))
 
 
-async def add(txn: Transaction, namespace: str, node: Prepared) -> None:
-    """Add a node, with its hash."""
-    if node.data is not None:
-        await values.put_data(txn, namespace + OF_NODES, node.id, node.data)
-    entry = without_run(await values.get(txn, namespace + OF_ENTRIES, node.id))
-    entry["doc_hash"] = node.digest
-    if node.reference is not None:
-        entry["ref_doc_id"] = node.reference
-        info = await values.get(txn, namespace + OF_REFERENCES, node.reference) or {"node_ids": [], "metadata": {}}
-        if node.id not in info["node_ids"]:
-            info["node_ids"].append(node.id)
-        info["metadata"] = info["metadata"] or node.metadata
-        await values.put(txn, namespace + OF_REFERENCES, node.reference, info)
-    await values.put(txn, namespace + OF_ENTRIES, node.id, entry)
+async def add(txn: Transaction, namespace: str, nodes: Sequence[Prepared]) -> None:
+    """Add nodes, with their hashes."""
+    entries = await values.get_many(txn, namespace + OF_ENTRIES, [node.id for node in nodes])
+    references = sorted({node.reference for node in nodes if node.reference is not None})
+    known = await values.get_many(txn, namespace + OF_REFERENCES, references)
+    infos = {id: known[id] or {"node_ids": [], "metadata": {}} for id in references}
+    parts = {id: dict.fromkeys(info["node_ids"]) for id, info in infos.items()}
+    for node in nodes:
+        if node.data is not None:
+            await values.put_data(txn, namespace + OF_NODES, node.id, node.data)
+        entry = {**without_run(entries[node.id]), "doc_hash": node.digest}
+        if node.reference is not None:
+            entry["ref_doc_id"] = node.reference
+            parts[node.reference][node.id] = None
+            infos[node.reference]["metadata"] = infos[node.reference]["metadata"] or node.metadata
+        await values.put(txn, namespace + OF_ENTRIES, node.id, entry)
+    for id, info in infos.items():
+        await values.put(txn, namespace + OF_REFERENCES, id, {**info, "node_ids": list(parts[id])})
 
 
 def without_run(entry: Value | None) -> Value:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import perco.aio
@@ -129,16 +129,18 @@ async def delete(txn: Transaction, collection: str, key: str) -> bool:
 # ------------------------------------------------------------ with transactions of their own
 
 
-def in_parts(items: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """Keys and data, as many as go into a transaction."""
-    some: list[tuple[str, bytes]] = []
-    size = 0
-    for key, data in items:
-        if some and (len(some) == AT_ONCE or size + len(data) > BYTES_AT_ONCE):
+def in_parts(items: Iterable[T], size: Callable[[T], tuple[int, int]]) -> Iterator[list[T]]:
+    """Items, as many as go into a transaction. `size` says how many values, and bytes, an item has."""
+    some: list[T] = []
+    count = bytes_ = 0
+    for item in items:
+        own, own_bytes = size(item)
+        if some and (count + own > AT_ONCE or bytes_ + own_bytes > BYTES_AT_ONCE):
             yield some
-            some, size = [], 0
-        some.append((key, data))
-        size += len(data)
+            some, count, bytes_ = [], 0, 0
+        some.append(item)
+        count += own
+        bytes_ += own_bytes
     if some:
         yield some
 
@@ -154,7 +156,8 @@ async def put_all(
             await put_data(txn, collection, key, data)
 
     data = [(key, encoded(value, f"{collection}, {key}")) for key, value in pairs]
-    for some in in_parts([each for each in data if bytes_max is None or len(each[1]) <= bytes_max]):
+    short = [each for each in data if bytes_max is None or len(each[1]) <= bytes_max]
+    for some in in_parts(short, lambda each: (1, len(each[1]))):
         await db.run(write, some)
 
 

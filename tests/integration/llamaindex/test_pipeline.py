@@ -24,6 +24,7 @@ from llama_index.core.ingestion import IngestionCache
 from llama_index.core.schema import (
     BaseNode,
     Document,
+    MediaResource,
     NodeRelationship,
     RelatedNodeInfo,
     TextNode,
@@ -31,10 +32,10 @@ from llama_index.core.schema import (
 )
 
 from perco.llamaindex import TABLES, Cache, DocumentStore, Pipeline
-from perco.llamaindex.ingesting import Written, _in_parts
+from perco.llamaindex.ingesting import Written, _size
 from perco.llamaindex.pipeline import _Add, _Ask, _Delete, _Steps, _Transform
 from perco.llamaindex.stores import Prepared
-from perco.llamaindex.values import AT_ONCE, BYTES_AT_ONCE
+from perco.llamaindex.values import AT_ONCE, BYTES_AT_ONCE, in_parts
 from tests.integration.llamaindex.support import DELETE, DUPLICATES, UPSERTS, Failing, Vectors, doc, ours, splitter
 
 pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")  # the temporary folder may lie on tmpfs
@@ -224,6 +225,33 @@ def test_a_node_does_not_make_a_document_a_duplicate(db: perco.sync.Database) ->
     assert vectors.texts == ["x"]
 
 
+class Seeing(TransformComponent):
+    """Describes images."""
+
+    def __call__(self, nodes: Sequence[BaseNode], **how: Any) -> Sequence[BaseNode]:
+        found = []
+        for node in nodes:
+            image = getattr(node, "image_resource", None)
+            if image is not None:
+                node = doc(node.node_id, repr(image.data))
+            found.append(node)
+        return found
+
+
+def test_images_are_told_apart_and_are_not_lost(db: perco.sync.Database) -> None:  # LI5
+    vectors = Vectors()
+    for data in (b"one ", b"two ", b"one "):
+        image = Document(id_="a", image_resource=MediaResource(data=data, mimetype="image/png"))
+        for turn in range(2):
+            make = ours(vectors, db)
+            if turn == 0:  # the first transformation is called, and the second one fails
+                with pytest.raises(ConnectionError):
+                    make(Failing(text="-"), Seeing(), Failing(text="b'")).run(documents=[image])
+            else:
+                make(Failing(text="-"), Seeing()).run(documents=[image])
+        assert vectors.texts == [repr(MediaResource(data=data).data)]
+
+
 def test_what_is_too_long_is_not_kept(db: perco.sync.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perco.llamaindex.pipeline._CACHED_BYTES_MAX", 2000)
     ours(Vectors(), db)(Failing(text="-")).run(documents=[doc("a", "x"), doc("b", "x" * 2000)])
@@ -233,7 +261,7 @@ def test_what_is_too_long_is_not_kept(db: perco.sync.Database, monkeypatch: pyte
 def test_documents_are_noted_in_parts() -> None:
     def parts(nodes: int, size: int) -> list[int]:
         each = Written("a", "", [Prepared("n", b"x" * size, "", None, {})] * nodes)
-        return [len(some) for some in _in_parts([each] * 5)]
+        return [len(some) for some in in_parts([each] * 5, _size)]
 
     assert parts(AT_ONCE // 2, 1) == [2, 2, 1]
     assert parts(AT_ONCE + 1, 1) == [1] * 5

@@ -15,8 +15,19 @@ import perco.sync
 
 pytest.importorskip("llama_index.core")
 
-from llama_index.core.schema import BaseNode, NodeRelationship, RelatedNodeInfo, TextNode
+from llama_index.core import StorageContext, VectorStoreIndex, load_index_from_storage
+from llama_index.core.embeddings.mock_embed_model import MockEmbedding
+from llama_index.core.schema import (
+    BaseNode,
+    Document,
+    IndexNode,
+    MediaResource,
+    NodeRelationship,
+    RelatedNodeInfo,
+    TextNode,
+)
 from llama_index.core.storage.docstore import SimpleDocumentStore
+from llama_index.core.storage.index_store.keyval_index_store import KVIndexStore
 
 from perco.llamaindex import TABLES, Cache, DocumentStore, KVStore
 from perco.llamaindex.values import AT_ONCE, PART_BYTES
@@ -119,6 +130,16 @@ def test_namespaces_are_apart_and_all_is_kept(tmp_path: Path) -> None:
             one.add_documents([doc("a", "hello")])
 
 
+def test_documents_of_other_kinds_come_back(db: perco.sync.Database) -> None:
+    store = DocumentStore(db)
+    nodes: list[BaseNode] = [
+        Document(id_="i", image_resource=MediaResource(path=Path("a.png"), mimetype="image/png")),
+        IndexNode(id_="p", text="see a", index_id="a"),
+    ]
+    store.add_documents(nodes)
+    assert list(store.docs.values()) == nodes
+
+
 def test_more_nodes_than_a_transaction_takes(db: perco.sync.Database) -> None:
     store = DocumentStore(db)
     of = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="a")}
@@ -141,6 +162,19 @@ def test_the_cache(db: perco.sync.Database, tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
     cache.clear()
     assert cache.get("k") is None
+
+
+def test_llamaindex_s_indexes_use_them(db: perco.sync.Database) -> None:
+    documents = [doc("a", "hello"), doc("b", "world")]
+    context = StorageContext.from_defaults(docstore=DocumentStore(db), index_store=KVIndexStore(KVStore(db), "indexes"))
+    index = VectorStoreIndex.from_documents(
+        documents, context, embed_model=MockEmbedding(embed_dim=2), store_nodes_override=True
+    )
+    assert index.refresh_ref_docs([doc("a", "HELLO"), documents[1]]) == [True, False]
+    assert {node.get_content() for node in DocumentStore(db).docs.values()} == {"HELLO", "world"}
+    index.delete_ref_doc("b", delete_from_docstore=True)
+    found = load_index_from_storage(context, embed_model=MockEmbedding(embed_dim=2))
+    assert list(found.ref_doc_info) == ["a"]
 
 
 @pytest.mark.parametrize("kind", ["aio", "sync"])
