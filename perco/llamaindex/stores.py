@@ -7,6 +7,7 @@ what `Pipeline` notes: the `sources` that have the document, and the `run` that 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from llama_index.core.ingestion import IngestionCache
@@ -45,7 +46,7 @@ class KVStore(BaseKVStore):
     """
 
     def __init__(self, db: perco.sync.Database | perco.aio.Database) -> None:
-        self.front = Front(db, type(self).__name__)
+        self.front: Front = Front(db, type(self).__name__)
 
     def put(self, key: str, val: Value, collection: str = DEFAULT_COLLECTION) -> None:
         """Set a value."""
@@ -141,8 +142,8 @@ class DocumentStore(KVDocumentStore):
 
     def __init__(self, db: perco.sync.Database | perco.aio.Database, namespace: str = DEFAULT_NAMESPACE) -> None:
         super().__init__(KVStore(db), namespace)
-        self.front = Front(db, type(self).__name__)
-        self.namespace = namespace
+        self.front: Front = Front(db, type(self).__name__)
+        self.namespace: str = namespace
 
     # ------------------------------------------------------------ nodes
 
@@ -240,6 +241,7 @@ async def _add_all(db: Database, namespace: str, nodes: list[BaseNode], allow_up
         await db.run(write, some)
 
 
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A node as it is stored.
 
@@ -251,10 +253,11 @@ class Prepared:
         metadata: of the node.
     """
 
-    __slots__ = ("data", "digest", "id", "metadata", "reference")
-
-    def __init__(self, id: str, data: bytes | None, digest: str, reference: str | None, metadata: Value) -> None:
-        self.id, self.data, self.digest, self.reference, self.metadata = id, data, digest, reference, metadata
+    id: str
+    data: bytes | None
+    digest: str
+    reference: str | None
+    metadata: Value
 
 
 def prepared(node: BaseNode, store_text: bool) -> Prepared:

@@ -47,7 +47,7 @@ class Front:
     def __init__(self, db: perco.sync.Database | perco.aio.Database, what: str) -> None:
         if not isinstance(db, perco.sync.Database | perco.aio.Database):
             raise UsageError(f"{what} takes a store opened by perco.sync or perco.aio, not {db!r}")
-        self.db = db
+        self.db: perco.sync.Database | perco.aio.Database = db
 
     def ask(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """The result of `function(DATABASE, *args)`. Raises: UsageError for a store of `perco.aio`."""
