@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -114,6 +115,19 @@ def test_deliveries_of_two_processes_do_not_mix(tmp_path: Path) -> None:
     started = [subprocess.Popen([sys.executable, "-c", program, tmp_path / "out", str(first)]) for first in (0, 1)]
     assert [process.wait(300) for process in started] == [0, 0]
     assert list(Things(tmp_path / "out").to.rows()) == [Delivered(("k", key, b""), {"i": 59}, 59) for key in range(3)]
+
+
+def test_a_delivery_waits_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to = Things(tmp_path / "out").to
+    assert to.count() == 0
+    real = fcntl.flock
+    with open(tmp_path / "out/.things.lock") as other:
+        real(other, fcntl.LOCK_EX)
+        monkeypatch.setattr(fcntl, "flock", lambda file, how: real(file, how | fcntl.LOCK_NB))
+        with pytest.raises(perco.StoreError, match="temporarily unavailable"):  # where it would wait
+            to.deliver([Delivered(KEY, {"i": 1}, 1)])
+    to.deliver([Delivered(KEY, {"i": 1}, 1)])
+    assert to.count() == 1
 
 
 def test_many_deliveries_are_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
