@@ -1,0 +1,77 @@
+"""Pathway over a folder: a function of each file, flattened into rows of a snapshot table in SQLite.
+
+    python -m bench.deriving.with_pathway STATE FILES 0 VERSION
+
+It scans the folder again and again, as often as it can. What it has read, or computed, is persisted in a folder. There
+is no license key, so it has no telemetry.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from pathlib import Path
+
+import pathway as pw
+
+from bench.deriving import child
+from bench.deriving.child import Counted, Job
+
+COMMIT_MS = int(os.environ.get("PW_COMMIT", "10"))
+SNAPSHOT_MS = int(os.environ.get("PW_SNAP", "0"))
+
+
+class Derived(pw.Schema):
+    doc: str
+    n: int
+    words: int
+    vector: str
+
+
+def run(job: Job) -> None:
+    function = Counted(job.version)
+    job.state.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(job.derived)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.close()
+
+    def rows(text: str, path: str) -> list[tuple[str, int, int, str]]:
+        key = os.path.relpath(path, job.files)
+        return [(key, *chunk) for chunk in function(text)]
+
+    files = pw.io.fs.read(
+        job.files, format="plaintext_by_file", mode="streaming", with_metadata=True, autocommit_duration_ms=COMMIT_MS,
+        name="files",
+    )
+    path = pw.this._metadata["path"].as_str()
+    made = files.select(row=pw.apply_with_type(rows, list[tuple[str, int, int, str]], pw.this.data, path))
+    flat = made.flatten(pw.this.row)
+    table = flat.select(doc=pw.this.row[0], n=pw.this.row[1], words=pw.this.row[2], vector=pw.this.row[3])
+    pw.io.sqlite.write(
+        table,
+        job.derived,
+        child.TABLE,
+        init_mode="create_if_not_exists",
+        output_table_type="snapshot",
+        primary_key=[table.doc, table.n],
+        name="derived",
+    )
+    backend = pw.persistence.Backend.filesystem(job.state / "pathway")
+    mode = getattr(pw.PersistenceMode, os.environ.get("PW_MODE", "PERSISTING"))
+
+    def reports() -> None:
+        for order in child.orders():
+            child.say(done=order, calls=function.calls)
+        os._exit(0)
+
+    threading.Thread(target=reports, daemon=True).start()
+    pw.run(
+        monitoring_level=pw.MonitoringLevel.NONE,
+        persistence_config=pw.persistence.Config(backend, snapshot_interval_ms=SNAPSHOT_MS, persistence_mode=mode),
+    )
+
+
+if __name__ == "__main__":
+    run(child.job())

@@ -1,0 +1,106 @@
+"""perco: documents are rows of a table, or files of a folder; a view gives the chunks.
+
+    python -m bench.deriving.with_perco rows|files STATE FILES DOCUMENTS VERSION
+
+With rows, it first loads the documents, some hundred in a transaction, together with how many there are: killed, it
+goes on from there. Clients edit the rows. With files, it watches the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+import trio
+
+import perco
+from bench.deriving import child
+from bench.deriving.child import Counted, Job
+from bench.deriving.corpus import Corpus
+from perco import sources, views
+
+AT_ONCE: Final = 500  # documents of a transaction
+
+
+class Tables:
+    """The documents, their chunks, and the view between them."""
+
+    def __init__(self, function: Counted) -> None:
+        self.docs = docs = perco.Table("docs", key=perco.TEXT)
+        self.text = text = docs.column("text", perco.TEXT)
+        self.chunks = chunks = perco.Table("chunks", key=perco.Tuple(perco.TEXT, perco.INT64))
+        self.words = words = chunks.column("words", perco.INT64)
+        self.vector = vector = chunks.column("vector", perco.TEXT)
+        loads = perco.Table("loads", key=perco.TEXT)
+        self.loaded = loads.column("loaded", perco.INT64)
+        self.views = views.Views(perco.Schema(docs, chunks, loads))
+
+        def derived(doc: perco.Row[str]) -> Iterator[views.Put[Any]]:
+            for chunk in function(doc[text] or ""):
+                yield views.Put(chunks, (doc.key, chunk.n), {words: chunk.words, vector: chunk.vector})
+
+        self.views.each(text, id="chunks", into=chunks, version=function.version)(derived)
+
+
+async def run(job: Job, reads_files: bool) -> None:
+    function = Counted(job.version)
+    tables = Tables(function)
+    source = sources.Folder(job.files, tables.text) if reads_files else None
+    async with perco.open(job.state, tables.views.schema) as db, db.worker(), trio.open_nursery() as nursery:
+        nursery.start_soon(_until_told, db, function)
+        child.say(open=True)
+        if source is None:
+            await _load(db, tables, job.documents)
+            await _ready(db, function)
+            return
+        told = False
+
+        async def tell(synced: Any) -> None:
+            await _ready(db, function)
+
+        def on_pass(synced: Any) -> None:
+            nonlocal told
+            if not told:
+                told = True
+                nursery.start_soon(tell, synced)
+
+        await source.watch(db, told=on_pass)
+
+
+async def _ready(db: perco.Database, function: Counted) -> None:
+    await db.wait_idle()
+    child.say(ready=True, calls=function.calls)
+
+
+async def _until_told(db: perco.Database, function: Counted) -> None:
+    lines = child.orders()
+    while (order := await trio.to_thread.run_sync(next, lines, None, abandon_on_cancel=True)) is not None:
+        await db.wait_idle()
+        child.say(done=order, calls=function.calls)
+    raise SystemExit
+
+
+async def _load(db: perco.Database, tables: Tables, documents: int) -> None:
+    async with db.snapshot() as snap:
+        loaded = await snap.get(tables.loaded, "docs") or 0
+    texts = Corpus(documents).texts(loaded)
+    while some := list(islice(texts, AT_ONCE)):
+        loaded += len(some)
+        await db.run(_write, tables, some, loaded)
+
+
+async def _write(txn: perco.Transaction, tables: Tables, some: list[tuple[str, str]], loaded: int) -> None:
+    for key, text in some:
+        txn.set(tables.text, key, text)
+    txn.set(tables.loaded, "docs", loaded)
+
+
+if __name__ == "__main__":
+    mode = sys.argv.pop(1)
+    try:
+        trio.run(run, child.job(), mode == "files")
+    except* SystemExit:
+        os._exit(0)
