@@ -29,6 +29,7 @@ BENCHES = {
     "spark_load": "what loading through Spark costs, and what reading back",
     "views": "what a change in a large group costs, and the web index on views beside that by hand",
     "near": "how many near-duplicates are found, and what a document costs that comes, changes or goes",
+    "derive": "one function of many documents kept up to date, beside CocoIndex, Pathway and DBOS",
     "webindex": "what a page costs in the web index, while it grows to 100 000 pages",
     "scanners": "why scanners teleport, in virtual time (the paper's buses) and in worker processes",
 }

@@ -51,7 +51,7 @@ class Running:
 
     def __init__(self, system: System, job: Job) -> None:
         self.system, self.job = system, job
-        job.state.parent.mkdir(parents=True, exist_ok=True)
+        job.state.mkdir(parents=True, exist_ok=True)
         self._errors = job.state.parent / f"{job.state.name}.errors"
         arguments = [str(part) for part in (job.state, job.files, job.documents, job.version)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **system.environment}

@@ -53,7 +53,7 @@ class Found:
     rounds: list[Round] = field(default_factory=list)
     changed: Cost | None = None
     killed_build: Cost | None = None
-    kills: int = 0
+    killed: int = 0
     compared: int = 0
     unequal: dict[str, str] = field(default_factory=dict)
     failed: str = ""
@@ -142,6 +142,7 @@ class Side:
             time.sleep(self._rng.uniform(0.3, 0.7) * self.found.build.seconds)
         finally:
             running.kill()
+        self.found.killed += 1
         with self._running() as running:
             self.found.killed_build = self._until_ready(running)
             with self.system.reader(self.job) as reader:
@@ -165,7 +166,7 @@ class Side:
                     self._hand_over(running, reader, number, text)
                 time.sleep(max(0.0, kill_at - time.perf_counter()))
                 running.kill()
-            self.found.kills += 1
+            self.found.killed += 1
             with self._running() as running:
                 self._until_ready(running)
                 with self.system.reader(self.job) as reader:

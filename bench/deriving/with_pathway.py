@@ -2,8 +2,9 @@
 
     python -m bench.deriving.with_pathway STATE FILES 0 VERSION
 
-It scans the folder again and again, as often as it can. What it has read, or computed, is persisted in a folder. There
-is no license key, so it has no telemetry.
+It scans the folder again and again, as often as it can. What it has read, or computed, is persisted in a folder of the
+function's version: with the state of another version, it does not compute what it has computed before. There is no
+license key, so it has no telemetry.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Derived(pw.Schema):
 
 def run(job: Job) -> None:
     function = Counted(job.version)
-    job.state.mkdir(parents=True, exist_ok=True)
+    persisted = job.state / f"pathway-{job.version}"
+    anew = not persisted.exists()
     connection = sqlite3.connect(job.derived)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.close()
@@ -53,12 +55,12 @@ def run(job: Job) -> None:
         table,
         job.derived,
         child.TABLE,
-        init_mode="create_if_not_exists",
+        init_mode="replace" if anew else "create_if_not_exists",
         output_table_type="snapshot",
         primary_key=[table.doc, table.n],
         name="derived",
     )
-    backend = pw.persistence.Backend.filesystem(job.state / "pathway")
+    backend = pw.persistence.Backend.filesystem(persisted)
     mode = getattr(pw.PersistenceMode, os.environ.get("PW_MODE", "PERSISTING"))
 
     def reports() -> None:
