@@ -23,8 +23,9 @@ from statistics import median
 from typing import Final
 
 from bench.deriving import systems
+from bench.deriving.child import POLL_S
 from bench.deriving.running import Cost
-from bench.deriving.scenario import POLL_S, Side
+from bench.deriving.scenario import Side
 from bench.deriving.systems import LeftOutError, System
 from bench.harness import Cell, Report, Run, percentile
 
@@ -106,7 +107,9 @@ def _all(run: Run, folder: Path, present: Sequence[System]) -> Measured:
     kills = QUICK_KILLS if run.quick else KILLS
     measured = Measured()
     for documents in sizes:
-        here = [Side(system, documents, folder, _limit_s(run)) for system in present if _fits(system, documents, measured)]
+        here = [
+            Side(system, documents, folder, _limit_s(run)) for system in present if _fits(system, documents, measured)
+        ]
         for side in here:
             side.step("cold build", side.build)
             _tell(run, side)

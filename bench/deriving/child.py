@@ -14,6 +14,7 @@ from bench.deriving.corpus import Chunk, derive
 
 DERIVED: Final = "derived.db"  # the file of the derived table, in the folder of the program's state
 TABLE: Final = "chunks"
+POLL_S: Final = 0.001  # between two looks of a reader
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What happens to a system and its documents: a cold build, edits, restarts, another function, `kill -9`.
 
-All is seen by a reader of the derived table, in the benchmark's process. It looks every `POLL_S`. An edit of a file
+All is seen by a reader of the derived table, which looks every `POLL_S`: the benchmark reads the peers' SQLite files,
+and perco's program, in which perco is embedded, reads its own table when it is told what to look for. An edit of a file
 begins to count when the file is in its place; one of a row, when it is handed over, since storing it is the system's
 work. After each step, the whole derived table is compared with the batch result.
 """
@@ -11,18 +12,17 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Final
 
-from bench.deriving.child import Job
+from bench.deriving.child import POLL_S, Job
 from bench.deriving.corpus import Compared, Corpus, compare, derive, key_of, replace_file, write_files
 from bench.deriving.running import Cost, DiedError, LateError, Running
 from bench.deriving.systems import Reader, System, disk_mib
 
-POLL_S: Final = 0.001
 PAUSE_S: Final = 0.3  # at most, before an edit: so that edits do not follow the beat of a system that polls
 EDIT_S: Final = 60.0  # until an edit must be visible
 SETTLE_S: Final = 10.0  # for which a table may go on to differ, after its system says that it is up to date
@@ -107,15 +107,17 @@ class Side:
     def round(self, edits: int, seconds: float, *, last: bool) -> None:
         """Restart with an edit that was made while the system was down, then edit."""
         number = self._rng.randrange(self.documents)
-        if self.system.edits == "file":
-            replace_file(self.job.files, key_of(number), self.corpus.edit(number))
+        text = self.corpus.edit(number)
+        if self.system.source == "files":
+            replace_file(self.job.files, key_of(number), text)
         with self._running() as running, self._reader(running) as reader:
-            if self.system.edits != "file":
-                self._hand_over(running, reader, number, self.corpus.edit(number))
+            if self.system.source == "rows":
+                running.order(key=key_of(number), text=text)
             self._until_visible(running, reader, number, self.limit_s)
             restart = running.cost()
             self._until_ready(running)
-            cpu_s, edits_ms, began = running.cost().cpu_s, [], time.perf_counter()
+            cpu_s, began = running.cost().cpu_s, time.perf_counter()
+            edits_ms: list[float] = []
             while len(edits_ms) < edits and time.perf_counter() - began < seconds:
                 time.sleep(self._rng.uniform(0, PAUSE_S))
                 edits_ms.append(1000 * self._edit(running, reader))
@@ -157,13 +159,9 @@ class Side:
             with self._running() as running, self._reader(running) as reader:
                 self._until_ready(running)
                 kill_at = time.perf_counter() + self._rng.uniform(0, took_s)
-                if self.system.edits == "file":
+                if self.system.source == "files":
                     replace_file(self.job.files, key_of(number), text)
-                elif self.system.edits == "client":
-                    with suppress(ConnectionError):
-                        self._hand_over(running, reader, number, text)
-                else:
-                    self._hand_over(running, reader, number, text)
+                self._hand_over(running, number, text)
                 time.sleep(max(0.0, kill_at - time.perf_counter()))
                 running.kill()
             self.found.killed += 1
@@ -184,7 +182,7 @@ class Side:
     @contextmanager
     def _reader(self, running: Running) -> Iterator[Reader]:
         """A reader, as soon as there is something that can be read."""
-        if self.system.edits != "file" or not self.system.peer:
+        if self.system.source == "rows" or self.system.reads:
             running.heard("open", self.limit_s)
         with self.system.reader(self.job) as reader:
             yield reader
@@ -206,17 +204,15 @@ class Side:
         """Seconds until it is visible."""
         number = self._rng.randrange(self.documents)
         text = self.corpus.edit(number)
-        if self.system.edits == "file":
+        if self.system.source == "files":
             replace_file(self.job.files, key_of(number), text)
         began = time.perf_counter()
-        self._hand_over(running, reader, number, text)
+        self._hand_over(running, number, text)
         self._until_visible(running, reader, number, EDIT_S)
         return time.perf_counter() - began
 
-    def _hand_over(self, running: Running, reader: Reader, number: int, text: str) -> None:
-        if self.system.edits == "client":
-            reader.edit(key_of(number), text)
-        elif self.system.edits == "order":
+    def _hand_over(self, running: Running, number: int, text: str) -> None:
+        if self.system.source == "rows":
             running.order(key=key_of(number), text=text)
         elif self.system.told:
             running.order(look=True)
@@ -224,6 +220,10 @@ class Side:
     def _until_visible(self, running: Running, reader: Reader, number: int, limit_s: float) -> None:
         """Raises: LateError, DiedError."""
         wanted, key = derive(self.corpus.text(number), self.version), key_of(number)
+        if self.system.reads:
+            running.order(key=key, wanted=wanted)
+            running.heard("seen", limit_s)
+            return
         deadline = time.perf_counter() + limit_s
         while reader.chunks(key) != wanted:
             if time.perf_counter() > deadline:

@@ -41,8 +41,8 @@ class System:
     Attributes:
         key, name: in figures and in tables; module, mode: of its program;
         source: "files": it follows a folder; "rows": it stores the documents itself;
-        edits: how it gets an edit: as a file, by a client, or by an order to its program;
         peer: its package, if it is not perco;
+        reads: its program reads the derived table, too, when it is told what to look for;
         told: only an order makes it look at its source;
         announces: it can tell when it is up to date;
         environment: variables of its process.
@@ -52,9 +52,9 @@ class System:
     name: str
     module: str
     source: Literal["files", "rows"]
-    edits: Literal["file", "client", "order"]
     mode: tuple[str, ...] = ()
     peer: str = ""
+    reads: bool = False
     told: bool = False
     announces: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -70,24 +70,23 @@ class System:
 
 _QUIET: Final = {"COCOINDEX_DISABLE_USAGE_TRACKING": "1", "DO_NOT_TRACK": "1"}
 
-PERCO_ROWS = System("perco_rows", "perco, rows", "with_perco", "rows", "client", ("rows",))
-PERCO_FILES = System("perco_files", "perco, files", "with_perco", "files", "file", ("files",))
+PERCO_ROWS = System("perco_rows", "perco, rows", "with_perco", "rows", ("rows",), reads=True)
+PERCO_FILES = System("perco_files", "perco, files", "with_perco", "files", ("files",), reads=True)
 COCOINDEX = System(
-    "cocoindex", "CocoIndex, live", "with_cocoindex", "files", "file", ("live",), "cocoindex", environment=_QUIET
+    "cocoindex", "CocoIndex, live", "with_cocoindex", "files", ("live",), "cocoindex", environment=_QUIET
 )
 COCOINDEX_CATCH_UP = System(
     "cocoindex_catch_up",
     "CocoIndex, catch-up",
     "with_cocoindex",
     "files",
-    "file",
     ("catch-up",),
     "cocoindex",
     told=True,
     environment=_QUIET,
 )
-PATHWAY = System("pathway", "Pathway", "with_pathway", "files", "file", (), "pathway", announces=False, environment=_QUIET)
-DBOS = System("dbos", "DBOS", "with_dbos", "rows", "order", (), "dbos", environment=_QUIET)
+PATHWAY = System("pathway", "Pathway", "with_pathway", "files", (), "pathway", announces=False, environment=_QUIET)
+DBOS = System("dbos", "DBOS", "with_dbos", "rows", (), "dbos", environment=_QUIET)
 
 SYSTEMS: Final = (PERCO_ROWS, DBOS, PERCO_FILES, COCOINDEX, COCOINDEX_CATCH_UP, PATHWAY)
 
@@ -99,7 +98,7 @@ def installed(peer: str) -> Path:
     if not mark.exists() or mark.read_text() != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
-        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wanted]
+        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wanted]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             *_, last = done.stderr.strip().splitlines() or ["pip failed"]
@@ -110,7 +109,7 @@ def installed(peer: str) -> Path:
 
 def version_of_peer(peer: str) -> str:
     code = f"from importlib.metadata import version; print(version({peer!r}))"
-    done = subprocess.run([installed(peer), "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([str(installed(peer)), "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
@@ -125,8 +124,6 @@ class Reader(Protocol):
     def all(self) -> Iterator[tuple[str, Chunk]]: ...
 
     def text(self, key: str) -> str | None: ...
-
-    def edit(self, key: str, text: str) -> None: ...
 
 
 class _Sqlite:
@@ -153,9 +150,6 @@ class _Sqlite:
     def text(self, key: str) -> str | None:
         row = self._connection.execute("SELECT text FROM docs WHERE doc = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
-
-    def edit(self, key: str, text: str) -> None:
-        raise NotImplementedError("its program writes")
 
 
 @contextmanager
@@ -189,12 +183,6 @@ class _Perco:
     def text(self, key: str) -> str | None:
         with self._db.snapshot() as snap:
             return snap.get(self._tables.text, key)
-
-    def edit(self, key: str, text: str) -> None:
-        self._db.run(self._put, key, text)
-
-    def _put(self, txn: perco.sync.Transaction, key: str, text: str) -> None:
-        txn.set(self._tables.text, key, text)
 
 
 @contextmanager

@@ -9,11 +9,9 @@ license key, so it has no telemetry.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import threading
-from pathlib import Path
 
 import pathway as pw
 
@@ -44,7 +42,11 @@ def run(job: Job) -> None:
         return [(key, *chunk) for chunk in function(text)]
 
     files = pw.io.fs.read(
-        job.files, format="plaintext_by_file", mode="streaming", with_metadata=True, autocommit_duration_ms=COMMIT_MS,
+        job.files,
+        format="plaintext_by_file",
+        mode="streaming",
+        with_metadata=True,
+        autocommit_duration_ms=COMMIT_MS,
         name="files",
     )
     path = pw.this._metadata["path"].as_str()

@@ -3,7 +3,8 @@
     python -m bench.deriving.with_perco rows|files STATE FILES DOCUMENTS VERSION
 
 With rows, it first loads the documents, some hundred in a transaction, together with how many there are: killed, it
-goes on from there. Clients edit the rows. With files, it watches the folder.
+goes on from there. With files, it watches the folder. perco is embedded, so the reader of the chunks is a task of this
+program, which looks as often as the readers of other systems do; orders and answers come through a pipe.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import trio
 
 import perco
 from bench.deriving import child
-from bench.deriving.child import Counted, Job
-from bench.deriving.corpus import Corpus
+from bench.deriving.child import POLL_S, Counted, Job
+from bench.deriving.corpus import Chunk, Corpus
 from perco import sources, views
 
 AT_ONCE: Final = 500  # documents of a transaction
@@ -50,7 +51,7 @@ async def run(job: Job, reads_files: bool) -> None:
     tables = Tables(function)
     source = sources.Folder(job.files, tables.text) if reads_files else None
     async with perco.open(job.state, tables.views.schema) as db, db.worker(), trio.open_nursery() as nursery:
-        nursery.start_soon(_until_told, db, function)
+        nursery.start_soon(_until_told, db, tables, function)
         child.say(open=True)
         if source is None:
             await _load(db, tables, job.documents)
@@ -75,12 +76,28 @@ async def _ready(db: perco.Database, function: Counted) -> None:
     child.say(ready=True, calls=function.calls)
 
 
-async def _until_told(db: perco.Database, function: Counted) -> None:
+async def _until_told(db: perco.Database, tables: Tables, function: Counted) -> None:
+    """Carry out orders: `edit` a document, `see` when its chunks are as they should be."""
     lines = child.orders()
     while (order := await trio.to_thread.run_sync(next, lines, None, abandon_on_cancel=True)) is not None:
-        await db.wait_idle()
-        child.say(done=order, calls=function.calls)
+        if "text" in order:
+            await db.run(_edit, tables, order["key"], order["text"])
+        if "wanted" in order:
+            wanted = [Chunk(*chunk) for chunk in order["wanted"]]
+            while await _chunks(db, tables, order["key"]) != wanted:
+                await trio.sleep(POLL_S)
+            child.say(seen=order["key"], calls=function.calls)
     raise SystemExit
+
+
+async def _chunks(db: perco.Database, tables: Tables, key: str) -> list[Chunk]:
+    async with db.snapshot() as snap:
+        rows = snap.scan(tables.chunks, prefix=(key,), columns=[tables.words, tables.vector])
+        return [Chunk(row.key[1], row[tables.words] or 0, row[tables.vector] or "") async for row in rows]
+
+
+async def _edit(txn: perco.Transaction, tables: Tables, key: str, text: str) -> None:
+    txn.set(tables.text, key, text)
 
 
 async def _load(db: perco.Database, tables: Tables, documents: int) -> None:

@@ -6,6 +6,10 @@ no file and writes nothing, also after a restart.
 
 A file that was changed a moment before it was looked at may change again without a trace in its times. Its state is
 not noted then, so the next pass reads it again.
+
+`watch` also looks at single paths, where the operating system says that something has changed, while a pass may be under
+way. What a pass has listed may have changed by the time it writes. So both take turns: in its turn, each looks once more
+at the files that it reads or whose rows it removes, and writes. Whoever writes last has looked last.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -31,6 +35,7 @@ from perco.errors import PercoError, UsageError
 from perco.schema.codecs import BYTES, TEXT
 from perco.schema.schema import Column, Table
 from perco.settings import check_options
+from perco.sources.noticing import Notices, noticed
 from perco.txn.transaction import Transaction
 
 V = TypeVar("V", str, bytes)
@@ -44,12 +49,15 @@ _FRESH_NS: Final = 2_000_000_000  # a file that was changed no longer ago than t
 class FolderOptions:
     """Attributes:
     bytes_max: larger files are skipped.
-    interval_s: `watch` looks at the folder so often.
+    interval_s: `watch` looks at the whole folder so often, if the operating system does not tell it of changes.
+    rescan_s: and so often if it does. A shorter time finds changes earlier that the system does not tell of, such as
+        those that another machine makes in a shared folder.
     hidden: also take files and folders whose names begin with a dot.
     """
 
     bytes_max: int = 16 << 20
     interval_s: float = 1.0
+    rescan_s: float = 60.0
     hidden: bool = False
 
     def __post_init__(self) -> None:
@@ -184,10 +192,15 @@ class Folder(Generic[V]):
     async def watch(
         self, db: Database | perco.aio.Database, *, told: Callable[[Synced], object] = lambda synced: None
     ) -> None:
-        """Look at the folder again and again, until it is cancelled. In blocking code, call `sync_blocking` in a loop.
+        """Follow the folder until it is cancelled. In blocking code, call `sync_blocking` in a loop.
+
+        If watchdog is installed (`pip install 'perco[watch]'`), the operating system tells of each change, and only
+        the paths that it names are looked at. A pass over the whole folder finds what has changed before, and then,
+        every `FolderOptions.rescan_s`, what the system did not tell of. Without watchdog, there is such a pass every
+        `FolderOptions.interval_s`.
 
         Args:
-            told: called after each pass.
+            told: called after each pass, and each look at paths that the system has named.
 
         Raises: as `sync`.
         """
@@ -197,40 +210,84 @@ class Folder(Generic[V]):
             await self._watch(db, told)
 
     async def _watch(self, db: Database, told: Callable[[Synced], object]) -> None:
+        turn = trio.Lock()
+        await trio.to_thread.run_sync(self._must_be_there)
+        async with noticed(self.path) as notices, trio.open_nursery() as nursery:
+            if notices is not None:
+                nursery.start_soon(self._follow, db, notices, turn, told)
+            while True:
+                told(await self._sync(db, turn))
+                await trio.sleep(self.options.interval_s if notices is None else self.options.rescan_s)
+
+    async def _follow(self, db: Database, notices: Notices, turn: trio.Lock, told: Callable[[Synced], object]) -> None:
         while True:
-            told(await self._sync(db))
-            await trio.sleep(self.options.interval_s)
+            paths = await notices.take()
+            synced = await self._sync_some(db, paths, turn)
+            if synced.anything or synced.skipped:
+                told(synced)
 
     # ------------------------------------------------------------ a pass
 
-    async def _sync(self, db: Database) -> Synced:
+    async def _sync(self, db: Database, turn: trio.Lock | None = None) -> Synced:
+        turn = turn or trio.Lock()
         synced = Synced()
         files = {file.key: file for file in await trio.to_thread.run_sync(self._listed)}
-        changes: list[_Change] = []
+        gone: list[str] = []
         async with db.snapshot() as snap:
             async for row in snap.scan(self._table, prefix=self.prefix or None, columns=[self._state]):
                 file = files.get(row.key)
                 if file is None:
-                    changes.append(_Change(row.key, None, None))
+                    gone.append(row.key)
                 elif row[self._state] == file.stamp.packed():
                     del files[row.key]
                     synced.same += 1
-                if len(changes) == _ROWS_AT_ONCE:
-                    await self._write(db, changes, synced)
-                    changes = []
+                if len(gone) == _ROWS_AT_ONCE:
+                    await self._remove(db, gone, turn, synced)
+                    gone = []
+        await self._remove(db, gone, turn, synced)
         for some in _portions(files.values()):
-            for each in await trio.to_thread.run_sync(self._read_all, some):
-                synced.read += 1
-                if isinstance(each, _Change):
-                    changes.append(each)
-                    continue
-                synced.skipped.append(each)
-                if not each.kept:
-                    changes.append(_Change(each.key, None, None))
-            await self._write(db, changes, synced)
-            changes = []
-        await self._write(db, changes, synced)
+            async with turn:
+                await self._take(db, await trio.to_thread.run_sync(self._read_all, some), synced)
         return synced
+
+    async def _sync_some(self, db: Database, paths: set[str], turn: trio.Lock) -> Synced:
+        """Look at these files, and at all files below these folders."""
+        synced = Synced()
+        async with turn:
+            files, others = await trio.to_thread.run_sync(self._look, paths)
+            for some in _portions(files):
+                await self._take(db, await trio.to_thread.run_sync(self._read_all, some), synced)
+        listed = {file.key for file in files}
+        gone: list[str] = []
+        async with db.snapshot() as snap:
+            for key in others:  # no files any more, or folders
+                if await snap.get(self._state, key) is not None:
+                    gone.append(key)
+                rows = snap.scan(self._table, prefix=f"{key}/", columns=[self._state])
+                gone += [row.key async for row in rows if row.key not in listed]
+        for start in range(0, len(gone), _ROWS_AT_ONCE):
+            await self._remove(db, gone[start : start + _ROWS_AT_ONCE], turn, synced)
+        return synced
+
+    async def _take(self, db: Database, read: list[_Change | Skipped], synced: Synced) -> None:
+        """Write what was read of files."""
+        changes: list[_Change] = []
+        for each in read:
+            synced.read += 1
+            if isinstance(each, _Change):
+                changes.append(each)
+                continue
+            synced.skipped.append(each)
+            if not each.kept:
+                changes.append(_Change(each.key, None, None))
+        await self._write(db, changes, synced)
+
+    async def _remove(self, db: Database, keys: list[str], turn: trio.Lock, synced: Synced) -> None:
+        """Remove the rows of files that are not there."""
+        if keys:
+            async with turn:
+                gone = await trio.to_thread.run_sync(self._gone, keys)
+                await self._write(db, [_Change(key, None, None) for key in gone], synced)
 
     async def _write(self, db: Database, changes: list[_Change], synced: Synced) -> None:
         if changes:
@@ -254,15 +311,62 @@ class Folder(Generic[V]):
 
     # ------------------------------------------------------------ files; called in threads
 
-    def _listed(self) -> list[_File]:
-        """All files that match. Raises: UsageError if the folder is not there."""
+    def _must_be_there(self) -> None:
         if not self.path.is_dir():
             raise UsageError(f"there is no folder {str(self.path)!r}: its rows stay as they are")
+
+    def _listed(self) -> list[_File]:
+        """All files that match. Raises: UsageError if the folder is not there."""
+        self._must_be_there()
+        return self._files(self._walk(str(self.path), ""))
+
+    def _files(self, found: Iterable[tuple[str, str, _Stamp]]) -> list[_File]:
         now = time.time_ns()
         return [
             _File(self.prefix + below, path, stamp, now - max(stamp.modified_ns, stamp.changed_ns) < _FRESH_NS)
-            for below, path, stamp in self._walk(str(self.path), "")
+            for below, path, stamp in found
         ]
+
+    def _look(self, paths: set[str]) -> tuple[list[_File], list[str]]:
+        """The files that match, of those at these paths or below; and the keys of paths at which there is no file that
+        matches. Raises: as `_listed`."""
+        self._must_be_there()
+        found: dict[str, tuple[str, str, _Stamp]] = {}
+        others: list[str] = []
+        for path in paths:
+            below = Path(path).relative_to(self.path).as_posix()
+            if (file := self._one(below)) is not None:
+                found[below] = file
+            elif below != ".":  # the folder itself is there, and what happens in it has notices of its own
+                if self._no_key(self.prefix + below) is None:
+                    others.append(self.prefix + below)
+                if self._may_be(below) and os.path.isdir(path):
+                    found |= {each[0]: each for each in self._walk(path, f"{below}/")}
+        return self._files(found.values()), others
+
+    def _gone(self, keys: list[str]) -> list[str]:
+        """Those of these rows that have no file."""
+        self._must_be_there()
+        return [key for key in keys if self._one(key[len(self.prefix) :]) is None]
+
+    def _one(self, below: str) -> tuple[str, str, _Stamp] | None:
+        """The file at this path below the folder, if `_walk` would find it."""
+        path = self.path / below
+        if not self._matches(path.name, below) or not self._may_be(below):
+            return None
+        try:
+            stat = path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return (below, str(path), _stamp(stat)) if S_ISREG(stat.st_mode) else None
+
+    def _may_be(self, below: str) -> bool:
+        """Whether the folders on the way to a path are walked, and its own name is taken."""
+        parts = PurePosixPath(below).parts
+        if not self.options.hidden and any(part.startswith(".") for part in parts):
+            return False
+        parents = list(PurePosixPath(below).parents)[:-1]
+        return not any((self.path / parent).is_symlink() for parent in parents)
 
     def _walk(self, folder: str, below: str) -> Iterator[tuple[str, str, _Stamp]]:
         try:
@@ -281,7 +385,7 @@ class Folder(Generic[V]):
                 except FileNotFoundError:
                     continue
                 if S_ISREG(stat.st_mode):
-                    yield path, entry.path, _Stamp(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+                    yield path, entry.path, _stamp(stat)
 
     def _matches(self, name: str, path: str) -> bool:
         return any(fnmatch.fnmatchcase(name, each) or fnmatch.fnmatchcase(path, each) for each in self._match)
@@ -289,13 +393,19 @@ class Folder(Generic[V]):
     def _read_all(self, files: list[_File]) -> list[_Change | Skipped]:
         return [self._read(file) for file in files]
 
+    def _no_key(self, key: str) -> str | None:
+        """Why a path cannot be the key of a row, if it cannot."""
+        try:
+            self._table.row(key)
+        except (PercoError, ValueError) as error:
+            return str(error)
+        return None
+
     def _read(self, file: _File) -> _Change | Skipped:
         if file.stamp.size > self.options.bytes_max:
             return Skipped(file.key, f"it has more than {self.options.bytes_max} bytes", False)
-        try:
-            self._table.row(file.key)
-        except (PercoError, ValueError) as error:
-            return Skipped(file.key, f"its path is no key: {error}", True)
+        if (reason := self._no_key(file.key)) is not None:
+            return Skipped(file.key, f"its path is no key: {reason}", True)
         try:
             with open(file.path, "rb") as opened:
                 data = opened.read(self.options.bytes_max + 1)
@@ -311,6 +421,10 @@ class Folder(Generic[V]):
             except UnicodeDecodeError:
                 return Skipped(file.key, "it is not UTF-8 text", False)
         return _Change(file.key, content, b"" if file.fresh else file.stamp.packed())
+
+
+def _stamp(stat: os.stat_result) -> _Stamp:
+    return _Stamp(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 
 def _portions(files: Iterable[_File]) -> Iterator[list[_File]]:

@@ -1,0 +1,97 @@
+"""Which paths of a folder have changed, as the operating system tells.
+
+watchdog (`pip install 'perco[watch]'`) asks for these notifications, in threads of its own. Notifications may be lost:
+if too many wait, or if another machine has changed a shared folder. So they only say where to look first.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from perco.errors import PercoWarning
+
+try:
+    from watchdog import events
+    from watchdog.observers import Observer
+except ImportError:
+    INSTALLED = False
+else:
+    INSTALLED = True
+
+_TELLING: Final = (
+    "FileCreatedEvent",
+    "FileModifiedEvent",
+    "FileClosedEvent",  # after writes
+    "FileMovedEvent",
+    "FileDeletedEvent",
+    "DirCreatedEvent",
+    "DirMovedEvent",
+    "DirDeletedEvent",
+)  # of watchdog's events; others tell of reads, or only repeat that something in a folder has changed
+
+
+class Notices:
+    """Paths that have changed since they were last taken."""
+
+    def __init__(self) -> None:
+        self._paths: set[str] = set()
+        self._any = trio.Event()
+        self._run = trio.lowlevel.current_trio_token()
+
+    def dispatch(self, event: Any) -> None:
+        """Called by watchdog, in its thread."""
+        paths = {os.fsdecode(path) for path in (event.src_path, event.dest_path) if path}
+        try:
+            self._run.run_sync_soon(self._add, paths)
+        except trio.RunFinishedError:
+            return  # nobody is left who would look
+
+    def _add(self, paths: set[str]) -> None:
+        self._paths |= paths
+        self._any.set()
+
+    async def take(self) -> set[str]:
+        """Wait until there are some."""
+        await self._any.wait()
+        self._any = trio.Event()
+        paths, self._paths = self._paths, set()
+        return paths
+
+
+@asynccontextmanager
+async def noticed(folder: Path) -> AsyncIterator[Notices | None]:
+    """What changes in a folder, and in those below it, while the block lasts; None if nothing can tell."""
+    if not INSTALLED:
+        yield None
+        return
+    notices, observer = Notices(), Observer()
+    telling = [getattr(events, name) for name in _TELLING]
+    observer.schedule(notices, str(folder), recursive=True, event_filter=telling)  # type: ignore[arg-type]
+    try:
+        await trio.to_thread.run_sync(observer.start)  # it looks for the folders, so that it misses nothing from now on
+    except OSError as error:
+        warnings.warn(
+            f"changes in {str(folder)!r} are noticed by looking only, since the system does not tell of them: {error}; on "
+            "Linux, more folders can be watched if fs.inotify.max_user_watches is raised",
+            PercoWarning,
+            stacklevel=2,
+        )
+        yield None
+        return
+    try:
+        yield notices
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(_stop, observer)
+
+
+def _stop(observer: Any) -> None:
+    observer.stop()
+    observer.join()
