@@ -74,7 +74,7 @@ def main(run: Run) -> None:
     present, versions = _present(run)
     facts = run.machine("power (every commit is synced)", versions)
     run.say(
-        f"A reader looks every {1000 * POLL_S:g} ms, so a time is up to that, and the time of one look, too long, for all."
+        f"A reader looks every {1000 * POLL_S:g} ms, so each time may be too long by that, and by the time of one look."
     )
     with run.scratch() as folder:
         measured = _all(run, folder, present)
@@ -177,7 +177,7 @@ def _tables(run: Run, measured: Measured) -> None:
     run.say("")
     sides = sorted(measured.sides.values(), key=lambda side: (side.documents, side.system.source))
     run.table(
-        "one edit at a time, after a restart, until a reader sees it; and a restart, until an edit made meanwhile is seen",
+        "an edit, after a restart, until a reader sees it; a restart, until an edit that was made meanwhile is seen",
         ("", "documents", "edit, p50 ms (least - most)", "p90 ms", "CPU ms an edit", "restart, s", "CPU s"),
         [_edit_row(side) for side in sides if side.found.rounds],
     )

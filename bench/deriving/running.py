@@ -100,6 +100,7 @@ class Running:
             if said is None:
                 raise DiedError(f"the program has ended: {self.last_error()}")
             self.calls = said.get("calls", self.calls)
+            self.ready = self.ready or "ready" in said
             if word in said:
                 return said
 

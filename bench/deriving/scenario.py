@@ -192,7 +192,6 @@ class Side:
         if self.system.announces:
             if not running.ready:
                 running.heard("ready", self.limit_s)
-                running.ready = True
         else:
             numbers = {0, self.documents - 1, *(self._rng.randrange(self.documents) for _ in range(SAMPLE))}
             with self.system.reader(self.job) as reader:

@@ -170,12 +170,11 @@ class _Perco:
     def _rows(self, **where: Any) -> Iterator[tuple[str, Chunk]]:
         tables = self._tables
         with self._db.snapshot() as snap:
-            for row in snap.scan(tables.chunks, columns=[tables.words, tables.vector], **where):
-                doc, n = row.key
-                yield doc, Chunk(n, row[tables.words] or 0, row[tables.vector] or "")
+            for row in snap.scan(tables.table, columns=[tables.words, tables.vector], **where):
+                yield tables.chunk(row)
 
     def chunks(self, key: str) -> list[Chunk]:
-        return [chunk for _, chunk in self._rows(prefix=(key,))]
+        return [chunk for _, chunk in self._rows(prefix=f"{key}#")]
 
     def all(self) -> Iterator[tuple[str, Chunk]]:
         return self._rows()

@@ -12,21 +12,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+from typing import Final
 
 import pathway as pw
 
 from bench.deriving import child
 from bench.deriving.child import Counted, Job
 
-COMMIT_MS = int(os.environ.get("PW_COMMIT", "10"))
-SNAPSHOT_MS = int(os.environ.get("PW_SNAP", "0"))
-
-
-class Derived(pw.Schema):
-    doc: str
-    n: int
-    words: int
-    vector: str
+COMMIT_MS: Final = 10  # shorter than the time between its looks at the folder
 
 
 def run(job: Job) -> None:
@@ -63,7 +56,6 @@ def run(job: Job) -> None:
         name="derived",
     )
     backend = pw.persistence.Backend.filesystem(persisted)
-    mode = getattr(pw.PersistenceMode, os.environ.get("PW_MODE", "PERSISTING"))
 
     def reports() -> None:
         for order in child.orders():
@@ -73,7 +65,7 @@ def run(job: Job) -> None:
     threading.Thread(target=reports, daemon=True).start()
     pw.run(
         monitoring_level=pw.MonitoringLevel.NONE,
-        persistence_config=pw.persistence.Config(backend, snapshot_interval_ms=SNAPSHOT_MS, persistence_mode=mode),
+        persistence_config=pw.persistence.Config(backend),
     )
 
 

@@ -7,9 +7,9 @@ no file and writes nothing, also after a restart.
 A file that was changed a moment before it was looked at may change again without a trace in its times. Its state is
 not noted then, so the next pass reads it again.
 
-`watch` also looks at single paths, where the operating system says that something has changed, while a pass may be under
-way. What a pass has listed may have changed by the time it writes. So both take turns: in its turn, each looks once more
-at the files that it reads or whose rows it removes, and writes. Whoever writes last has looked last.
+`watch` also looks at single paths, where the operating system says that something has changed, while a pass may be
+under way. What a pass has listed may have changed by the time it writes. So both take turns: in its turn, each looks
+once more at the files that it reads or whose rows it removes, and writes. Whoever writes last has looked last.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from __future__ import annotations
 import fnmatch
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -211,13 +212,31 @@ class Folder(Generic[V]):
 
     async def _watch(self, db: Database, told: Callable[[Synced], object]) -> None:
         turn = trio.Lock()
+        errors: list[Exception] = []
+
+        async def until_it_fails(work: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await work()
+            except Exception as error:
+                errors.append(error)
+                nursery.cancel_scope.cancel()
+
         await trio.to_thread.run_sync(self._must_be_there)
+        nursery: trio.Nursery
         async with noticed(self.path) as notices, trio.open_nursery() as nursery:
+            every_s = self.options.interval_s if notices is None else self.options.rescan_s
+            nursery.start_soon(until_it_fails, partial(self._sync_every, every_s, db, turn, told))
             if notices is not None:
-                nursery.start_soon(self._follow, db, notices, turn, told)
-            while True:
-                told(await self._sync(db, turn))
-                await trio.sleep(self.options.interval_s if notices is None else self.options.rescan_s)
+                nursery.start_soon(until_it_fails, partial(self._follow, db, notices, turn, told))
+        if errors:
+            raise errors[0]
+
+    async def _sync_every(
+        self, seconds: float, db: Database, turn: trio.Lock, told: Callable[[Synced], object]
+    ) -> None:
+        while True:
+            told(await self._sync(db, turn))
+            await trio.sleep(seconds)
 
     async def _follow(self, db: Database, notices: Notices, turn: trio.Lock, told: Callable[[Synced], object]) -> None:
         while True:
@@ -340,7 +359,7 @@ class Folder(Generic[V]):
             elif below != ".":  # the folder itself is there, and what happens in it has notices of its own
                 if self._no_key(self.prefix + below) is None:
                     others.append(self.prefix + below)
-                if self._may_be(below) and os.path.isdir(path):
+                if self._may_be(below) and os.path.isdir(path) and not os.path.islink(path):
                     found |= {each[0]: each for each in self._walk(path, f"{below}/")}
         return self._files(found.values()), others
 

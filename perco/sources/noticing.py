@@ -78,8 +78,8 @@ async def noticed(folder: Path) -> AsyncIterator[Notices | None]:
         await trio.to_thread.run_sync(observer.start)  # it looks for the folders, so that it misses nothing from now on
     except OSError as error:
         warnings.warn(
-            f"changes in {str(folder)!r} are noticed by looking only, since the system does not tell of them: {error}; on "
-            "Linux, more folders can be watched if fs.inotify.max_user_watches is raised",
+            f"the system does not tell of changes in {str(folder)!r}, so they are only found by looking again and "
+            f"again: {error}. On Linux, a higher fs.inotify.max_user_watches lets more folders be watched.",
             PercoWarning,
             stacklevel=2,
         )
