@@ -6,7 +6,6 @@ hashed embedding. An edit writes a new document in the place of the old one, so 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import random
@@ -141,11 +140,3 @@ def compare(found: Iterable[tuple[str, Chunk]], wanted: Iterable[tuple[str, Chun
         if what != "missing":
             have = next(mine, None)
     return Compared(rows, counts["missing"], counts["stray"], counts["stale"], example)
-
-
-def digest(rows: Iterable[tuple[str, Chunk]]) -> str:
-    """Of a table's rows, in order."""
-    hashed = hashlib.blake2b(digest_size=8)
-    for row in rows:
-        hashed.update(repr(row).encode())
-    return hashed.hexdigest()

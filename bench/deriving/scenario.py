@@ -71,7 +71,7 @@ class Side:
         self._begin("built")
 
     def _begin(self, state: str) -> None:
-        """All anew: the documents, and a system that has seen none of them."""
+        """Begin again: the documents, and a system that has seen none of them."""
         if self.folder.exists():
             shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True)
@@ -169,7 +169,7 @@ class Side:
                 self._until_ready(running)
                 with self.system.reader(self.job) as reader:
                     if self.system.source == "rows" and reader.text(key_of(number)) == old:
-                        self.corpus.revisions[number] -= 1  # the edit was not stored, which nobody was told
+                        self.corpus.revisions[number] -= 1  # the edit was not stored; no answer had said that it was
                     self._compare("killed in an edit", reader)
 
     # ------------------------------------------------------------ parts of steps

@@ -9,7 +9,8 @@ not noted then, so the next pass reads it again.
 
 `watch` also looks at single paths, where the operating system says that something has changed, while a pass may be
 under way. What a pass has listed may have changed by the time it writes. So both take turns: in its turn, each looks
-once more at the files that it reads or whose rows it removes, and writes. Whoever writes last has looked last.
+once more at the files that it reads or whose rows it removes, and writes. So the last one that writes has also looked
+last.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Notices:
         try:
             self._run.run_sync_soon(self._add, paths)
         except trio.RunFinishedError:
-            return  # nobody is left who would look
+            return  # the program that watched has ended
 
     def _add(self, paths: set[str]) -> None:
         self._paths |= paths
