@@ -170,8 +170,6 @@ def test_the_core_stands_on_trio_msgpack_and_lmdb_alone() -> None:
                 continue
             if top == "llama_index" and layer_of(path) == "llamaindex":
                 continue
-            if (top, path.name) in {("numpy", "near.py"), ("rensa", "near.py"), ("numpy", "vectors.py")}:
-                continue  # imported when a program declares near-duplicates, or searches for vectors
             if (top, path.name) in {
                 ("numpy", "near.py"),
                 ("rensa", "near.py"),
