@@ -281,3 +281,30 @@ def test_two_owners_of_a_row(spark: SparkSession, tmp_path: Path) -> None:  # V5
             assert not await snap.scan(app.clashes).all()
 
     trio.run(main)
+
+
+def test_near_duplicates_in_the_documents_own_table(spark: SparkSession, tmp_path: Path) -> None:  # V13
+    """The labels are written beside the documents, in transactions."""
+    folder = tmp_path / "s"
+    made = [(app.words_of, f"paper {i}", " ".join(f"w{i % 4}{n}" for n in range(20 + i % 3))) for i in range(24)]
+    plain = perco.Schema(app.papers)
+    write(folder, made, schema=plain)
+    built = perco.spark.build("tests.spark.view_app:alike", spark, folder, partitions=2)
+    assert built.written >= 24
+
+    async def labels(changed: list[Change]) -> dict[str, Any]:
+        async with perco.open(folder, app.alike.schema, options=OPTIONS) as db, db.worker():
+            await db.run(make, changed)
+            await db.wait_idle(timeout=120)
+            async with db.snapshot() as snap:
+                checked = await views.check(app.alike, snap)
+                assert checked.equal, checked
+                return {row.key: row[app.cluster] async for row in snap.scan(app.papers, columns=[app.cluster])}
+
+    first = trio.run(labels, [])
+    assert len(first) == 24
+    assert len(set(first.values())) == 4
+    later = trio.run(labels, [(app.words_of, "paper 0", None), (app.words_of, "paper 1", "something else")])
+    assert "paper 0" not in later.values()
+    assert later["paper 1"] == "paper 1"
+    assert len(set(later.values())) == 5

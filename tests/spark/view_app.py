@@ -150,3 +150,10 @@ clashing = views.Views(perco.Schema(texts, clashes))
 def clashed(row: perco.Row[str]) -> Iterable[views.Put[Any]]:
     for word in set((row[text] or "").split()):
         yield views.Put(clashes, word, {clash: row.key})
+
+
+papers = perco.Table("papers", key=perco.TEXT)
+words_of = papers.column("words", perco.TEXT)
+cluster = papers.column("cluster", perco.TEXT)  # in the documents' own table
+alike = views.Views(perco.Schema(papers))
+views.near_duplicates(alike, words_of, id="alike", into=cluster, features=views.words(1))
