@@ -22,6 +22,7 @@ from perco.database.database import Database as Database
 from perco.database.options import Options as Options, Statistics as Statistics
 from perco.errors import (
     CommitUnknown as CommitUnknown,
+    NotFresh as NotFresh,
     NotIdle as NotIdle,
     PercoError as PercoError,
     StoreError as StoreError,

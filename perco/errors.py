@@ -22,6 +22,7 @@
     │   ├── WriteUnknown          the reply to one of the store's own writes was lost: the write may have been done
     │   └── Unavailable           no answer within the time that the caller allowed
     │       └── NotIdle           ... observers still have work; the error says which, and why
+    ├── NotFresh                  views do not reflect changes whose observers have failed for good
     ├── UsageError                the caller's mistake
     │   ├── TransactionClosed     a transaction or snapshot was used after its end
     │   ├── ReadOnly              a write to a store that was opened with readonly=True
@@ -422,6 +423,28 @@ class NotIdle(Unavailable):
             StoreError.__init__(self, f"{what}, and the server does not answer, so it is not known which changes wait")
         else:
             StoreError.__init__(self, f"{what}; waiting: {'; '.join(parts) or 'a transaction under way'}")
+
+
+class NotFresh(PercoError):
+    """Views do not reflect some changes, because these are on the failed list (N6, V14). They reflect all others that
+    were waited for.
+
+    Attributes: `views`, the views that were waited for; `ts`, up to which timestamp; `failed`: the number of failed
+    changes, by observer.
+    """
+
+    views: tuple[str, ...]
+    ts: int
+    failed: dict[str, int]
+
+    def __init__(self, views: Sequence[str], ts: int, failed: dict[str, int]) -> None:
+        self.views, self.ts, self.failed = tuple(views), ts, failed
+        names = ", ".join(map(repr, views))
+        counts = ", ".join(f"{count} for {id!r}" for id, count in failed.items())
+        super().__init__(
+            f"{names}: not all changes up to {ts} are reflected, because some were given up: {counts}. `perco failed "
+            "list` shows them; run them again (db.replay_failed), or drop them (db.drop_failed)"
+        )
 
 
 # ------------------------------------------------------------------ the caller

@@ -97,12 +97,14 @@ return Transaction(self._port, self._engine, of)""",
         ),
         "transaction": ("return TransactionBlock(self.begin, isolation)", ""),
         "snapshot": (
-            """block, write = self._of.snapshot(ts=ts, at=at), "async with db.snapshot() as snap:"
+            """block = self._of.snapshot(ts=ts, at=at, fresh=fresh, timeout=timeout)
+write = "async with db.snapshot() as snap:"
 return SnapshotBlock(self._port, block, lambda of: Snapshot(self._port, of), write)""",
             "",
         ),
         "snapshot_at": (
-            """return Snapshot(self._port, await self._port.ask(self._of.snapshot_at, (), {"ts": ts, "at": at}))""",
+            """how = {"ts": ts, "at": at, "fresh": fresh, "timeout": timeout}
+return Snapshot(self._port, await self._port.ask(self._of.snapshot_at, (), how))""",
             "",
         ),
         "pin": (
@@ -155,11 +157,15 @@ the timeout the function's next read raises Unavailable, or its commit does.
         ),
         "transaction": ("return TransactionBlock(self.begin, isolation)", ""),
         "snapshot": (
-            """block = self._of.snapshot(ts=ts, at=at)
+            """block = self._of.snapshot(ts=ts, at=at, fresh=fresh, timeout=timeout)
 return SnapshotBlock(self._port, block, lambda of: Snapshot(self._port, of), "with db.snapshot() as snap:")""",
             "",
         ),
-        "snapshot_at": ("""return Snapshot(self._port, self._ask("snapshot_at", (), {"ts": ts, "at": at}))""", ""),
+        "snapshot_at": (
+            """how = {"ts": ts, "at": at, "fresh": fresh, "timeout": timeout}
+return Snapshot(self._port, self._ask("snapshot_at", (), how))""",
+            "",
+        ),
         "pin": (
             """block = self._of.pin(name, lease_s=lease_s, ts=ts, at=at, owner=owner, keep=keep)
 return Block(self._port, block, lambda of: PinnedSnapshot(self._port, of), "with db.pin(...) as pin:")""",

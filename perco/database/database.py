@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perco.blocks import async_block
@@ -17,12 +18,13 @@ from perco.database import bulk
 from perco.database.options import Options, Statistics
 from perco.database.owner import Owner
 from perco.database.parts import Parts
-from perco.errors import ReadOnly, UsageError, must_be_number
+from perco.errors import NotFresh, ReadOnly, UsageError, must_be_number
 from perco.history.past import PinnedSnapshot
 from perco.history.snapshots import SnapshotBlock, Snapshots
 from perco.history.vacuum import VacuumResult
 from perco.naming import told_as
 from perco.notify.backfill import BackfillProgress
+from perco.notify.concerned import Freshness
 from perco.notify.failures import FailedChange, FailedList
 from perco.notify.observers import ObserverState, ObserverStates
 from perco.notify.tracing import Traced, trace
@@ -142,20 +144,60 @@ class Database:
 
     # ------------------------------------------------------------ the past
 
-    def snapshot(self, *, ts: int | None = None, at: datetime | None = None) -> SnapshotBlock:
+    def snapshot(
+        self,
+        *,
+        ts: int | None = None,
+        at: datetime | None = None,
+        fresh: str | Iterable[str] | None = None,
+        timeout: float | None = None,
+    ) -> SnapshotBlock:
         """The store as of now, as of a timestamp `ts`, or as of a wall time `at` (an aware datetime).
 
         `at` is exact to about a second: about once a second, the store notes the wall time and the last timestamp. The
         snapshot is as of the last such note at or before `at`, so a commit from the second before `at` may be missing.
         `snap.wall` is the time of that note.
 
-        Raises: SnapshotTooOld; UsageError for a moment in the future.
-        """
-        return SnapshotBlock(self._snapshots, ts, at)
+        Args:
+            fresh: ids of views, or of sinks: first wait until they reflect everything that was committed before the
+                block was entered (V14). See `wait_for`.
+            timeout: seconds for that wait.
 
-    async def snapshot_at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
+        Raises: SnapshotTooOld; UsageError for a moment in the future; with `fresh`, also as `wait_for`.
+        """
+        views = self._fresh_views(ts, at, fresh, timeout)
+        before = None if views is None else partial(self._until_fresh, views, timeout)
+        return SnapshotBlock(self._snapshots, ts, at, before)
+
+    async def snapshot_at(
+        self,
+        *,
+        ts: int | None = None,
+        at: datetime | None = None,
+        fresh: str | Iterable[str] | None = None,
+        timeout: float | None = None,
+    ) -> Snapshot:
         """Like `snapshot`, but the caller ends the snapshot by calling `end`."""
+        views = self._fresh_views(ts, at, fresh, timeout)
+        if views is not None:
+            await self._until_fresh(views, timeout)
         return await self._snapshots.at(ts=ts, at=at)
+
+    def _fresh_views(
+        self, ts: int | None, at: datetime | None, fresh: str | Iterable[str] | None, timeout: float | None
+    ) -> list[str] | None:
+        if fresh is None:
+            if timeout is not None:
+                raise UsageError("timeout= bounds the wait for fresh=[...], which is not given")
+            return None
+        if ts is not None or at is not None:
+            raise UsageError("fresh= is for a snapshot of now: give either fresh=, ts= or at=")
+        return [fresh] if isinstance(fresh, str) else list(fresh)
+
+    async def _until_fresh(self, views: list[str], timeout: float | None) -> None:
+        """Wait until views reflect everything that was committed before this call (V14)."""
+        self._must_observe_here()
+        await self._until_reflected(await self._engine.oracle.newest(), views, timeout)
 
     @async_block("async with db.pin(...) as pin:")
     async def pin(
@@ -423,22 +465,56 @@ class Database:
             return await self._owner.wait_idle()
         raise AssertionError
 
-    async def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
+    async def wait_for(
+        self, ts: int, *, views: str | Iterable[str] | None = None, timeout: float | None = None
+    ) -> None:
         """Wait until observers have run for every change that was committed at or before `ts` (except changes made by
         observers), and for every change that followed from one of these (N7, N9).
 
+        With `views`, it is sufficient that these views reflect all these changes (V14): a snapshot that is taken
+        afterwards has the rows that their definitions give for sources that are at least as new as `ts`. The wait does
+        not include observers of other views, unless one of `views` depends on them. Observers that are written by hand
+        always count, except those whose `writes=` shows that no view depends on them.
+
         Args:
             ts: a commit timestamp: `txn.commit_ts`, or the result of `await txn.commit()`.
+            views: ids of views, or of sinks, of this program's schema.
             timeout: seconds.
 
-        Raises: UsageError if no process runs the observers, if they are paused, or if `ts` has not been
-        issued; NotIdle past the timeout, with counts by observer; Corruption if only unreadable cells are
-        left, and one of them may date from `ts` or earlier.
+        Raises: UsageError if no process runs the observers, if they are paused, if `ts` has not been
+        issued, or for an unknown view; NotIdle past the timeout, with counts by observer; Corruption if only unreadable
+        cells are left, and one of them may date from `ts` or earlier; with `views`, NotFresh if all is reflected except
+        changes on the failed list.
         """
         self._must_observe_here()
+        if views is not None:
+            await self._until_reflected(ts, [views] if isinstance(views, str) else list(views), timeout)
+            return
         async with self._waiting.deadline(timeout, f"observers have not handled every change committed up to {ts}"):
             await self._waiting.must_be_past(ts)
-            await self._owner.wait_for(ts)
+            await self._owner.wait_for(ts, None)
+
+    async def _until_reflected(self, ts: int, views: list[str], timeout: float | None) -> None:
+        names = ", ".join(map(repr, views))
+        failed: dict[str, int] = {}
+        async with self._waiting.deadline(timeout, f"{names}: not every change committed up to {ts} is reflected"):
+            await self._waiting.must_be_past(ts)
+            concerned = await self._waiting.concerned_with(views)
+            failed = await self._owner.wait_for(ts, sorted(concerned.without))
+        if failed:
+            raise NotFresh(views, ts, failed)
+
+    async def freshness(self, views: str | Iterable[str] | None = None) -> dict[str, Freshness]:
+        """How far views are up to date, by id: up to which timestamp they reflect all changes, and how many changes
+        wait (V14). This reads what waits in the whole store.
+
+        Args:
+            views: ids of views, or of sinks, of this program's schema; by default, all.
+
+        Raises: UsageError for an unknown view; ReadOnly for a folder that was opened with readonly=True.
+        """
+        self._must_observe_here()
+        return await self._waiting.freshness_of(views, self._owner.freshness)
 
     def _must_observe_here(self) -> None:
         """Raise ReadOnly in a reader beside the owner: observers run in the owner's process."""

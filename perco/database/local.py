@@ -20,6 +20,7 @@ from perco.database.owner import Now
 from perco.errors import Corruption, StoreError, UsageError
 from perco.history.vacuum import Vacuum, VacuumResult, VacuumStatistics
 from perco.notify.backfill import Backfill, BackfillProgress
+from perco.notify.concerned import Freshness
 from perco.notify.idle import Idle
 from perco.notify.sweeper import Sweeper
 from perco.notify.waiting import Waiting
@@ -201,8 +202,11 @@ class LocalOwner:
     async def wait_idle(self) -> int:
         return await self.idle.wait_idle()
 
-    async def wait_for(self, ts: int) -> None:
-        await self.idle.wait_for(ts)
+    async def wait_for(self, ts: int, without: Sequence[int] | None) -> dict[str, int]:
+        return await self.idle.wait_for(ts, without)
+
+    async def freshness(self, withouts: Sequence[Sequence[int]]) -> list[Freshness]:
+        return await self._waiting.freshness(withouts)
 
     def tablets(self) -> Sequence[Tablet]:
         return self.store.tablets_here()

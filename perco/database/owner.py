@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from perco.clock.loopwatch import LoopStatistics
 from perco.history.vacuum import VacuumResult, VacuumStatistics
 from perco.notify.backfill import BackfillProgress
+from perco.notify.concerned import Freshness
 from perco.storage import Tablet
 from perco.tablets.compactor import Compacted
 from perco.tablets.loading import BulkLoad, Files, Published
@@ -49,7 +50,18 @@ class Owner(Protocol):
 
     async def wait_idle(self) -> int: ...
 
-    async def wait_for(self, ts: int) -> None: ...
+    async def wait_for(self, ts: int, without: Sequence[int] | None) -> dict[str, int]:
+        """
+        Args:
+            without: for a wait for views: numbers of observers that are not concerned.
+
+        Returns how many of the changes are on the failed list, by observer (V14).
+        """
+        ...
+
+    async def freshness(self, withouts: Sequence[Sequence[int]]) -> list[Freshness]:
+        """For each of several views, given by the observers that are not concerned with it: how fresh it is (V14)."""
+        ...
 
     def tablets(self) -> Sequence[Tablet]:
         """The tablets that this process has open."""

@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from typing import Final
 
@@ -165,13 +165,25 @@ class SnapshotBlock(AsyncOnly):
 
     _write = "async with db.snapshot() as snap:"
 
-    def __init__(self, snapshots: Snapshots, ts: int | None, at: datetime | None) -> None:
-        self._snapshots, self._ts, self._at = snapshots, ts, at
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        ts: int | None,
+        at: datetime | None,
+        before: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """
+        Args:
+            before: awaited before the snapshot is taken.
+        """
+        self._snapshots, self._ts, self._at, self._before = snapshots, ts, at, before
         self._snap: Snapshot | None = None
 
     async def __aenter__(self) -> Snapshot:
         if self._snap is not None:
             raise UsageError("a snapshot's block can be entered only once; call db.snapshot() again")
+        if self._before is not None:
+            await self._before()
         snap = self._snap = await self._snapshots.at(ts=self._ts, at=self._at)
         return snap
 

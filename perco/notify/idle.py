@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 import trio
 
 from perco.errors import Corruption, UsageError
 from perco.notify.backfill import Backfill
+from perco.notify.concerned import all_but
 from perco.notify.sweeper import ANY_COLUMN, Sweeper
 from perco.notify.waiting import NOTHING_RUNS, Waiting
 from perco.notify.worker import Worker
@@ -255,20 +256,27 @@ class Idle:
             await trio.sleep(self.looks_apart_s)  # so that the wait does not cost more than the work itself
         return self.failed()
 
-    async def wait_for(self, ts: int) -> None:
-        """Wait until no waiting change has a root cause that committed at or before `ts`. Raises: as `wait_idle`."""
+    async def wait_for(self, ts: int, without: Iterable[int] | None = None) -> dict[str, int]:
+        """Wait until no waiting change has a root cause that committed at or before `ts`. Raises: as `wait_idle`.
+
+        Args:
+            without: for a wait for views: the numbers of observers that are not concerned (V14).
+
+        Returns: as `none_up_to`.
+        """
         await trio.lowlevel.checkpoint()
-        while not await self.look():
+        while (failed := await self.none_up_to(ts, without)) is None:
             self._engine.background.check()
-            if await self._waiting.none_up_to(ts):
-                return
-            await self._check_served()
+            await self._check_served(without or ())
             self.sweep_pending()
             await trio.sleep(self.looks_apart_s)
+        return failed
 
-    async def none_up_to(self, ts: int) -> bool:
-        """One look for `wait_for`."""
-        return await self.look() or await self._waiting.none_up_to(ts)
+    async def none_up_to(self, ts: int, without: Iterable[int] | None = None) -> dict[str, int] | None:
+        """One look for `wait_for`. Returns: as `Waiting.none_up_to`."""
+        if await self.look() and not self.failed():
+            return {}
+        return await self._waiting.none_up_to(ts, without)
 
     def unreadable(self) -> Corruption | None:
         """The reason why this store cannot become idle before its locks are repaired, if there is one (N7)."""
@@ -280,13 +288,15 @@ class Idle:
         if not self._engine.fates.observed and self._settled():
             await self._waiting.must_be_readable(self._stuck())
 
-    async def _check_served(self) -> None:
+    async def _check_served(self, without: Iterable[int] = ()) -> None:
         """Check that some worker runs the observers for which changes wait. Raises: UsageError, SchemaMismatch."""
         catalogue = self._engine.known.catalogue
-        if self._backfill.left and not self._backfill.options.on:
+        concerned = all_but(catalogue, without)
+        unready = [id for id in catalogue.unready() if id in concerned.ids]
+        if unready and not self._backfill.options.on:
             raise UsageError(
-                f"observers have not been notified of existing data: {', '.join(catalogue.unready())}. The background "
-                "backfill is turned off: call `await db.backfill()`."
+                f"observers have not been notified of existing data: {', '.join(unready)}. The background backfill is "
+                "turned off: call `await db.backfill()`."
             )
         if self._engine.fates.observed or not self._settled() or not self._sure():
             return
@@ -295,16 +305,12 @@ class Idle:
             return
         worker = self._worker()
         running = set(elsewhere) | (set(self._engine.known.schema.observers) if worker is not None else set())
-        if not running and worker is None:
+        if not running and worker is None and concerned.every:
             raise UsageError(NOTHING_RUNS)
-        if (
-            set(self._engine.known.catalogue.observers) - running
-            or self._engine.known.catalogue.paused()
-            or (worker and worker.superseded)
-        ):
-            self._waiting.check_run(
-                {id for id, count in (await self._waiting.counts(readable=True)).items() if count}, running
-            )
+        if concerned.ids - running or self._engine.known.catalogue.paused() or (worker and worker.superseded):
+            waiting = await self._waiting.counts(readable=True)
+            left_out = catalogue.observers.keys() - concerned.ids
+            self._waiting.check_run({id for id, count in waiting.items() if count and id not in left_out}, running)
 
     def failed(self) -> int:
         """How many changes are on the failed list."""

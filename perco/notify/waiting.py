@@ -2,23 +2,39 @@
 
 N7  A change that is not handled yet has a notify cell, a pending signal, or a lock on an observed cell.
 N9  Every notify cell carries the root cause of its chain.
+V14 A view is fresh up to a timestamp if no change that was caused at or before it waits for an observer concerned, is
+    in a run of one, or is on the failed list for one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Final
 
 import trio
 
+from perco.clock.oracle import note_from
 from perco.errors import Corruption, NotIdle, SchemaMismatch, Unavailable, UsageError, must_be_number
+from perco.notify.concerned import Concerned, Freshness, Watch, all_but, concerned_with
 from perco.notify.failing import AwaitsAsyncio
-from perco.notify.worker import Watch, Worker, too_old
+from perco.notify.worker import Worker, too_old
+from perco.protocol.failed import unpack_failed
 from perco.protocol.records import Cellref, ack_of, column_of, observer_of, unpack_cause
 from perco.schema.catalogue import ObserverEntry
-from perco.storage import LOCK, NOTIFY, PENDING, TS_MAX, ReadRequest, ScanCell, ScanQuery, ScanRequest
+from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, TS_MAX, ReadRequest, ScanCell, ScanQuery, ScanRequest
 from perco.txn.engine import Engine
 from perco.txn.keeping import Keeper
 
@@ -27,8 +43,11 @@ NOTHING_RUNS: Final = (
     "changes wait for observers and no worker runs them; wait inside `async with db.worker():`, or start a worker in "
     "another process"
 )
-# The queries for all changes that are not handled (N7).
-_WAITING: Final = tuple(ScanQuery(group, None, 0, TS_MAX, _CELLS_PER_ROW) for group in (LOCK, PENDING, NOTIFY))
+# The queries for all changes that are not handled (N7), and for those that were given up (N6).
+_WAITING: Final = tuple(
+    ScanQuery(group, None, 0, TS_MAX, _CELLS_PER_ROW) for group in (LOCK, PENDING, NOTIFY, FAILED_LIST)
+)
+_NOTIFIED: Final = _WAITING[2:3]
 
 
 class Waiting:
@@ -55,7 +74,7 @@ class Waiting:
         """
         self._engine, self._keeper, self._worker, self._stuck = engine, keeper, worker, stuck
         self.tells_s = tells_s
-        self.watch_elsewhere: Callable[[int], Watch] | None = None
+        self.watch_elsewhere: Callable[[Concerned], Watch] | None = None
 
     def observed_tables(self) -> list[str]:
         """The tables that have observers."""
@@ -64,10 +83,18 @@ class Waiting:
     def _observers(self) -> Collection[ObserverEntry]:
         return self._engine.known.catalogue.observers.values()
 
-    def observed_cells(self) -> set[tuple[str, int]]:
-        """(table, column in the store) of all columns that have observers."""
+    def observed_cells(self, concerned: Concerned | None = None) -> set[tuple[str, int]]:
+        """(table, column in the store) of all columns that have observers, or that have one of those concerned."""
         tables, observers = self._engine.known.catalogue.tables, self._observers()
+        if concerned is not None and not concerned.every:
+            observers = [o for o in observers if o.number in concerned]
         return {(o.table, column_of(tables[o.table].columns[o.column].number)) for o in observers}
+
+    def _observing(self, table: str, column: int) -> list[int]:
+        """Numbers of the observers of a column of the store."""
+        columns = self._engine.known.catalogue.tables[table].columns
+        mine = [o for o in self._observers() if o.table == table]
+        return [o.number for o in mine if column_of(columns[o.column].number) == column]
 
     def _observed_columns(self, table: str) -> set[int]:
         """The store's numbers of a table's observed columns, and of their acknowledgement columns."""
@@ -102,48 +129,161 @@ class Waiting:
             counts = None if waiting is None else {id: count for id, count in waiting.items() if count}
             raise NotIdle(what, counts, failures)
 
-    async def none_up_to(self, ts: int) -> bool:
+    async def concerned_with(self, views: str | Iterable[str]) -> Concerned:
+        """The observers concerned with these views (V14). Raises: UsageError for an unknown view."""
+        ids = [views] if isinstance(views, str) else list(views)
+        if not ids or not all(isinstance(id, str) for id in ids):
+            raise UsageError(f"views are named by their ids, as in ['totals'], not {views!r}")
+        await self._keeper.catch_up()
+        known = self._engine.known
+        return concerned_with(known.catalogue, known.schema, ids)
+
+    async def freshness_of(
+        self,
+        views: str | Iterable[str] | None,
+        ask: Callable[[Sequence[Sequence[int]]], Awaitable[list[Freshness]]],
+    ) -> dict[str, Freshness]:
+        """How fresh views are, by id (V14). `ask`: as `freshness`, perhaps of another process."""
+        schema = self._engine.known.schema
+        if views is None:
+            views = sorted({observer.view for observer in schema.observers.values() if observer.view})
+        ids = [views] if isinstance(views, str) else list(views)
+        withouts = [sorted((await self.concerned_with(id)).without) for id in ids]
+        return dict(zip(ids, await ask(withouts), strict=True)) if ids else {}
+
+    @contextlib.contextmanager
+    def _watching(self, concerned: Concerned) -> Iterator[list[Watch]]:
+        """Watch the runs in flight, here and in other processes, while the block lasts (N7)."""
+        worker = self._worker()
+        watches = [worker.watch(concerned)] if worker is not None else []
+        if self.watch_elsewhere is not None:
+            watches.append(self.watch_elsewhere(concerned))
+        try:
+            yield watches
+        finally:
+            for watch in watches:
+                watch.end()
+
+    async def none_up_to(self, ts: int, without: Iterable[int] | None = None) -> dict[str, int] | None:
         """Whether no change with a root cause at or before `ts` waits for an observer or is about to wait (N7, N9).
 
         It looks at notify cells, and at locks on observed cells and pending signals, which become notify cells (N1,
         N5). A look may miss a cause: a run may carry the cause from a row that has not been looked at yet to one that
         has. So a look does not count if such a run was in flight meanwhile.
+
+        Args:
+            without: for a wait for views: the numbers of observers that are not concerned (V14).
+
+        Returns None if such a change waits. Otherwise, returns how many of these changes are on the failed list, by
+        observer.
         """
-        if self._engine.driver.entered.up_to(ts) or self._engine.known.catalogue.unready():
-            return False  # C4, N10: some notify cells are not visible yet
-        worker = self._worker()
-        watches = [worker.watch(ts)] if worker is not None else []
-        if self.watch_elsewhere is not None:
-            watches.append(self.watch_elsewhere(ts))
+        catalogue = self._engine.known.catalogue
+        concerned = all_but(catalogue, without or ())
+        if without is not None:
+            # N10: a view learns of data that is older than its registration by the backfill, which may give a change
+            # that followed from an earlier one a later cause.
+            ts = max(ts, *(catalogue.observers[id].at for id in concerned.ids), 0)
+        if self._engine.driver.entered.up_to(ts) or not concerned.ids.isdisjoint(catalogue.unready()):
+            return None  # C4, N10: some notify cells are not visible yet
+        damage: Corruption | AwaitsAsyncio | None = None
+        failed: Counter[int] = Counter()
+        observed = self.observed_cells(concerned)
+        with self._watching(concerned) as watches:
+            async with contextlib.aclosing(self._rows(concerned.tables)) as rows:
+                async for table, row, (locks, pending, notified, given_up) in rows:
+                    try:
+                        waits = [cell for cell in notified if observer_of(cell[0]) in concerned]
+                        held = [cell for cell in (*locks, *pending) if (table, cell[0]) in observed]
+                        if self._oldest_cause(table, row, waits, held, concerned) <= ts:
+                            return None
+                    except (Corruption, AwaitsAsyncio) as error:
+                        damage = error  # raised if nothing else waits
+                    for column, _, value in given_up:
+                        if observer_of(column) in concerned and self._root_of_failed(table, row, column, value) <= ts:
+                            failed[observer_of(column)] += 1
+            if any(watch.oldest <= ts for watch in watches):
+                return None
+        if damage is not None:
+            raise damage
+        return {self._name(number): count for number, count in failed.items()}
+
+    async def freshness(self, withouts: Sequence[Iterable[int]]) -> list[Freshness]:
+        """For the observers that are concerned with each of several views: how far they have come (V14).
+
+        Only the owner knows all runs in flight, so clients ask it.
+
+        Args:
+            withouts: for each view, the numbers of the observers that are not concerned.
+        """
+        engine, catalogue = self._engine, self._engine.known.catalogue
+        newest = engine.oracle.last
+        entered = min((entry.commit_ts for entry in engine.driver.entered.up_to(newest)), default=TS_MAX)  # C4
+        views, observed = [all_but(catalogue, without) for without in withouts], self.observed_cells()
+        causes: dict[int, int] = {}  # by observer: the oldest root cause
+        waiting: Counter[int] = Counter()
+        failed: Counter[int] = Counter()
+        with contextlib.ExitStack() as stack:
+            watches = [stack.enter_context(self._watching(view)) for view in views]
+            tables = sorted(set[str]().union(*(view.tables for view in views)))
+            async with contextlib.aclosing(self._rows(tables)) as rows:
+                async for table, row, (locks, pending, notified, given_up) in rows:
+                    held = [cell for cell in (*locks, *pending) if (table, cell[0]) in observed]
+                    for number, root in self._causes(table, row, notified, held):
+                        causes[number] = min(root, causes.get(number, TS_MAX))
+                    waiting.update(observer_of(column) for column, _, _ in notified)
+                    for column, _, value in given_up:
+                        number, root = observer_of(column), self._root_of_failed(table, row, column, value)
+                        causes[number] = min(root, causes.get(number, TS_MAX))
+                        failed[number] += 1
+            found = []
+            for view, watched in zip(views, watches, strict=True):
+                roots = [root for number, root in causes.items() if number in view]
+                oldest = min([entered, *roots, *(watch.oldest for watch in watched)])
+                ts = min(newest, oldest - 1)
+                entries = [entry for id, entry in catalogue.observers.items() if id in view.ids]
+                if any(not entry.ready or ts < entry.at for entry in entries):
+                    ts = 0  # N10: the observer has not run for all data that was there when it was registered
+                waits, fails = (sum(each[number] for number in each if number in view) for each in (waiting, failed))
+                found.append((ts, waits, fails, oldest))
+        return [Freshness(ts, waits, fails, await self._age_s(oldest)) for ts, waits, fails, oldest in found]
+
+    async def _age_s(self, ts: int) -> float:
+        """How many seconds ago a timestamp was issued; 0.0 if no note of the clock is at or above it (O3)."""
+        wall_ms = await note_from(self._engine.driver.store, ts) if ts < TS_MAX else None
+        return 0.0 if wall_ms is None else max(self._engine.oracle.wall_ms() - wall_ms, 0) / 1000
+
+    async def _rows(self, tables: Iterable[str]) -> AsyncGenerator[tuple[str, bytes, list[list[ScanCell]]], None]:
+        """(table, row, its locks, pending signals, notify cells and failed changes) of every row that has any."""
+        for table in tables:
+            start: bytes | None = b""
+            while start is not None:
+                page = await self._engine.driver.store.scan(ScanRequest(table, start, None, _WAITING))
+                for row, found in page.rows:
+                    cells = [list(each) for each in found]
+                    if any(len(each) == _CELLS_PER_ROW for each in cells):
+                        # Read one group after the other, the notify cells after the locks: a lock may become a notify
+                        # cell, but a notify cell never becomes a lock. A notify cell may become a failed change, and
+                        # a failed change may become a notify cell: so those that were there before count, too (N6).
+                        before = cells[-1]
+                        cells = [
+                            await self.row_cells(table, row, query.group, each)
+                            for query, each in zip(_WAITING, cells, strict=True)
+                        ]
+                        cells[-1] = list(dict.fromkeys([*before, *cells[-1]]))
+                    yield table, row, cells
+                start = page.next
+
+    def _root_of_failed(self, table: str, row: bytes, column: int, value: bytes) -> int:
+        """The root cause of a change on the failed list; 0 if it cannot be read."""
         try:
-            damage: Corruption | AwaitsAsyncio | None = None
-            for table in self.observed_tables():
-                start: bytes | None = b""
-                while start is not None:
-                    page = await self._engine.driver.store.scan(ScanRequest(table, start, None, _WAITING))
-                    for row, found in page.rows:
-                        if any(len(cells) == _CELLS_PER_ROW for cells in found):
-                            # Read one group after the other, the notify cells last: a lock may become a notify cell,
-                            # but a notify cell never becomes a lock.
-                            found = [
-                                await self.row_cells(table, row, query.group, cells)
-                                for query, cells in zip(_WAITING, found, strict=True)
-                            ]
-                        locks, pending, notified = found
-                        try:
-                            if self._oldest_cause(table, row, notified, [*locks, *pending]) <= ts:
-                                return False
-                        except (Corruption, AwaitsAsyncio) as error:
-                            damage = error  # raised if nothing else waits
-                    start = page.next
-            if any(watch.moved for watch in watches):
-                return False
-            if damage is not None:
-                raise damage
-            return True
-        finally:
-            for watch in watches:
-                watch.end()
+            return unpack_failed(value).root
+        except Corruption as error:
+            self._engine.driver.note_damage(self._engine.driver.at(Cellref(table, row, column), error))
+            return 0
+
+    def _name(self, number: int) -> str:
+        entries = self._engine.known.catalogue.observers.items()
+        return next((id for id, entry in entries if entry.number == number), f"#{number}")
 
     async def row_cells(self, table: str, row: bytes, group: str, found: list[ScanCell]) -> list[ScanCell]:
         """All cells of a group in a row, now. `found`: some of them."""
@@ -159,15 +299,40 @@ class Waiting:
                 below = versions[-1][0] - 1
         return cells
 
-    def _oldest_cause(self, table: str, row: bytes, notified: Sequence[ScanCell], locks: Sequence[ScanCell]) -> int:
-        """The smallest root cause in a row's notify cells, and in the notify cells that its locks on observed cells
-        would become.
+    def _causes(
+        self, table: str, row: bytes, notified: Sequence[ScanCell], locks: Sequence[ScanCell]
+    ) -> Iterator[tuple[int, int]]:
+        """(observer, root cause) of a row's notify cells, and of those that its locks on observed cells would become;
+        0 for a cause that cannot be read."""
+        for column, _, value in notified:
+            try:
+                yield observer_of(column), unpack_cause(value)[0]
+            except Corruption:
+                yield observer_of(column), 0
+        for column, start_ts, value in locks:
+            try:
+                lock = self._engine.driver.lock_at(Cellref(table, row, column), start_ts, value)
+            except Corruption:  # it may notify any observer of the column
+                yield from ((number, 0) for number in self._observing(table, column))
+                continue
+            for number in lock.observers:
+                yield number, lock.root or start_ts
+
+    def _oldest_cause(
+        self,
+        table: str,
+        row: bytes,
+        notified: Sequence[ScanCell],
+        locks: Sequence[ScanCell],
+        concerned: Concerned,
+    ) -> int:
+        """The smallest root cause in these notify cells of a row, and in those that these locks on observed cells would
+        become for the observers concerned.
 
         Raises: Corruption if a cause cannot be read; Corruption or AwaitsAsyncio if the observer cannot run for a
         change.
         """
-        observed, worker = self.observed_cells(), self._worker()
-        oldest = TS_MAX
+        worker, oldest = self._worker(), TS_MAX
         for column, commit_ts, value in notified:
             damage = worker.damage(table, row, column, commit_ts) if worker is not None else None
             if damage is not None:
@@ -177,14 +342,13 @@ class Waiting:
             except Corruption as error:
                 raise self._engine.driver.at(Cellref(table, row, column), error) from error
         for column, start_ts, value in locks:
-            if (table, column) in observed:
-                cell = Cellref(table, row, column)
-                stuck = self._stuck().get((cell, start_ts))
-                if stuck is not None:
-                    raise stuck.again()
-                lock = self._engine.driver.lock_at(cell, start_ts, value)
-                if lock.observers:
-                    oldest = min(oldest, lock.root or start_ts)
+            cell = Cellref(table, row, column)
+            stuck = self._stuck().get((cell, start_ts))
+            if stuck is not None:
+                raise stuck.again()
+            lock = self._engine.driver.lock_at(cell, start_ts, value)
+            if any(number in concerned for number in lock.observers):
+                oldest = min(oldest, lock.root or start_ts)
         return oldest
 
     async def must_be_readable(self, last: Corruption | AwaitsAsyncio | None) -> None:
@@ -252,7 +416,7 @@ class Waiting:
         for table in self.observed_tables():
             start: bytes | None = b""
             while start is not None:
-                page = await self._engine.driver.store.scan(ScanRequest(table, start, None, _WAITING[-1:]))
+                page = await self._engine.driver.store.scan(ScanRequest(table, start, None, _NOTIFIED))
                 for row, [notified] in page.rows:
                     if len(notified) == _CELLS_PER_ROW:
                         notified = await self.row_cells(table, row, NOTIFY, notified)

@@ -12,6 +12,7 @@ N9  A change whose chain of observers is over the limit is given up.
 N10 Notify cells of observers that this program does not have, or has in a lower version than the store's, are left
     alone. A run belongs to the catalogue under which it began: if a higher version of the observer was registered
     before the run drew its commit timestamp, the run aborts, and is not repeated here.
+V14 A run of an observer that says what it writes (`writes=`) writes nothing else.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import trio
 from perco.clock.oracle import note_from
 from perco.errors import CommitUnknown, Corruption, StoreError, TransientError, UsageError
 from perco.notify.backoff import Backoff, BackoffOptions
+from perco.notify.concerned import Concerned, Watch, must_be_declared
 from perco.notify.delays import Delays
 from perco.notify.failing import (
     AwaitsAsyncio,
@@ -140,23 +142,6 @@ class ObserverCounters:
     seconds: float = 0.0
 
 
-class Watch:
-    """Notes in `moved` whether a run that carries a cause at or before `ts` was in flight while a caller looked for
-    waiting changes (N7)."""
-
-    ts: int
-    moved: bool
-
-    __slots__ = ("_watches", "moved", "ts")
-
-    def __init__(self, ts: int, moved: bool, watches: set[Watch]) -> None:
-        self.ts, self.moved, self._watches = ts, moved, watches
-        watches.add(self)
-
-    def end(self) -> None:
-        self._watches.discard(self)
-
-
 class Worker:
     """Runs the observers of one program on one store."""
 
@@ -194,7 +179,8 @@ class Worker:
         # timestamp, and why.
         self.damaged: dict[tuple[str, bytes, int], tuple[int, Corruption | AwaitsAsyncio]] = {}
         self.on_run: Callable[[str, Any, float], None] | None = None
-        self._roots: dict[int, int] = {}  # root causes of the runs in flight, by their start_ts
+        # Root causes of the runs in flight, and the numbers of their observers, by start_ts.
+        self._roots: dict[int, tuple[int, int]] = {}
         self._watches: set[Watch] = set()
         self._failing = 0
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
@@ -281,9 +267,13 @@ class Worker:
         """Whether runs are in flight."""
         return bool(self._roots)
 
-    def watch(self, ts: int) -> Watch:
-        """Note from now on, until the watch's `end`, whether a run carries a cause at or before `ts`."""
-        return Watch(ts, any(root <= ts for root in self._roots.values()), self._watches)
+    def watch(self, concerned: Concerned) -> Watch:
+        """Note from now on, until the watch's `end`, the oldest cause that runs of the observers concerned carry."""
+        watch = Watch(concerned, self._watches)
+        for root, number in self._roots.values():
+            if number in concerned:
+                watch.saw(root)
+        return watch
 
     def claimable(self, table: str, row: bytes, ack: int, now: float) -> bool:
         """Whether this worker may run the observer on the row now (N6, N10)."""
@@ -497,9 +487,10 @@ class Worker:
         if self.backoff.rows:
             attempt += max(self.backoff.attempts((table, row, ack)) - verdict.attempts, 0)
         counters.runs += 1
-        self._roots[start_ts] = verdict.root
+        self._roots[start_ts] = verdict.root, number
         for watch in self._watches:
-            watch.moved |= verdict.root <= watch.ts
+            if number in watch.concerned:
+                watch.saw(verdict.root)
         began = trio.current_time()
         try:
             try:
@@ -507,6 +498,8 @@ class Worker:
                 await observer.function(txn, change)
                 if txn.outcome == "aborted":
                     raise UsageError("an observer may commit its transaction, but not discard it")
+                if observer.writes is not None and not observer.view:
+                    must_be_declared(observer, engine.known.catalogue, runs.written(txn))
             except (TransientError, CommitUnknown, StoreError):
                 raise
             except Exception as error:  # an error of the user's code, not of perco (N6)

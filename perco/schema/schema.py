@@ -17,7 +17,7 @@ each column's number and observers, in the catalogue (`catalogue.py`). The two a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 from urllib.parse import quote
@@ -74,6 +74,12 @@ def _must_observe(id: str, function: object) -> None:
         raise UsageError(f"observer {id!r} is called with (txn, change); {function!r} cannot be: {error}") from None
     except ValueError:
         pass
+
+
+def _named_cell(id: str, written: object) -> tuple[str, str]:
+    if not isinstance(written, Column | Signal):
+        raise UsageError(f"observer {id!r}: writes= takes a list of columns and signals, not {written!r}")
+    return written.table.name, written.name
 
 
 class Named(dict[str, T]):
@@ -296,7 +302,11 @@ class Code:
 class Observer:
     """A registered observer. The store records `id`: you may rename the function, but never change the id.
 
-    Attributes: `told`: a transaction that makes a change may do the observer's work, and not notify it (V12).
+    Attributes:
+        told: a transaction that makes a change may do the observer's work, and not notify it (V12).
+        view: the id of the view, or of the sink, that it keeps; "": it is written by hand.
+        writes: (table, column) of all columns and signals that others may observe and that its runs may write; None:
+            any (V14).
     """
 
     id: str
@@ -308,6 +318,8 @@ class Observer:
     manner: Manner = Manner()
     code: Code | None = None
     told: bool = False
+    view: str = ""
+    writes: frozenset[tuple[str, str]] | None = None
 
 
 class Schema:
@@ -343,6 +355,7 @@ class Schema:
         max_delay_s: float | None = None,
         priority: int = 0,
         isolation: Isolation | None = None,
+        writes: Iterable[Column[Any, Any] | Signal[Any]] | None = None,
     ) -> Callable[[ObserverFunction[K, V]], ObserverFunction[K, V]]: ...
     @overload
     def observe(
@@ -356,6 +369,7 @@ class Schema:
         max_delay_s: float | None = None,
         priority: int = 0,
         isolation: Isolation | None = None,
+        writes: Iterable[Column[Any, Any] | Signal[Any]] | None = None,
     ) -> Callable[[ObserverFunction[K, None]], ObserverFunction[K, None]]: ...
     def observe(
         self,
@@ -368,6 +382,7 @@ class Schema:
         max_delay_s: float | None = None,
         priority: int = 0,
         isolation: Isolation | None = None,
+        writes: Iterable[Column[Any, Any] | Signal[Any]] | None = None,
     ) -> Callable[[Any], Any]:
         """Run a function, in a transaction, after each change of a column, or each signal.
 
@@ -385,6 +400,8 @@ class Schema:
             priority: if more changes wait than can run at once, those of a higher priority come first; those of lower
                 priorities still get a share.
             isolation: of its transactions, "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
+            writes: the columns that its runs write, and the signals that they raise; a run that writes another one
+                fails. Waits for views leave out observers on which none of these views depends (V14).
         """
         if not isinstance(column, Column | Signal):
             raise UsageError(f"observer {id!r} takes a column or a signal, as made by Table.column, not {column!r}")
@@ -401,9 +418,11 @@ class Schema:
         if self.tables.get(column.table.name) is not column.table:
             raise SchemaMismatch(f"observer {id!r}: table {column.table.name!r} is not in this schema")
 
+        written = None if writes is None else frozenset(_named_cell(id, each) for each in writes)
+
         def register(function: ObserverFunction[Any, Any]) -> ObserverFunction[Any, Any]:
             _must_observe(id, function)
-            self.observers[id] = Observer(id, column, function, backfill, isolation, version, manner)
+            self.observers[id] = Observer(id, column, function, backfill, isolation, version, manner, writes=written)
             return function
 
         return register

@@ -35,6 +35,7 @@ from perco.database.owner import Now
 from perco.errors import SchemaMismatch, UsedAfterFork, WriteUnknown
 from perco.history.vacuum import VacuumResult, VacuumStatistics
 from perco.notify.backfill import BackfillProgress
+from perco.notify.concerned import Freshness
 from perco.notify.waiting import Waiting
 from perco.notify.workers import Workers
 from perco.protocol.retention import Removed
@@ -414,24 +415,31 @@ class RemoteOwner:
                 await self.waiting.must_be_readable(None if stuck is None else read_stuck(stuck))
             await self._check_workers(workers)
 
-    async def wait_for(self, ts: int) -> None:
+    async def wait_for(self, ts: int, without: Sequence[int] | None) -> dict[str, int]:
         while True:
             self.engine.background.check()
-            done, _, workers = await self.link.call(Method.UP_TO, ts, again=True)
-            if done:
-                return
+            asked = ts, None if without is None else tuple(without)
+            failed, workers = await self.link.call(Method.UP_TO, asked, again=True)
+            if failed is not None:
+                return dict(failed)
             worker = self.workers.worker
-            if worker is not None and worker.damaged:
-                await self.waiting.none_up_to(ts)  # raises, if the worker can run for none of the changes that are left
-            await self._check_workers(workers)
+            if worker is not None and worker.damaged:  # raises, if it can run for none of the changes that are left
+                await self.waiting.none_up_to(ts, without)
+            await self._check_workers(workers, without or ())
 
-    async def _check_workers(self, workers: dict[str, int] | None) -> None:
+    async def freshness(self, withouts: Sequence[Sequence[int]]) -> list[Freshness]:
+        found = await self.link.call(Method.FRESH, tuple(map(tuple, withouts)), again=True)
+        return [Freshness(*each) for each in found]
+
+    async def _check_workers(self, workers: dict[str, int] | None, without: Sequence[int] = ()) -> None:
         """Raise an error if no process runs the observers, because the wait would never end. After the server has been
         away, workers get time to reconnect. `workers`: None, if the server says that some may be about to reconnect."""
         if workers is None or trio.current_time() < self.link.back_since + BACK_S:
             return
-        waiting = {id for id, count in (await self.waiting.counts(readable=True)).items() if count}
-        self.waiting.check_run(waiting, workers)
+        counts = await self.waiting.counts(readable=True)
+        observers = self.engine.known.catalogue.observers
+        left_out = {id for id, entry in observers.items() if entry.number in without}
+        self.waiting.check_run({id for id, count in counts.items() if count and id not in left_out}, workers)
 
     # ------------------------------------------------------------ the beginning and the end
 

@@ -35,7 +35,7 @@ from perco.storage import (
 )
 from perco.storage.fencing import NotHere
 
-WIRE_VERSION: Final = 11
+WIRE_VERSION: Final = 12
 # Limits of one call. A client keeps within them; a server ends the connection on a call that exceeds them (R1).
 DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows
@@ -67,7 +67,8 @@ class Method(IntEnum):
     WORKS = 18  # ids of the observers that this client has, and of those that it may run -> nothing
     LOOKED = 43  # True: the client found more than it may run; False: a scanner found nothing, and sleeps -> no answer
     IDLE = 19  # -> whether the store is idle, and more; answered once it is idle, or after a while (N7)
-    UP_TO = 25  # a timestamp -> as IDLE, counting only changes whose root cause is at or below it (N9)
+    UP_TO = 25  # (a timestamp, observers to leave out) -> (failed changes, or None: others wait; workers) (V14)
+    FRESH = 44  # for each view, observers to leave out -> for each view, how fresh it is (V14)
     VACUUM = 20  # -> what the vacuum did
     BACKFILL = 21  # -> what the backfill did, for each observer
     LAST = 22  # -> the last timestamp that was handed out
@@ -139,6 +140,7 @@ LOST: Final = 1
 NOBODY: Final = -1  # in place of a tablet server's number: no server has the tablet now
 
 _CELL: Final = (str,), (bytes,), (int,)  # table, row, column
+_VIEWS_MAX: Final = 1 << 10  # in one call
 
 
 # ------------------------------------------------------------------ the greeting
@@ -444,6 +446,20 @@ def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
     if len(set(commit.cells)) != len(commit.cells):
         raise ValueError("the same cell twice")  # it would be entered once, and leave twice (C3)
     return commit, version
+
+
+def must_be_up_to(asked: Any) -> None:
+    """Check that a call's arguments are a timestamp and numbers of observers. Raises: TypeError."""
+    _, without = read_typed(asked, (int,), (tuple, type(None)))
+    read_all(without or (), int)
+
+
+def must_be_views(withouts: Any) -> None:
+    """Check that a call's arguments are numbers of observers, for each of some views. Raises: TypeError, ValueError."""
+    if len(read_all(withouts, tuple)) > _VIEWS_MAX:
+        raise ValueError("too many views")
+    for without in withouts:
+        read_all(without, int)
 
 
 def must_be_timestamp(ts: Any) -> None:

@@ -46,6 +46,8 @@ from perco.serve.messages import (
     TabletsOf,
     must_be_pin,
     must_be_timestamp,
+    must_be_up_to,
+    must_be_views,
     must_be_wall_time,
     pack_vacuum,
     read_all,
@@ -153,7 +155,8 @@ class Server(Door[Session]):
             Method.WORKS: self._works,
             Method.LOOKED: self._untold(self._looked),
             Method.IDLE: self._later(self._idle),
-            Method.UP_TO: self._later(self._up_to, must_be_timestamp),
+            Method.UP_TO: self._later(self._up_to, must_be_up_to),
+            Method.FRESH: self._later(self._fresh, must_be_views),
             Method.NOW: self._later(self._now),
             Method.FOLDER: self._later(self._folder),
             Method.VACUUM: self._later(self._vacuum),
@@ -500,16 +503,21 @@ class Server(Door[Session]):
         idle = self._owner.idle
         return await idle.look(), idle.pending(), idle.failed()
 
-    async def _up_to(self, session: Session, ts: int) -> tuple[bool, int, dict[str, int] | None]:
-        idle, until, done = self._owner.idle, trio.current_time() + _IDLE_S, False
+    async def _up_to(
+        self, session: Session, asked: tuple[int, Sequence[int] | None]
+    ) -> tuple[dict[str, int] | None, dict[str, int] | None]:
+        idle, until, failed = self._owner.idle, trio.current_time() + _IDLE_S, None
         with self._waiting(math.inf):  # a look may take longer
-            if not (done := await idle.none_up_to(ts)):
+            if (failed := await idle.none_up_to(*asked)) is None:
                 idle.sweep_pending()  # not inside `while`: the end of a sweep is itself a change
-            while not done and trio.current_time() < until:
+            while failed is None and trio.current_time() < until:
                 with trio.move_on_at(min(until, trio.current_time() + idle.looks_apart_s)):
                     await idle.changed()
-                done = await idle.none_up_to(ts)
-        return done, 0, self._workers()
+                failed = await idle.none_up_to(*asked)
+        return failed, self._workers()
+
+    async def _fresh(self, session: Session, withouts: Sequence[Sequence[int]]) -> list[Any]:
+        return [astuple(each) for each in await self._owner.freshness(withouts)]
 
     def _workers(self) -> dict[str, int] | None:
         """How many processes run each observer; None: workers of a former owner may be about to connect to this one."""

@@ -31,8 +31,8 @@ import trio
 
 from perco.clock.holds import Holds
 from perco.errors import SessionEnded
+from perco.notify.concerned import Concerned, Watch
 from perco.notify.rowlocks import CLAIMED, DONE, FREE, HELD
-from perco.notify.worker import Watch
 from perco.serve.messages import NOTIFIED, RELEASED
 from perco.serve.wakes import Wakes
 from perco.txn.fates import Fates
@@ -395,7 +395,8 @@ class Sessions:
         self._ended.pop(where, None)
         session.claims.add(where)
         for watch in self._watches:
-            watch.moved |= root <= watch.ts
+            if where[0] in watch.concerned.tables:
+                watch.saw(root)
 
     def _forget(self, now: float) -> None:
         """Forget claims that ended a while ago and, if too many are remembered, the oldest of the others."""
@@ -420,9 +421,14 @@ class Sessions:
             if not other.ended and other.peer is not None:
                 other.peer.push(RELEASED, None)
 
-    def watch(self, ts: int) -> Watch:
-        """Begin to note whether a run that carries a cause at or before `ts` is under way (N7)."""
-        return Watch(ts, any(claim.root <= ts for claim in self.claims.values()), self._watches)
+    def watch(self, concerned: Concerned) -> Watch:
+        """Begin to note the oldest cause that runs carry on rows of the tables that the observers concerned observe
+        (N7)."""
+        watch = Watch(concerned, self._watches)
+        for (table, _), claim in self.claims.items():
+            if table in concerned.tables:
+                watch.saw(claim.root)
+        return watch
 
     def workers(self) -> dict[str, int]:
         """How many sessions run each observer, by id."""

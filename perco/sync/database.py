@@ -14,6 +14,7 @@ from perco.database.options import Options, Statistics
 from perco.fronts.tries import Tries, limited
 from perco.history.vacuum import VacuumResult
 from perco.notify.backfill import BackfillProgress
+from perco.notify.concerned import Freshness
 from perco.notify.failures import FailedChange
 from perco.notify.observers import ObserverState
 from perco.notify.tracing import Traced
@@ -98,21 +99,41 @@ class Database(Calling):
         result: int = self._ask("outcome", (token,), {})
         return result
 
-    def snapshot(self, *, ts: int | None = None, at: datetime | None = None) -> SnapshotBlock:
+    def snapshot(
+        self,
+        *,
+        ts: int | None = None,
+        at: datetime | None = None,
+        fresh: str | Iterable[str] | None = None,
+        timeout: float | None = None,
+    ) -> SnapshotBlock:
         """The store as of now, as of a timestamp `ts`, or as of a wall time `at` (an aware datetime).
 
         `at` is exact to about a second: about once a second, the store notes the wall time and the last timestamp. The
         snapshot is as of the last such note at or before `at`, so a commit from the second before `at` may be missing.
         `snap.wall` is the time of that note.
 
-        Raises: SnapshotTooOld; UsageError for a moment in the future.
+        Args:
+            fresh: ids of views, or of sinks: first wait until they reflect everything that was committed before the
+                block was entered (V14). See `wait_for`.
+            timeout: seconds for that wait.
+
+        Raises: SnapshotTooOld; UsageError for a moment in the future; with `fresh`, also as `wait_for`.
         """
-        block = self._of.snapshot(ts=ts, at=at)
+        block = self._of.snapshot(ts=ts, at=at, fresh=fresh, timeout=timeout)
         return SnapshotBlock(self._port, block, lambda of: Snapshot(self._port, of), "with db.snapshot() as snap:")
 
-    def snapshot_at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
+    def snapshot_at(
+        self,
+        *,
+        ts: int | None = None,
+        at: datetime | None = None,
+        fresh: str | Iterable[str] | None = None,
+        timeout: float | None = None,
+    ) -> Snapshot:
         """Like `snapshot`, but the caller ends the snapshot by calling `end`."""
-        return Snapshot(self._port, self._ask("snapshot_at", (), {"ts": ts, "at": at}))
+        how = {"ts": ts, "at": at, "fresh": fresh, "timeout": timeout}
+        return Snapshot(self._port, self._ask("snapshot_at", (), how))
 
     def pin(
         self,
@@ -373,19 +394,38 @@ class Database(Calling):
         result: int = self._ask("wait_idle", (), {"timeout": timeout})
         return result
 
-    def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
+    def wait_for(self, ts: int, *, views: str | Iterable[str] | None = None, timeout: float | None = None) -> None:
         """Wait until observers have run for every change that was committed at or before `ts` (except changes made by
         observers), and for every change that followed from one of these (N7, N9).
 
+        With `views`, it is sufficient that these views reflect all these changes (V14): a snapshot that is taken
+        afterwards has the rows that their definitions give for sources that are at least as new as `ts`. The wait does
+        not include observers of other views, unless one of `views` depends on them. Observers that are written by hand
+        always count, except those whose `writes=` shows that no view depends on them.
+
         Args:
             ts: a commit timestamp: `txn.commit_ts`, or the result of `txn.commit()`.
+            views: ids of views, or of sinks, of this program's schema.
             timeout: seconds.
 
-        Raises: UsageError if no process runs the observers, if they are paused, or if `ts` has not been
-        issued; NotIdle past the timeout, with counts by observer; Corruption if only unreadable cells are
-        left, and one of them may date from `ts` or earlier.
+        Raises: UsageError if no process runs the observers, if they are paused, if `ts` has not been
+        issued, or for an unknown view; NotIdle past the timeout, with counts by observer; Corruption if only unreadable
+        cells are left, and one of them may date from `ts` or earlier; with `views`, NotFresh if all is reflected except
+        changes on the failed list.
         """
-        self._ask("wait_for", (ts,), {"timeout": timeout})
+        self._ask("wait_for", (ts,), {"views": views, "timeout": timeout})
+
+    def freshness(self, views: str | Iterable[str] | None = None) -> dict[str, Freshness]:
+        """How far views are up to date, by id: up to which timestamp they reflect all changes, and how many changes
+        wait (V14). This reads what waits in the whole store.
+
+        Args:
+            views: ids of views, or of sinks, of this program's schema; by default, all.
+
+        Raises: UsageError for an unknown view; ReadOnly for a folder that was opened with readonly=True.
+        """
+        result: dict[str, Freshness] = self._ask("freshness", (views,), {})
+        return result
 
     def statistics(self) -> Statistics:
         """Counts since the store was opened."""

@@ -398,6 +398,8 @@ class Views:
             async def observe(txn: Transaction, change: Change[Any, Any]) -> None:
                 await run_sink(sinking, txn, change)
 
+            self.schema.observers[name] = replace(self.schema.observers[name], view=id, writes=frozenset())
+
         return sinking
 
     def build(
@@ -588,6 +590,7 @@ class Views:
 
         self.schema.observe(on, id=id, version=view.version)(observe)
         tells = view.tells if isinstance(view, Each | Teller) else None
-        owner = view if tells is None else tells
+        owner: Any = view if tells is None else tells
         code = Code(f"view {owner.id!r}", partial(self.fingerprint, owner.id))
-        self.schema.observers[id] = replace(self.schema.observers[id], code=code)
+        writes = wiring.written(owner)
+        self.schema.observers[id] = replace(self.schema.observers[id], code=code, view=owner.id, writes=writes)

@@ -365,6 +365,19 @@ def own_tables(view: View) -> list[Table[Any]]:
     return [*groups, *copies, *(column.table for column in view.orders.values()), *deltas]
 
 
+def written(view: View) -> frozenset[tuple[str, str]]:
+    """(table, name) of all columns that the runs of a view write, and of the signals that they raise, as far as another
+    observer may observe them (V14)."""
+    columns: set[tuple[str, str]] = {(c.table.name, c.name) for found in view.outputs.values() for c in found}
+    for table in own_tables(view):
+        columns |= {(table.name, name) for name in (*table.columns, *table.signals)}
+    if isinstance(view, Grouped | CoGrouped):
+        columns.add((view.table.name, view.changed.name))
+    elif isinstance(view, Joined):
+        columns.add((view.table.name, view.again.name))
+    return frozenset(columns)
+
+
 # ------------------------------------------------------------ their parts
 
 
