@@ -45,6 +45,7 @@ class Look:
     failing: dict[str, tuple[int, int]] = field(
         default_factory=dict
     )  # by id: how many of the waiting changes have failed, and the most attempts of one of them (N6)
+    causes: dict[str, int] = field(default_factory=dict)  # by id: the oldest root cause of the waiting changes (N9)
 
     @property
     def changes(self) -> int:
@@ -74,6 +75,7 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
     names = {entry.number: id for id, entry in catalogue.observers.items()}
     counts: Counter[str] = Counter(dict.fromkeys(catalogue.observers, 0))
     failing: dict[str, tuple[int, int]] = {}
+    causes: dict[str, int] = {}
     locks = 0
     damaged: dict[str, None] = {}
     for table in sorted(observed):
@@ -99,11 +101,12 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
                 number = observer_of(column)
                 id = names.get(number, f"#{number}")
                 counts[id] += 1
+                causes[id] = min(root, causes.get(id, root))
                 if attempts:
                     changes, most = failing.get(id, (0, 0))
                     failing[id] = changes + 1, max(most, attempts)
     untold, paused = tuple(catalogue.unready()), frozenset(catalogue.paused())
-    return Look(catalogue.version, marks, dict(counts), locks, paused, untold, tuple(damaged), failing)
+    return Look(catalogue.version, marks, dict(counts), locks, paused, untold, tuple(damaged), failing, causes)
 
 
 def retried(found: Look) -> str:

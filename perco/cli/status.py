@@ -115,7 +115,7 @@ async def gather(db: perco.Database) -> dict[str, Any]:
             for name in catalogue.tables
             if name in inside(db).place.store.tables()
         ],
-        "observers": _observers(db, waiting),
+        "observers": await _observers(db, waiting, now),
         "waiting": waiting.changes,
         "failing": sum(changes for changes, _ in waiting.failing.values()),
         "failed": await db.failed_count(),
@@ -173,7 +173,7 @@ async def _table(db: perco.Database, folder: FolderIs, name: str, cut: int, now:
     return {**told, "columns": columns, "tablets": tablets}
 
 
-def _observers(db: perco.Database, waiting: Look) -> list[dict[str, Any]]:
+async def _observers(db: perco.Database, waiting: Look, now: float) -> list[dict[str, Any]]:
     return [
         {
             "id": id,
@@ -182,6 +182,7 @@ def _observers(db: perco.Database, waiting: Look) -> list[dict[str, Any]]:
             "ready": entry.ready,
             "paused": entry.paused,
             "waiting": waiting.waiting.get(id, 0),
+            "lag_s": await age_of(db, waiting.causes.get(id, 0), now),
             "failing": waiting.failing.get(id, (0, 0))[0],
             "attempts": waiting.failing.get(id, (0, 0))[1],
         }
@@ -222,8 +223,15 @@ def _render(found: dict[str, Any], *, groups: bool) -> None:
         show_pins(found["pins"])
     if found["observers"]:
         print()
-        lines = [(o["id"], f"{o['table']}.{o['column']}", o["waiting"], _state(o)) for o in found["observers"]]
-        show_table(("observer", "observes", "waiting", "ready"), lines, numbers=["waiting"])
+        lines = [
+            (
+                *(o["id"], f"{o['table']}.{o['column']}", o["waiting"]),
+                *("" if o["lag_s"] is None else f"{o['lag_s']:.0f} s", _state(o)),
+            )
+            for o in found["observers"]
+        ]
+        head = ("observer", "observes", "waiting", "lag", "ready")
+        _show_told(head, lines, keep=("observer", "observes", "waiting", "ready"), numbers=["waiting"])
 
 
 def _users_line(found: dict[str, Any]) -> str:

@@ -19,6 +19,8 @@ from perco.cli.screen import FAILED, FINE, FOUND, complain, counted, perform, sh
 from perco.cli.values import plain, shown
 from perco.database.inside import inside
 from perco.errors import PercoError, UsageError
+from perco.notify.concerned import Freshness
+from perco.serve.client import is_client
 from perco.views.code import place_of
 from perco.views.compiled import CoGrouped, Components, Each, Grouped, Joined, View as DeclaredView
 from perco.views.declaring import Views
@@ -51,16 +53,27 @@ def _views() -> None:
     """
 
 
-@views.command(name="list", short_help="List the views, what they read and what they write.")
-def _list(program: Program, json: Json = False) -> None:
+@views.command(name="list", short_help="List the views, what they read and write, and how fresh they are.")
+def _list(
+    program: Program,
+    store: Annotated[
+        str | None,
+        typer.Option("--store", metavar="STORE", help="Show how fresh this store's views are."),
+    ] = None,
+    json: Json = False,
+) -> None:
     """List the views of a program, in the order of their declaration.
+
+    With --store, also show up to which timestamp each view reflects all changes, how many changes wait for it or are on
+    the failed list, and for how long the oldest of these has waited.
 
     \b
     Examples:
       perco views list app:views
+      perco views list app:views --store web/
       perco views list app:views --json | jq '.[].id'
     """
-    perform(_show_list, program, json=json)
+    perform(_show_list, program, store, json=json)
 
 
 @views.command(name="explain", short_help="Show what the views compile to, and what a change costs.")
@@ -198,8 +211,20 @@ def _writes(view: DeclaredView) -> list[str]:
     return sorted(repr(column) for columns in view.outputs.values() for column in columns)
 
 
-async def _show_list(program: str, *, json: bool) -> int:
+async def _freshness(store: str, loaded: Views) -> dict[str, Freshness]:
+    """How fresh the views of a store are (V14): as its owner says, or, if no process owns it, as its rows say."""
+    await _must_be_registered(store, loaded)
+    async with perco.open(store, loaded.schema, readonly=True) as db:
+        if not inside(db).place.owner_alive or is_client(db):
+            ask = inside(db).owner.freshness
+            return await inside(db).waiting.freshness_of(None, ask)
+    async with perco.open(store, loaded.schema) as db:  # a client of the owner
+        return await db.freshness()
+
+
+async def _show_list(program: str, store: str | None, *, json: bool) -> int:
     loaded = _loaded(program)
+    fresh = {} if store is None else await _freshness(store, loaded)
     found = loaded.declared.values()
     sinks = [(each.id, [repr(column) for column in each.columns], _told_sink(each)) for each in loaded.sinks.values()]
     if json:
@@ -207,16 +232,35 @@ async def _show_list(program: str, *, json: bool) -> int:
         show_json(
             [
                 {"id": view.id, "kind": kinds[type(view)], "reads": _reads(view), "writes": _writes(view)}
+                | _plain_fresh(fresh.get(view.id))
                 for view in found
             ]
-            + [{"id": id, "kind": "sink", "reads": reads, "writes": [to]} for id, reads, to in sinks]
+            + [
+                {"id": id, "kind": "sink", "reads": reads, "writes": [to]} | _plain_fresh(fresh.get(id))
+                for id, reads, to in sinks
+            ]
         )
+        return FINE
+    if store is not None:
+        _show_freshness(fresh)
         return FINE
     of = {Each: "each row", Grouped: "groups", Joined: "pairs", CoGrouped: "keys", Components: "connected nodes"}
     rows = [(view.id, of[type(view)], ", ".join(_reads(view)), ", ".join(_writes(view))) for view in found]
     rows += [(id, "rows, for a sink", ", ".join(reads), to) for id, reads, to in sinks]
     show_table(("view", "of", "reads", "writes"), rows)
     return FINE
+
+
+def _plain_fresh(fresh: Freshness | None) -> dict[str, Any]:
+    return {} if fresh is None else {"fresh": asdict(fresh)}
+
+
+def _show_freshness(fresh: dict[str, Freshness]) -> None:
+    rows = [
+        (id, each.ts or "still being built", each.waiting, each.failed, f"{each.lag_s:.0f} s" if each.lag_s else "")
+        for id, each in fresh.items()
+    ]
+    show_table(("view", "fresh to", "waiting", "failed", "lag"), rows, numbers=("waiting", "failed"))
 
 
 def _told_sink(sinking: declared_views.Sinking) -> str:

@@ -216,7 +216,8 @@ class Waiting:
             withouts: for each view, the numbers of the observers that are not concerned.
         """
         engine, catalogue = self._engine, self._engine.known.catalogue
-        newest = engine.oracle.last
+        # A reader beside the owner knows the newest note of the clock (O3).
+        newest = await engine.oracle.draw() if engine.place.readonly else engine.oracle.last
         entered = min((entry.commit_ts for entry in engine.driver.entered.up_to(newest)), default=TS_MAX)  # C4
         views, observed = [all_but(catalogue, without) for without in withouts], self.observed_cells()
         causes: dict[int, int] = {}  # by observer: the oldest root cause

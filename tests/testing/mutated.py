@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.testing import mutants_bigtable, mutants_loading, mutants_views  # noqa: F401 - they add to COMPONENTS
+from tests.testing import mutants_bigtable, mutants_fresh, mutants_loading, mutants_views  # noqa: F401 - they add to COMPONENTS
 from tests.testing.mutants_components import COMPONENTS
 
 VARIABLE = "PERCO_MUTANT"

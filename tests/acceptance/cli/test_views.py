@@ -43,6 +43,29 @@ async def test_views_are_listed_and_explained() -> None:
     assert "there are: 'index', 'totals', 'by author'" in wrong.err
 
 
+async def test_how_fresh_views_are_is_listed_with_an_owner_and_without(tmp_path: Path) -> None:  # V14
+    store = tmp_path / "store"
+    await make(store)
+    async with perco.open(store, shelf.schema) as db, db.transaction() as txn:
+        txn.set(author, "b", "ann")
+    assert txn.commit_ts
+    for _ in range(2):
+        found = json.loads((await run("views", "list", NAME, "--store", store, "--json")).out)
+        fresh = {each["id"]: each["fresh"] for each in found}
+        assert fresh["by author"]["ts"] == txn.commit_ts - 1
+        assert (fresh["by author"]["waiting"], fresh["by author"]["failed"]) == (1, 0)
+        assert (fresh["totals"]["waiting"], fresh["totals"]["lag_s"]) == (0, 0.0)
+        assert fresh["totals"]["ts"] >= txn.commit_ts
+    async with perco.open(store, shelf.schema) as db, db.worker():
+        await db.wait_idle(timeout=60)
+        done = await run("views", "list", NAME, "--store", store)
+        head, *lines = [line.split() for line in done.out.splitlines()]
+        assert head == ["view", "fresh", "to", "waiting", "failed", "lag"]
+        assert [line[-2:] for line in lines] == [["0", "0"]] * 3
+    other = await run("views", "list", NAME, "--store", tmp_path / "none")
+    assert other.code != 0
+
+
 async def test_a_store_is_checked(tmp_path: Path) -> None:  # V7
     store = tmp_path / "store"
     await make(store)

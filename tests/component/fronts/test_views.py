@@ -41,9 +41,12 @@ def test_blocking_code_has_views() -> None:
         with db.transaction() as txn:
             txn.set(body, "a", "sees")
             txn.set(body, "b", "ease")
-        db.wait_idle(timeout=60)
-        with db.snapshot() as snap:
+        with db.snapshot(fresh="total", timeout=60) as snap:
             assert {row.key: row[total] for row in snap.scan(totals)} == {"a": 1, "e": 4, "s": 3}
+        db.wait_for(snap.start_ts, views=["count", "total"], timeout=60)
+        fresh = db.freshness("total")["total"]
+        assert (fresh.ts >= snap.start_ts, fresh.waiting, fresh.failed, fresh.lag_s) == (True, 0, 0, 0.0)
+        with db.snapshot() as snap:
             assert views.check_blocking(VIEWS, snap).equal
         with db.transaction() as txn:
             txn.set(total, "x", 1)
@@ -61,9 +64,12 @@ def test_asyncio_has_views() -> None:
         async with perco.aio.open("memory:", VIEWS.schema) as db, db.worker():
             async with db.transaction() as txn:
                 txn.set(body, "a", "sees")
-            await db.wait_idle(timeout=60)
-            async with db.snapshot() as snap:
+            async with db.snapshot(fresh="total", timeout=60) as snap:
                 assert {row.key: row[total] async for row in snap.scan(totals)} == {"e": 2, "s": 2}
+            await db.wait_for(snap.start_ts, views=["count", "total"], timeout=60)
+            fresh = (await db.freshness("total"))["total"]
+            assert (fresh.ts >= snap.start_ts, fresh.waiting, fresh.failed, fresh.lag_s) == (True, 0, 0, 0.0)
+            async with db.snapshot() as snap:
                 assert (await views.check(VIEWS, snap)).equal
             async with db.transaction() as txn:
                 txn.set(total, "x", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -165,14 +166,17 @@ async def test_an_observer_that_may_write_a_source_counts() -> None:  # V14
         await settle(db)
 
 
-async def test_a_run_that_writes_what_its_observer_does_not_name_fails() -> None:  # V14
+async def test_a_run_that_writes_what_its_observer_does_not_name_fails(  # V14
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL, "perco.observer")
     site = Site(by_hand=False)
     site.mailer([site.author])
     async with opened(site) as db, db.worker(options=perco.WorkerOptions(attempts=1)):
         ts = await put(db, site.text, "a", "sun")
         await db.wait_for(ts, timeout=LONG_S)
-        [failed] = await db.failed("mail")
-        assert "pages.mailed, which its writes= does not name" in failed.error
+        failed = await db.failed("mail")
+        assert ["pages.mailed, which its writes= does not name" in each.error for each in failed] == [True]
         assert await get(db, site.mailed, "a") is None
 
 
@@ -255,7 +259,10 @@ async def _of(db: perco.Database, view: str) -> Concerned:
     return await inside(db).waiting.concerned_with(view)
 
 
-async def test_a_wait_says_which_changes_have_failed_for_good_and_waits_for_all_others() -> None:  # V14, N6
+async def test_a_wait_says_which_changes_have_failed_for_good_and_waits_for_all_others(  # V14, N6
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL, "perco.observer")
     site = Site()
     async with opened(site) as db, db.worker(options=perco.WorkerOptions(attempts=2)):
         before = await put(db, site.text, "a", "sun")

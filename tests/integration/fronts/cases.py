@@ -436,6 +436,18 @@ async def observers(asked: Asked) -> Any:
     ]
 
 
+@covers("Database.freshness")
+async def of_views(asked: Asked) -> Any:
+    db = asked.db
+    ts = await asked.put(fresh=1)
+    return [
+        *[await asked.told(db.freshness, *views) for views in ((), ("none",), (["none"],), ([],), ([7],))],
+        *[await asked.told(db.wait_for, ts, views=views) for views in ("none", [], [7], ["none", "nor this"])],
+        *[await asked.told(db.snapshot_at, **how) for how in ({"fresh": "none"}, {"fresh": [], "ts": ts})],
+        await asked.told(db.snapshot_at, timeout=1.0),
+    ]
+
+
 @covers("Database.waiting", "Database.pending", "Database.is_idle", "Database.wait_idle", "Database.wait_for")
 async def waiting(asked: Asked) -> Any:
     db = asked.db

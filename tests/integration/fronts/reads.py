@@ -103,6 +103,7 @@ READS: Final[dict[str, Case]] = {
     "is_idle": told("is_idle"),
     "wait_idle": told("wait_idle", timeout=LONG),
     "wait_for": told("wait_for", 1, timeout=LONG),
+    "freshness": told("freshness"),
     "pause": told("pause", "double"),
     "resume": told("resume", "double"),
     "paused": told("paused"),
@@ -113,6 +114,6 @@ READS: Final[dict[str, Case]] = {
 }
 REFUSED: Final = {
     *("run", "attempts", "transaction", "begin", "outcome", "pin", "pinned", "drop_pin", "worker"),
-    *("vacuum", "split", "compact", "bulk_load", "backfill", "is_idle", "wait_idle", "wait_for"),
+    *("vacuum", "split", "compact", "bulk_load", "backfill", "is_idle", "wait_idle", "wait_for", "freshness"),
     *("pause", "resume", "replay_failed", "drop_failed"),
 }
