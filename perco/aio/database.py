@@ -293,6 +293,21 @@ class Database(Calling):
         """
         return self._ask("resume", (id,), {})
 
+    def drop_observer(self, id: str | Iterable[str]) -> Coroutine[Any, Any, dict[str, int]]:
+        """Unregister observers that no program declares any more, and remove the changes that wait for them, or that
+        are on the failed list for them (N12).
+
+        They no longer count in `waiting` and `wait_idle`. What their runs have written stays. (For a view, call
+        `perco.views.drop`.) A program that still declares such an observer registers it again when it opens the store:
+        as a new observer, which is notified of all existing data. If this call is interrupted, call it again.
+
+        Returns how many changes were removed, by id.
+
+        Raises: UsageError for an observer that the store does not have, or that a running worker has; ReadOnly;
+        StoreFull.
+        """
+        return self._ask("drop_observer", (id,), {})
+
     def paused(self) -> Coroutine[Any, Any, set[str]]:
         """Ids of the observers that are paused."""
         return self._ask("paused", (), {})

@@ -363,6 +363,25 @@ class Database:
         """
         await self._observers.set_paused(id, False)
 
+    async def drop_observer(self, id: str | Iterable[str]) -> dict[str, int]:
+        """Unregister observers that no program declares any more, and remove the changes that wait for them, or that
+        are on the failed list for them (N12).
+
+        They no longer count in `waiting` and `wait_idle`. What their runs have written stays. (For a view, call
+        `perco.views.drop`.) A program that still declares such an observer registers it again when it opens the store:
+        as a new observer, which is notified of all existing data. If this call is interrupted, call it again.
+
+        Returns how many changes were removed, by id.
+
+        Raises: UsageError for an observer that the store does not have, or that a running worker has; ReadOnly;
+        StoreFull.
+        """
+        ids = [id] if isinstance(id, str) else list(id)
+        if not all(isinstance(each, str) for each in ids):
+            raise UsageError(f"an observer is named by its id, a str, not {id!r}")
+        self._engine.usable(writing=True)
+        return await self._observers.drop(ids, await self._owner.workers_now())
+
     async def paused(self) -> set[str]:
         """Ids of the observers that are paused."""
         return await self._observers.paused()

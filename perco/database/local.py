@@ -8,7 +8,8 @@ T13 Before anything is written, the write floor that an earlier process has publ
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -67,6 +68,7 @@ class LocalOwner:
         options: Options,
     ) -> None:
         self._engine, self._keeper, self._waiting, self._options = engine, keeper, waiting, options
+        self._workers = workers
         self.backend, self.sweeper = backend, sweeper
         known, background = engine.known, engine.background
         self.heartbeat = Heartbeat(options.heartbeat, backend.write_from_thread, options.wall, engine.lease_token)
@@ -207,6 +209,14 @@ class LocalOwner:
 
     async def freshness(self, withouts: Sequence[Sequence[int]]) -> list[Freshness]:
         return await self._waiting.freshness(withouts)
+
+    async def workers_now(self) -> dict[str, int]:
+        await trio.lowlevel.checkpoint()
+        elsewhere = None if self.idle.works_elsewhere is None else self.idle.works_elsewhere()
+        counts = Counter(dict(elsewhere) if isinstance(elsewhere, Mapping) else {})
+        if (worker := self._workers.running_here()) is not None:
+            counts.update(worker.works()[0])
+        return dict(counts)
 
     def tablets(self) -> Sequence[Tablet]:
         return self.store.tablets_here()

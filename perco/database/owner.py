@@ -63,6 +63,10 @@ class Owner(Protocol):
         """For each of several views, given by the observers that are not concerned with it: how fresh it is (V14)."""
         ...
 
+    async def workers_now(self) -> dict[str, int]:
+        """How many processes with a worker have each observer, by id, as far as is known."""
+        ...
+
     def tablets(self) -> Sequence[Tablet]:
         """The tablets that this process has open."""
         ...

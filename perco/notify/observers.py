@@ -2,20 +2,25 @@
 
 N10 A pause creates a version of the catalogue that writers must know: a run that began before that version, and has not
     yet drawn its commit timestamp, does not commit, whichever process it runs in.
+N12 So does a drop. A drop then settles what transactions under an earlier version have left, and removes the changes
+    that wait for the observer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
 import trio
 
 from perco.errors import UsageError
-from perco.notify.outputs import outputs_in
+from perco.notify.dropping import remove_changes
+from perco.notify.outputs import forget_outputs, outputs_in
 from perco.notify.worker import Worker
 from perco.schema import catalogue as catalogues
 from perco.schema.catalogue import Catalogue
+from perco.schema.tombstones import Tombstone
 from perco.txn.engine import Engine
 from perco.txn.keeping import Keeper
 
@@ -95,6 +100,43 @@ class ObserverStates:
             await worker.committed()
         self._engine.driver.quiet()  # N7: waiting tasks look again
 
+    async def drop(self, ids: Collection[str], running: Mapping[str, int]) -> dict[str, int]:
+        """See `Database.drop_observer`. Returns how many changes were removed, by observer.
+
+        Args:
+            running: how many processes have each observer.
+        """
+        self._engine.usable(writing=True)
+        newest = await catalogues.load(self._engine.driver.store)
+        known = {*newest.observers, *(tombstone.id for tombstone in newest.dropped.values())}
+        for id in ids:
+            if id not in known:
+                names = ", ".join(map(repr, newest.observers)) or "none"
+                raise UsageError(f"there is no observer {id!r} in this store; there are: {names}")
+            if id in newest.observers and running.get(id):
+                count = "a process runs" if running[id] == 1 else f"{running[id]} processes run"
+                raise UsageError(
+                    f"{count} observer {id!r}: stop the worker, or deploy a program without this observer, then drop it"
+                )
+        with trio.CancelScope(shield=True):  # once the store has the change, this process must adopt it
+            await self._keeper.change(lambda catalogue: _without(catalogue, ids), newest)
+            if (worker := self._worker()) is not None:
+                worker.renew()
+        removed = {id: await self._clean(id) for id in ids}
+        self._engine.driver.quiet()  # N7: waiting tasks look again
+        return removed
+
+    async def _clean(self, id: str) -> int:
+        """Remove what waits for a dropped observer (N12). Returns how many changes this was."""
+        removed = 0
+        for number, tombstone in list(self._engine.known.catalogue.dropped.items()):
+            if tombstone.id == id:
+                removed += await remove_changes(self._engine.driver, self._engine.known.catalogue, number)
+                await forget_outputs(self._engine.driver.store, number)
+                if not tombstone.clean:
+                    await self._keeper.change(partial(_cleaned, number=number))
+        return removed
+
     async def paused(self) -> set[str]:
         """Ids of the observers that are paused."""
         self._engine.usable(writing=False)
@@ -105,3 +147,23 @@ class ObserverStates:
         self._engine.usable(writing=False)
         stored = await catalogues.load(self._engine.driver.store)
         return set(stored.observers) - set(self._engine.known.schema.observers)
+
+
+def _without(catalogue: Catalogue, ids: Collection[str]) -> Catalogue:
+    """The next version, without these observers; this one if it has none of them. It binds (N10)."""
+    gone = {id: entry for id, entry in catalogue.observers.items() if id in ids}
+    if not gone:
+        return catalogue
+    left = {id: entry for id, entry in catalogue.observers.items() if id not in gone}
+    graves = {entry.number: Tombstone(id, entry.table, entry.column, False) for id, entry in gone.items()}
+    version = catalogue.version + 1
+    return replace(catalogue, version=version, observers=left, binds=version, dropped={**catalogue.dropped, **graves})
+
+
+def _cleaned(catalogue: Catalogue, number: int) -> Catalogue:
+    """The next version, in which nothing waits for a dropped observer any more."""
+    grave = catalogue.dropped[number]
+    if grave.clean:
+        return catalogue
+    dropped = {**catalogue.dropped, number: grave._replace(clean=True)}
+    return replace(catalogue, version=catalogue.version + 1, dropped=dropped)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from perco.protocol.records import observer_of
-from perco.schema.catalogue import SYSTEM_TABLE
+from perco.schema.catalogue import SYSTEM_TABLE, raise_for
 from perco.storage import APPLIED, DATA, Mutation, RowStore, ScanQuery, ScanRequest
 from perco.txn.background import Background
 
@@ -48,6 +48,19 @@ class Outputs:
         [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, ((row, (), ((DATA, 0, 1, b""),)),))])
         if verdict is not APPLIED:  # the next run notes it again
             self.seen[observer].discard((table, column))
+
+
+async def forget_outputs(store: RowStore, observer: int) -> None:
+    """Remove the notes of a dropped observer. It does no harm if one is put again: no observer has its number (N12)."""
+    rows = [
+        _PREFIX + f"{output.observer}/{output.column}/{output.table}".encode()
+        for output in await outputs_in(store)
+        if output.observer == observer
+    ]
+    mutations = [Mutation(SYSTEM_TABLE, ((row, (), ((DATA, 0, 1, None),)),)) for row in rows]
+    for verdict in await store.apply(mutations) if mutations else ():
+        if verdict is not APPLIED:
+            raise_for(verdict, "the notes of what a dropped observer wrote")
 
 
 async def outputs_in(store: RowStore) -> list[Output]:

@@ -402,7 +402,9 @@ class Waiting:
         """
         self._engine.usable(writing=False)
         await self._keeper.catch_up()
-        names = {entry.number: id for id, entry in self._engine.known.catalogue.observers.items()}
+        catalogue = self._engine.known.catalogue
+        names = {number: f"{tombstone.id} (dropped)" for number, tombstone in catalogue.dropped.items()}
+        names.update({entry.number: id for id, entry in catalogue.observers.items()})
         worker = self._worker()
         counts = dict.fromkeys(self._engine.known.catalogue.observers, 0)
         async for table, row, column, ts in self._notified():

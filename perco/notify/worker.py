@@ -197,7 +197,9 @@ class Worker:
         self._binds = catalogue.binds
         before, self.observers = self.observers, {}
         for number, observer in self._declared.items():
-            entry = catalogue.observers[observer.id]
+            entry = catalogue.observers.get(observer.id)
+            if entry is None or entry.number != number:
+                continue  # N12: it was dropped
             if entry.version > observer.version:
                 if observer.id not in self.superseded:
                     log.error("%s", too_old(observer, entry.version))

@@ -81,7 +81,7 @@ class Workers:
         if late:
             raise SchemaMismatch(
                 f"observers were declared after the store was opened: {', '.join(sorted(late))}. "
-                "Declare them all, then open it."
+                "Declare them all, then open it. (If they were dropped since, open it again to register them.)"
             )
         for observer in schema.observers.values():
             needs: Callable[[Engine], object] | None = getattr(observer.function, "perco_needs", None)

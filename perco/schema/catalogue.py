@@ -32,6 +32,7 @@ from perco.protocol.retention import Keep
 from perco.schema.codecs import codec_named
 from perco.schema.lost import unknown_if_lost
 from perco.schema.schema import Column, Manner, Observer, Schema, Signal, Table
+from perco.schema.tombstones import Tombstone, pack_tombstones, unpack_tombstones
 from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict
 
 SYSTEM_TABLE: Final = "_perco"
@@ -193,7 +194,7 @@ class Catalogue:
 
     `keep`: how long old versions are kept in tables without a `keep` of their own. `binds`: the newest version, up to
     this one, that writers and workers must know. It is announced, and transactions that began under an older version
-    run again.
+    run again. `dropped`: the observers that were dropped, by number (N12).
     """
 
     version: int = 0
@@ -201,6 +202,7 @@ class Catalogue:
     observers: dict[str, ObserverEntry] = field(default_factory=dict)
     keep: Keep = Keep()
     binds: int = 0
+    dropped: dict[int, Tombstone] = field(default_factory=dict)
 
     def groups(self, table: str) -> list[str]:
         """The data groups that a table needs in addition to those that every table has."""
@@ -253,11 +255,11 @@ class Catalogue:
         known = {id: replace(entry, manner=Manner()) for id, entry in self.observers.items()}
         alike = {id: replace(entry, manner=Manner()) for id, entry in observers.items()}
         binds = self.binds if (tables, alike) == (self.tables, known) else version
-        return Catalogue(version, tables, observers, keep, binds)
+        return Catalogue(version, tables, observers, keep, binds, self.dropped)
 
     def _merge_observers(self, schema: Schema) -> dict[str, ObserverEntry]:
         observers = dict(self.observers)
-        taken = {entry.number for entry in observers.values()}
+        taken = {*(entry.number for entry in observers.values()), *self.dropped}
         for observer in schema.observers.values():
             entry = observers.get(observer.id)
             if entry is not None:
@@ -355,7 +357,8 @@ class Catalogue:
             for name, t in self.tables.items()
         }
         observers = {id: entry.pack() for id, entry in self.observers.items()}
-        return msgpack.packb([self.version, tables, observers, _pack_keep(self.keep), self.binds])  # type: ignore[no-any-return]
+        more = pack_tombstones(self.dropped)
+        return msgpack.packb([self.version, tables, observers, _pack_keep(self.keep), self.binds, *more])  # type: ignore[no-any-return]
 
     @classmethod
     def unpack(cls, data: bytes) -> Catalogue:
@@ -376,6 +379,7 @@ class Catalogue:
                 {id: ObserverEntry.unpack(*entry) for id, entry in observers.items()},
                 _unpack_keep(more[0]) if more else Keep(),
                 more[1] if len(more) > 1 else version,
+                unpack_tombstones(more[2:]),
             )
         except (ValueError, TypeError, AttributeError, UsageError, msgpack.UnpackException) as error:
             raise Corruption("catalogue", f"cannot be decoded: {error}") from error
@@ -572,7 +576,8 @@ def schema_of(catalogue: Catalogue) -> Schema:
 
 def registered(schema: Schema, catalogue: Catalogue) -> dict[int, Observer]:
     """The schema's observers, by their numbers in the store."""
-    return {catalogue.observers[id].number: observer for id, observer in schema.observers.items()}
+    entries = catalogue.observers
+    return {entries[id].number: observer for id, observer in schema.observers.items() if id in entries}
 
 
 def raise_for(verdict: Verdict, what: str) -> None:

@@ -431,6 +431,10 @@ class RemoteOwner:
         found = await self.link.call(Method.FRESH, tuple(map(tuple, withouts)), again=True)
         return [Freshness(*each) for each in found]
 
+    async def workers_now(self) -> dict[str, int]:
+        _, _, workers, _ = await self.link.call(Method.IDLE, None, again=True)
+        return workers or {}
+
     async def _check_workers(self, workers: dict[str, int] | None, without: Sequence[int] = ()) -> None:
         """Raise an error if no process runs the observers, because the wait would never end. After the server has been
         away, workers get time to reconnect. `workers`: None, if the server says that some may be about to reconnect."""
