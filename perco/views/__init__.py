@@ -18,6 +18,13 @@ from perco.views.checking import (
 from perco.views.comparing import Diff as Diff, Failure as Failure, diff as diff, diff_blocking as diff_blocking
 from perco.views.compiled import First as First, Prefix as Prefix, first as first, prefix as prefix
 from perco.views.declaring import Views as Views
+from perco.views.dropping import (
+    Dropped as Dropped,
+    drop as drop,
+    drop_blocking as drop_blocking,
+    would_drop as would_drop,
+    would_drop_blocking as would_drop_blocking,
+)
 from perco.views.explaining import Input as Input, Reason as Reason, why as why, why_blocking as why_blocking
 from perco.views.files import Files as Files
 from perco.views.lance import LanceTable as LanceTable

@@ -162,7 +162,7 @@ async def _deliver(sinking: Sinking, db: Database, progress: Progress) -> Rebuil
                 if sinking.table.row(has.key) not in there:
                     yield Delivered(has.key, None, snap.start_ts)
 
-    await _for_each(rows(), deliver)
+    await for_each(rows(), deliver)
     progress(rebuilt)
     return rebuilt
 
@@ -192,11 +192,11 @@ async def _all(view: View, db: Database, rebuilt: Rebuilt, progress: Progress) -
         dropped = await db.run(_drop_stray, view, *found)
         rebuilt.strays += dropped
 
-    await _for_each(_owners(view, db), mend)
+    await for_each(_owners(view, db), mend)
     for owner in busy:
         await _until_done(db, view, owner)
         counted.owners += 1
-    await _for_each(_strays(view, db), stray)
+    await for_each(_strays(view, db), stray)
 
 
 async def _until_done(db: Database, view: View, owner: Any) -> None:
@@ -212,7 +212,7 @@ async def _until_done(db: Database, view: View, owner: Any) -> None:
             return
 
 
-async def _for_each(items: AsyncGenerator[T, None], task: Callable[[T], Awaitable[None]]) -> None:
+async def for_each(items: AsyncGenerator[T, None], task: Callable[[T], Awaitable[None]]) -> None:
     """Call a function with each item, some at a time. Raises the first error of a call, not an ExceptionGroup."""
     send, receive = trio.open_memory_channel[T](0)
     errors: list[Exception] = []
