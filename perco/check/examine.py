@@ -333,7 +333,8 @@ def _of_record(
         return "N3", f"the record at {ts} is of kind {kind}, not one for this column", None
     if is_ack and (start_ts > book.bound or start_ts >= ts):
         return "N3", f"the ack at {ts} points at {start_ts}, in the future", None
-    if is_ack and version > book.observers[observer_of(column)][1].version:
+    number = observer_of(column)
+    if is_ack and number in book.observers and version > book.observers[number][1].version:
         return "N10", f"the ack at {ts} is of version {version}, which the catalogue does not have", None
     if start_ts >= ts:
         return "T2", f"the record at {ts} points at transaction {start_ts}, which began no earlier", None

@@ -234,6 +234,9 @@ class Book:
         number = observer_of(column)
         if not number:
             return ""
+        grave = self.catalogue.dropped.get(number)
+        if grave is not None and (grave.table, grave.column) == (table, found[0]):
+            return ""  # N12: the acknowledgements of a dropped observer stay
         if number not in self.observers:
             return f"a cell for observer #{number}, which the catalogue does not have"
         id, entry = self.observers[number]

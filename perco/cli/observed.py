@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perco.cli import failing, observing, tracing
+from perco.cli import dropping, failing, observing, tracing
 from perco.cli.screen import perform
 
 Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder, or the address of a served one.")]
@@ -138,6 +138,9 @@ def observers(
     store: Store,
     draw: Annotated[bool, typer.Option("--graph", help="Draw the pipeline as a tree.")] = False,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Draw the pipeline as a Mermaid flowchart.")] = False,
+    drop: Annotated[
+        str | None, typer.Option("--drop", metavar="OBSERVER", help="Unregister an observer that no program declares.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show which columns observers read and write.
@@ -145,12 +148,19 @@ def observers(
     The store records which column each observer observes, and which columns its runs have been seen to write so far.
     The command also works while another process has the store open.
 
+    --drop unregisters an observer that no program declares any more, and removes the changes that wait for it. It is
+    refused while a worker has the observer. What its runs have written stays. (To drop a view: perco views drop.)
+
     \b
     Examples:
       perco observers web/
       perco observers web/ --graph
       perco observers web/ --mermaid > pipeline.mmd
+      perco observers web/ --drop parse
     """
+    if drop is not None:
+        perform(dropping.drop_observer, store, drop, json=json)
+        return
     perform(observing.observers, store, draw=draw, mermaid=mermaid, json=json)
 
 

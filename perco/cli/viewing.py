@@ -13,7 +13,7 @@ from rich.progress import Progress, TextColumn
 
 import perco
 from perco import views as declared_views
-from perco.cli import reasons, working
+from perco.cli import dropping, reasons, working
 from perco.cli.reading import When
 from perco.cli.screen import FAILED, FINE, FOUND, complain, counted, perform, show_json, show_table
 from perco.cli.values import plain, shown
@@ -165,6 +165,28 @@ def _accept(program: Program, store: StoreOption, view: View = None, json: Json 
       perco views accept app:views totals --store web/
     """
     perform(_show_accepted, program, store, view, json=json)
+
+
+@views.command(name="drop", short_help="Delete a view's rows, and all that perco keeps for it.")
+def _drop(
+    program: Program,
+    view: Annotated[str, typer.Argument(metavar="VIEW", help="The view, or the sink, by its id.")],
+    store: StoreOption,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it. Without this, only show what would be deleted.")] = False,
+    json: Json = False,
+) -> None:
+    """Drop a view that your program declares no more: delete its rows and unregister its observers.
+
+    First deploy the program without the view: the command is refused while a worker has it. The store may be in use
+    meanwhile, and views that read the rows follow. MODULE:VIEWS are the views of the program now; the columns that they
+    write are left as they are. If the command is interrupted, start it again.
+
+    \b
+    Examples:
+      perco views drop app:views totals --store web/
+      perco views drop app:views totals --store web/ --yes
+    """
+    perform(dropping.drop_view, program, view, store, yes=yes, json=json)
 
 
 def why(

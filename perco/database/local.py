@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -36,6 +36,7 @@ from perco.tablets.splitter import Split, Splitter
 from perco.txn.engine import Engine
 from perco.txn.keeping import Keeper
 
+_AGAIN_S: Final = 0.1
 _NO_TABLETS: Final = "perco does not divide this store's tables into tablets; there is nothing to split or to compact"
 
 
@@ -212,7 +213,13 @@ class LocalOwner:
 
     async def workers_now(self) -> dict[str, int]:
         await trio.lowlevel.checkpoint()
-        elsewhere = None if self.idle.works_elsewhere is None else self.idle.works_elsewhere()
+        elsewhere: Collection[str] = ()
+        while self.idle.works_elsewhere is not None:
+            told = self.idle.works_elsewhere()
+            if told is not None:
+                elsewhere = told
+                break
+            await trio.sleep(_AGAIN_S)  # the workers of a former owner may be about to connect
         counts = Counter(dict(elsewhere) if isinstance(elsewhere, Mapping) else {})
         if (worker := self._workers.running_here()) is not None:
             counts.update(worker.works()[0])

@@ -432,8 +432,10 @@ class RemoteOwner:
         return [Freshness(*each) for each in found]
 
     async def workers_now(self) -> dict[str, int]:
-        _, _, workers, _ = await self.link.call(Method.IDLE, None, again=True)
-        return workers or {}
+        workers: dict[str, int] | None = None
+        while workers is None:  # those of a former owner may be about to reconnect
+            _, _, workers, _ = await self.link.call(Method.IDLE, None, again=True)
+        return workers
 
     async def _check_workers(self, workers: dict[str, int] | None, without: Sequence[int] = ()) -> None:
         """Raise an error if no process runs the observers, because the wait would never end. After the server has been

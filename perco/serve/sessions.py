@@ -159,6 +159,11 @@ class _Claim:
             self.refused.add(session)
 
 
+def _concerns(concerned: Concerned, table: str, session: Session) -> bool:
+    """Whether a session may have claimed a row of a table for an observer concerned."""
+    return table in concerned.tables and not session.works.isdisjoint(concerned.ids)
+
+
 class Sessions:
     """All sessions of a server."""
 
@@ -395,7 +400,7 @@ class Sessions:
         self._ended.pop(where, None)
         session.claims.add(where)
         for watch in self._watches:
-            if where[0] in watch.concerned.tables:
+            if _concerns(watch.concerned, where[0], session):
                 watch.saw(root)
 
     def _forget(self, now: float) -> None:
@@ -422,11 +427,11 @@ class Sessions:
                 other.peer.push(RELEASED, None)
 
     def watch(self, concerned: Concerned) -> Watch:
-        """Begin to note the oldest cause that runs carry on rows of the tables that the observers concerned observe
-        (N7)."""
+        """Begin to note the oldest cause that runs carry (N7). The server does not know for which observers of a row a
+        client has claimed it. So all count that the client has, and that observe the row's table."""
         watch = Watch(concerned, self._watches)
         for (table, _), claim in self.claims.items():
-            if table in concerned.tables:
+            if _concerns(concerned, table, claim.session):
                 watch.saw(claim.root)
         return watch
 

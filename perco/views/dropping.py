@@ -1,7 +1,7 @@
 """Drops views: unregisters their observers, retracts their rows, and removes what perco kept for them.
 
-It needs no declaration of the view: the catalogue names its observers and hidden columns, and the memories of its owners
-list the rows. So it also drops a view that the program does not declare any more.
+It needs no declaration of the view: the catalogue names its observers and hidden columns, and the memories of its
+owners list the rows. So it also drops a view that the program does not declare any more.
 
 V15 First the observers are dropped (N12), so that no run gives rows again. Then transactions of a bounded size take the
     rows out of the tables and out of their owners' memories, together (V1). Last, the copies, aggregates and marks are

@@ -44,6 +44,15 @@ _SERIALIZABLE, _READ_LOCKS = "scenarios/test_serializable.py", "scenarios/test_r
 
 CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     LeftOut(
+        "a run of another observer of the same table is under way: the owner knows on which rows a client runs "
+        "observers, but not which ones, so it waits for all of the table",
+        {"component/notify/test_views_fresh.py": ("test_a_run_in_flight_is_waited_for_if_it_is_concerned",)},
+    ),
+    LeftOut(
+        "looks for what waits in the test's process: for a client, the owner does that",
+        {"component/notify/test_views_fresh.py": ("test_a_look_that_a_run_passed_does_not_count",)},
+    ),
+    LeftOut(
         "loses replies to mutations of the system table, which only the owner writes, or inspects the pins in the "
         "owner's memory",
         {

@@ -1,20 +1,24 @@
-"""Faults in waits for views, each with the component test that must find it."""
+"""Faults in waits for views, and in drops of observers and views, each with the component test that must find it."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Final
 
 import pytest
 
 from perco.database.database import Database
-from perco.notify import concerned, waiting, worker
+from perco.notify import concerned, dropping, observers, waiting, worker
 from perco.notify.concerned import Concerned
 from perco.notify.waiting import Waiting
 from perco.notify.worker import Worker
 from perco.schema.catalogue import Catalogue
+from perco.views import dropping as views_dropping
 from tests.testing.mutants_components import by
 
 _FRESH: Final = "tests/component/notify/test_views_fresh.py"
+_DROPPING: Final = "tests/component/notify/test_dropping.py"
+_VIEWS: Final = "tests/component/notify/test_views_dropping.py"
 
 
 def _concerned(patch: pytest.MonkeyPatch, fault: Any) -> None:
@@ -143,3 +147,128 @@ def stale_snapshot(patch: pytest.MonkeyPatch) -> None:
         pass
 
     patch.setattr(Database, "_until_fresh", until_fresh)
+
+
+# ------------------------------------------------------------ observers and views that are dropped
+
+
+@by(
+    f"{_DROPPING}::test_an_observer_that_is_registered_again_begins_as_a_new_one",
+    "N12 the number of a dropped observer is given again",
+)
+def number_again(patch: pytest.MonkeyPatch) -> None:
+    right = Catalogue._merge_observers
+
+    def merge(self: Any, schema: Any) -> Any:
+        return right(dataclasses.replace(self, dropped={}), schema)
+
+    patch.setattr(Catalogue, "_merge_observers", merge)
+
+
+@by(
+    f"{_DROPPING}::test_what_a_dead_client_left_locked_notifies_no_dropped_observer",
+    "N12 a drop does not settle locks that list the observer",
+)
+def unsettled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dropping, "_lists", lambda *_: False)
+
+
+@by(f"{_DROPPING}::test_failed_changes_go_too", "N12 a drop leaves the failed changes")
+def failed_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dropping, "FAILED_LIST", dropping.LOCK)
+
+
+@by(
+    f"{_DROPPING}::test_a_transaction_that_began_before_a_drop_does_not_commit_after_it",
+    "N12 writers need not know that an observer was dropped",
+)
+def unbound(patch: pytest.MonkeyPatch) -> None:
+    right = observers._without
+
+    def without(catalogue: Catalogue, ids: Any) -> Catalogue:
+        return dataclasses.replace(right(catalogue, ids), binds=catalogue.binds)
+
+    patch.setattr(observers, "_without", without)
+
+
+@by(f"{_DROPPING}::test_an_observer_that_a_worker_has_is_not_dropped", "N12 an observer that a worker has is dropped")
+def dropped_under_way(patch: pytest.MonkeyPatch) -> None:
+    right = observers.ObserverStates.drop
+
+    async def drop(self: Any, ids: Any, running: Any) -> Any:
+        return await right(self, ids, {})
+
+    patch.setattr(observers.ObserverStates, "drop", drop)
+
+
+@by(
+    f"{_VIEWS}::test_whoever_dies_nothing_is_left_of_views_that_are_dropped[owner-3]",
+    "V15 rows and memory go in two transactions",
+)
+def memory_first(patch: pytest.MonkeyPatch) -> None:
+    right = views_dropping._retract_all
+
+    async def retract_all(db: Any, plan: Any, memory: Any, *rest: Any) -> None:
+        owners = []
+        async with db.snapshot() as snap:
+            owners = [(row.key, row[memory]) async for row in snap.scan(memory.table, columns=[memory])]
+        for key, stored in owners:
+            await db.run(_forget, memory, key)
+            await db.run(_remember, memory, key, stored)
+            await right(db, plan, memory, *rest)
+
+    async def _forget(txn: Any, memory: Any, key: Any) -> None:
+        txn.delete(memory, key)
+
+    async def _remember(txn: Any, memory: Any, key: Any, stored: bytes) -> None:
+        txn.set(memory, key, stored)
+
+    patch.setattr(views_dropping, "_retract_all", retract_all)
+
+
+@by(f"{_VIEWS}::test_a_column_that_another_view_writes_now_is_left", "V15 what another view writes now is deleted")
+def not_spared(patch: pytest.MonkeyPatch) -> None:
+    right = views_dropping._plan
+
+    def plan(*arguments: Any) -> Any:
+        found = right(*arguments)
+        found.spared = set()
+        return found
+
+    patch.setattr(views_dropping, "_plan", plan)
+
+
+@by(
+    f"{_VIEWS}::test_a_view_that_is_not_declared_any_more_is_dropped_beside_its_readers",
+    "V15 observers are not dropped with their view",
+)
+def observers_stay(patch: pytest.MonkeyPatch) -> None:
+    async def drop_observer(self: Any, ids: Any) -> dict[str, int]:
+        return {}
+
+    patch.setattr(Database, "drop_observer", drop_observer)
+
+
+@by(
+    f"{_VIEWS}::test_an_owner_of_many_rows_is_retracted_in_transactions_of_a_bounded_size",
+    "V15 only the first rows of an owner are retracted",
+)
+def first_rows(patch: pytest.MonkeyPatch) -> None:
+    right = views_dropping._retract
+
+    async def retract(*arguments: Any) -> Any:
+        counts, _ = await right(*arguments)
+        return counts, False
+
+    patch.setattr(views_dropping, "_retract", retract)
+
+
+@by(
+    f"{_VIEWS}::test_a_dropped_view_that_is_declared_again_is_built_again",
+    "V15 what perco keeps for a view stays when it is dropped",
+)
+def kept_stay(patch: pytest.MonkeyPatch) -> None:
+    async def remove(*_: Any) -> None:
+        pass
+
+    patch.setattr(views_dropping, "_remove", remove)

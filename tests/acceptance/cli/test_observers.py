@@ -231,3 +231,24 @@ def test_names_do_not_break_a_drawing() -> None:
     odd = perco.ObserverState('say "x" <b>#', "t&t", "a", 1, False, True, ())
     assert "#quot;x#quot;" in graph.mermaid([odd])
     assert "#35;" in graph.mermaid([odd])
+
+
+async def test_an_observer_that_no_program_declares_is_dropped(tmp_path: Path) -> None:  # N12
+    store = tmp_path / "store"
+    await give_up(store, "a")
+    async with perco.open(store, failing()) as db, db.transaction() as txn:
+        txn.set(contents, "b", b"waits")
+    async with perco.open(store, failing()) as db, db.worker(options=perco.WorkerOptions(attempts=1)):
+        await db.wait_idle(timeout=60)
+        refused = await run("observers", store, "--drop", "measure")
+        assert (refused.code, "a process runs observer 'measure'" in refused.err) == (2, True)
+    async with perco.open(store, failing()) as db, db.transaction() as txn:
+        txn.set(contents, "c", b"waits")
+    done = await run("observers", store, "--drop", "measure")
+    assert (done.code, done.out) == (0, "dropped observer measure, and 3 changes that waited for it or had failed\n")
+    assert (await run("observers", store)).out == "no observers are registered\n"
+    assert json.loads((await run("failed", "list", store, "--json")).out)["count"] == 0
+    assert (await run("wait", store)).code == 0
+    assert (await run("check", store)).code == 0
+    wrong = await run("observers", store, "--drop", "none")
+    assert (wrong.code, "there is no observer 'none'" in wrong.err) == (2, True)

@@ -223,3 +223,31 @@ def test_near_duplicates_are_listed_and_explained(tmp_path: Path) -> None:
     why = run_in(tmp_path, "why", "app:v", "t", "b", "--store", "s").stdout
     assert "like=a  near, version 1, for b  (perco)  made again, byte by byte" in why
     assert 'near.links[["a", "b", ' in why or 'near.links[["b", "a", ' in why
+
+
+async def test_a_view_is_dropped_once_it_is_said_twice(tmp_path: Path) -> None:  # V15
+    store = tmp_path / "store"
+    await make(store)
+    async with perco.open(store, shelf.schema) as db, db.worker():
+        refused = await run("views", "drop", NAME, "totals", "--store", store, "--yes")
+        assert refused.code == 2
+        assert "a process runs observer 'totals.members: times'" in refused.err
+    shown = await run("views", "drop", NAME, "totals", "--store", store)
+    assert shown.code == 1
+    assert "observers: totals.members: times, totals\nrows of words: 3\n" in shown.out
+    assert "nothing was deleted: add --yes to drop it" in shown.out
+    assert (await run("views", "check", NAME, "--store", store)).code == 0
+    done = await run("views", "drop", NAME, "totals", "--store", store, "--yes", "--json")
+    found = json.loads(done.out)
+    assert (done.code, found["rows"], found["owners"]) == (0, {"words": 3}, 3)
+    assert (await run("check", store)).code == 0
+    again = await run("views", "drop", NAME, "totals", "--store", store, "--yes")
+    assert "examples.views:shelf still declares it" in again.out
+    async with perco.open(store, readonly=True) as db, db.snapshot() as snap:
+        assert {state.id for state in await db.observers()} == {"index: text", "by author.members: author", "by author"}
+        assert [row.key async for row in snap.scan(db.schema.tables["words"])] == []
+    wrong = await run("views", "drop", NAME, "none", "--store", store)
+    assert (wrong.code, "the store does not have view 'none'" in wrong.err) == (2, True)
+    done = await run("worker", NAME, "--store", store, "--until-idle")
+    assert done.code == 0, done.err
+    assert (await run("views", "check", NAME, "--store", store)).code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Any
 
 import pytest
@@ -115,7 +116,8 @@ async def test_an_observer_that_a_worker_has_is_not_dropped() -> None:  # N12
             await db.drop_observer("third")
 
 
-async def test_failed_changes_go_too() -> None:  # N12, N6
+async def test_failed_changes_go_too(caplog: pytest.LogCaptureFixture) -> None:  # N12, N6
+    caplog.set_level(logging.CRITICAL, "perco.observer")
     local, web = memory(), Web()
 
     @web.observe(web.body, id="first")
@@ -162,10 +164,23 @@ async def test_what_a_dead_client_left_locked_notifies_no_dropped_observer() -> 
                 async with doomed.transaction() as txn:
                     txn.set(web.body, "a", "text")
                     txn.set(web.body, "z", "text")
-        async with client(local, plain("second").schema) as db, db.worker():
+        async with client(local, plain("second").schema, sweeping=False) as db:
             await db.drop_observer("first")
+        async with client(local, plain("second").schema) as db, db.worker():
             await settle(db)
             assert left(db, number) == []
+
+
+async def test_a_transaction_that_began_before_a_drop_does_not_commit_after_it() -> None:  # N12, N10
+    local = memory()
+    async with client(local, counting().schema) as db:
+        number = inside(db).catalogue.observers["first"].number
+        txn = await db.begin()
+        txn.set(web_body(db), "a", "text")
+        await db.drop_observer("first")
+        with pytest.raises(perco.errors.CatalogueChanged):
+            await txn.commit()
+        assert left(db, number) == []
 
 
 async def test_a_drop_that_was_interrupted_is_completed_by_another_one(monkeypatch: pytest.MonkeyPatch) -> None:  # N12
