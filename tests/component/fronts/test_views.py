@@ -59,6 +59,19 @@ def test_blocking_code_has_views() -> None:
         assert views.accept_blocking(VIEWS, db) == []
 
 
+def test_blocking_code_drops_a_view() -> None:  # V15
+    with perco.sync.open("memory:", VIEWS.schema) as db:
+        with db.transaction() as txn:
+            txn.set(body, "a", "sees")
+        with db.worker(), db.snapshot(fresh="total", timeout=60):
+            pass
+        assert views.would_drop_blocking(VIEWS, db, "total").rows == {"totals": 2}
+        assert views.drop_blocking(VIEWS, db, "total").rows == {"totals": 2}
+        assert db.drop_observer(["count: body"]) == {"count: body": 0}
+        with db.snapshot() as snap:
+            assert list(snap.scan(totals)) == []
+
+
 def test_asyncio_has_views() -> None:
     async def main() -> None:
         async with perco.aio.open("memory:", VIEWS.schema) as db, db.worker():
@@ -80,5 +93,21 @@ def test_asyncio_has_views() -> None:
                 assert (reason.same, [each.key for each in reason.inputs]) == (True, [("e", "a")])
             assert [each.strays for each in await views.rebuild(VIEWS, db)] == [0, 1]
             assert await views.accept(VIEWS, db) == []
+
+    asyncio.run(main())
+
+
+def test_asyncio_drops_a_view() -> None:  # V15
+    async def main() -> None:
+        async with perco.aio.open("memory:", VIEWS.schema) as db:
+            async with db.transaction() as txn:
+                txn.set(body, "a", "sees")
+            async with db.worker(), db.snapshot(fresh="total", timeout=60):
+                pass
+            assert (await views.would_drop(VIEWS, db, "total")).rows == {"totals": 2}
+            assert (await views.drop(VIEWS, db, "total")).rows == {"totals": 2}
+            assert await db.drop_observer(["count: body"]) == {"count: body": 0}
+            async with db.snapshot() as snap:
+                assert [row async for row in snap.scan(totals)] == []
 
     asyncio.run(main())

@@ -436,6 +436,15 @@ async def observers(asked: Asked) -> Any:
     ]
 
 
+@covers("Database.drop_observer")
+async def dropping(asked: Asked) -> Any:
+    db = asked.db
+    told = [await asked.told(db.drop_observer, which) for which in ("none", ["none"], [], [7], 7)]
+    async with asked.block(db.worker()):
+        told += [await asked.told(db.drop_observer, "double")]
+    return told
+
+
 @covers("Database.freshness")
 async def of_views(asked: Asked) -> Any:
     db = asked.db

@@ -104,6 +104,7 @@ READS: Final[dict[str, Case]] = {
     "wait_idle": told("wait_idle", timeout=LONG),
     "wait_for": told("wait_for", 1, timeout=LONG),
     "freshness": told("freshness"),
+    "drop_observer": told("drop_observer", "double"),
     "pause": told("pause", "double"),
     "resume": told("resume", "double"),
     "paused": told("paused"),
@@ -115,5 +116,5 @@ READS: Final[dict[str, Case]] = {
 REFUSED: Final = {
     *("run", "attempts", "transaction", "begin", "outcome", "pin", "pinned", "drop_pin", "worker"),
     *("vacuum", "split", "compact", "bulk_load", "backfill", "is_idle", "wait_idle", "wait_for", "freshness"),
-    *("pause", "resume", "replay_failed", "drop_failed"),
+    *("pause", "resume", "replay_failed", "drop_failed", "drop_observer"),
 }
