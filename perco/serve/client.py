@@ -85,6 +85,7 @@ log: logging.Logger = logging.getLogger("perco.serve")
 Reach: TypeAlias = Callable[[Callable[[], Awaitable[str]]], TicketRows]
 
 _BYE_S = 1.0
+_WORKERS_APART_S = 0.1  # between two questions which workers there are
 _TELLS_S = 1.0  # how long to spend, after a deadline has passed, on finding out what waits
 _locals: weakref.WeakSet[RemoteLocal] = weakref.WeakSet()
 
@@ -432,10 +433,12 @@ class RemoteOwner:
         return [Freshness(*each) for each in found]
 
     async def workers_now(self) -> dict[str, int]:
-        workers: dict[str, int] | None = None
-        while workers is None:  # those of a former owner may be about to reconnect
+        while True:
+            workers: dict[str, int] | None
             _, _, workers, _ = await self.link.call(Method.IDLE, None, again=True)
-        return workers
+            if workers is not None:
+                return workers
+            await trio.sleep(_WORKERS_APART_S)  # those of a former owner may be about to reconnect
 
     async def _check_workers(self, workers: dict[str, int] | None, without: Sequence[int] = ()) -> None:
         """Raise an error if no process runs the observers, because the wait would never end. After the server has been
