@@ -274,7 +274,8 @@ class Idle:
 
     async def none_up_to(self, ts: int, without: Iterable[int] | None = None) -> dict[str, int] | None:
         """One look for `wait_for`. Returns: as `Waiting.none_up_to`."""
-        if await self.look() and not self.failed():
+        entries = self._engine.known.catalogue.observers.values()
+        if await self.look() and (without is None or (not self.failed() and all(entry.ready for entry in entries))):
             return {}
         return await self._waiting.none_up_to(ts, without)
 

@@ -113,6 +113,11 @@ class ObserverStates:
             if id not in known:
                 names = ", ".join(map(repr, newest.observers)) or "none"
                 raise UsageError(f"there is no observer {id!r} in this store; there are: {names}")
+            if id in newest.observers and newest.observers[id].building:
+                raise UsageError(
+                    f"a job is building what observer {id!r} derives: wait for its end or, if it was given up, resume "
+                    "the observer, then drop it"
+                )
             if id in newest.observers and running.get(id):
                 count = "a process runs" if running[id] == 1 else f"{running[id]} processes run"
                 raise UsageError(

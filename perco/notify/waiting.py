@@ -176,10 +176,18 @@ class Waiting:
 
         Returns None if such a change waits. Otherwise, returns how many of these changes are on the failed list, by
         observer.
+
+        Raises: UsageError if a job is building what an observer concerned derives; Corruption or AwaitsAsyncio if all
+        that waits cannot be read, or cannot run.
         """
         catalogue = self._engine.known.catalogue
         concerned = all_but(catalogue, without or ())
         if without is not None:
+            if building := [repr(id) for id in sorted(concerned.ids) if catalogue.observers[id].building]:
+                raise UsageError(
+                    f"a job is building what these observers derive: {', '.join(building)}. Wait for its end or, if it "
+                    "was given up, resume them: await db.resume(...), or `perco resume`."
+                )
             # N10: a view learns of data that is older than its registration by the backfill, which may give a change
             # that followed from an earlier one a later cause.
             ts = max(ts, *(catalogue.observers[id].at for id in concerned.ids), 0)

@@ -68,7 +68,7 @@ class Method(IntEnum):
     LOOKED = 43  # True: the client found more than it may run; False: a scanner found nothing, and sleeps -> no answer
     IDLE = 19  # -> whether the store is idle, and more; answered once it is idle, or after a while (N7)
     UP_TO = 25  # (a timestamp, observers to leave out) -> (failed changes, or None: others wait; workers) (V14)
-    FRESH = 44  # for each view, observers to leave out -> for each view, how fresh it is (V14)
+    FRESH = 47  # for each view, observers to leave out -> for each view, how fresh it is (V14)
     VACUUM = 20  # -> what the vacuum did
     BACKFILL = 21  # -> what the backfill did, for each observer
     LAST = 22  # -> the last timestamp that was handed out

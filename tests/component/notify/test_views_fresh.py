@@ -16,6 +16,7 @@ import perco
 from perco import views
 from perco.database.inside import inside
 from perco.notify.concerned import Concerned
+from perco.schema import building
 from perco.storage import ScanPage, ScanRequest
 from tests.component.notify.kit import LONG_S, client, get, memory, put, settle
 from tests.support.graphs import Graph, State, stored, write
@@ -356,6 +357,26 @@ async def test_the_backfill_of_a_view_of_a_view_is_waited_for_though_its_causes_
         async with db.worker():
             await db.wait_for(ts, views="totals", timeout=LONG_S)
             assert await total(db, site, "sun") == 1
+
+
+async def test_a_view_that_a_job_builds_is_not_fresh() -> None:  # V14, N10
+    site = Site(by_hand=False)
+    ids = site.shelf.observers("totals")
+    async with opened(site) as db:
+        async with db.worker():
+            ts = await put(db, site.text, "a", "sun")
+            await settle(db)
+        await inside(db).keeper.change(lambda catalogue: building.begin(catalogue, site.schema, ids))
+        assert (await db.freshness("totals"))["totals"].ts == 0
+        with pytest.raises(perco.UsageError, match="a job is building what these observers derive: 'totals', "):
+            await db.wait_for(ts, views="totals", timeout=30)
+        with pytest.raises(perco.UsageError, match="a job is building what observer 'totals' derives"):
+            await db.drop_observer("totals")
+        await db.wait_for(ts, views="index", timeout=30)
+        now = await inside(db).oracle.draw()
+        await inside(db).keeper.change(lambda catalogue: building.end(catalogue, ids, (now, now)))
+        assert (await db.freshness("totals"))["totals"].ts >= ts
+        await db.wait_for(ts, views="totals", timeout=30)
 
 
 async def test_freshness_says_what_waits_and_for_how_long() -> None:  # V14
