@@ -69,6 +69,10 @@ _TABLE: Final[dict[type[PercoError], tuple[_Parts, Callable[..., PercoError]]]] 
     errors.Unavailable: (lambda e: (e.what, e.commit_ts, *((e.remedy,) if e.remedy else ())), errors.Unavailable),
     errors.WriteUnknown: (lambda e: (e.what, e.reason, e.remedy), errors.WriteUnknown),
     errors.NotIdle: (_not_idle, _made_not_idle),
+    errors.NotFresh: (
+        lambda e: (e.views, e.ts, e.failed),
+        lambda views, ts, failed: errors.NotFresh(views, ts, dict(failed)),
+    ),
     errors.TooLarge: (lambda e: (e.what, e.size, e.limit, e.remedy, *((e.unit,) if e.unit else ())), errors.TooLarge),
     errors.ChainTooLong: (
         lambda e: (e.where, e.observers, e.depth, e.limit, e.cause),
