@@ -43,6 +43,7 @@ MADE: list[PercoError] = [
     errors.Unavailable("nobody is there", remedy="Start it."),
     errors.WriteUnknown("a pin", "no reply", "Drop it."),
     errors.NotIdle("not idle", {"a": 2}, {"a": (3, "docs", ValueError("bad"))}),
+    errors.NotFresh(("totals",), 7, {"index: text": 2}),
     errors.WrongToken("no"),
     errors.VersionMismatch("no"),
     errors.UsageError("write it so"),
