@@ -83,6 +83,14 @@ class Report:
         if at_least is not None and valid:
             self.bars.append((what, value, "at least", at_least))
 
+    def figure(self, what: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> None:
+        """Note a figure that has a bar."""
+        self.figures[what] = value
+        if at_least is not None:
+            self.bars.append((what, value, "at least", at_least))
+        if at_most is not None:
+            self.bars.append((what, value, "at most", at_most))
+
     @property
     def missed(self) -> list[str]:
         """The bars that its figures miss."""

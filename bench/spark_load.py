@@ -1,5 +1,7 @@
 """Loading through Spark against the same loader without it, and reading back against Parquet.
 
+First, narrow rows (`bench/spark_narrow.py`). Then pages:
+
 One served store, durable. The loader is the web index's: it reads a page's cells, writes its contents (some 3 KB) and
 its rank, and notifies observers, which do not run. Each page has its own transaction; each of two processes has 64 in
 flight:
@@ -9,6 +11,7 @@ flight:
     without Spark, ledger apart  ... with the marks in a table of their own, as if the rows' table were not known
     Spark                        two executors, which read the rows from Parquet; all of `load` is timed, with the start
                                  of its jobs, but without the ledger's removal, which has a line of its own
+    Spark, 100 pages in a ...    the same, with the default of `load`
 
 Reading back counts all rows and sums up the lengths of their contents: as `format("perco")`, with one snapshot, two
 tasks at a time, and as Parquet files of the same rows.
@@ -21,7 +24,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +47,7 @@ INDEX = WebIndex()
 table, schema = INDEX.pages, INDEX.schema
 
 PLAIN, LEDGER, ELSEWHERE, SPARK = "without Spark", "without Spark, ledger", "without Spark, ledger apart", "Spark"
+GROUPED = "Spark, 100 pages in a transaction"
 
 
 async def loader(txn: perco.Transaction, row: Any) -> None:
@@ -74,7 +79,7 @@ async def alone(url: str, part: int, rows: int, ledger: bool, beside: bool) -> N
             print("ready", flush=True)
             sys.stdin.readline()
             result = PartitionResult(part)
-            options = LoadOptions(concurrency=IN_FLIGHT)
+            options = LoadOptions(concurrency=IN_FLIGHT, group=1)
             key = valued("url") if beside else chosen("url")
             await load_partition(db, iter(mine), key, loader, open_job, options, result)
             assert result.committed == len(mine)
@@ -95,22 +100,32 @@ async def alone(url: str, part: int, rows: int, ledger: bool, beside: bool) -> N
 
 def together(url: str, rows: int, *, ledger: bool, beside: bool = False) -> float:
     """Rows a second of the processes together."""
+    orders = [[url, part, rows, ledger, beside] for part in range(EXECUTORS)]
+    with told("bench.spark_load", orders) as go:
+        began = time.perf_counter()
+        go()
+        return rows / (time.perf_counter() - began)
+
+
+@contextmanager
+def told(module: str, orders: list[list[Any]]) -> Iterator[Callable[[], None]]:
+    """Start a process of a module for each order; the block gets a function that lets them work, and waits for them."""
     processes = []
-    for part in range(EXECUTORS):
-        order = json.dumps([url, part, rows, ledger, beside])
-        command = [sys.executable, "-m", "bench.spark_load", order]
+    for order in orders:
+        command = [sys.executable, "-m", module, json.dumps(order)]
         processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     _all_say(processes, "ready")
-    began = time.perf_counter()
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    _all_say(processes, "done")
-    seconds = time.perf_counter() - began
+
+    def go() -> None:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        _all_say(processes, "done")
+
+    yield go
     for process in processes:
         process.communicate()
-    return rows / seconds
 
 
 def _all_say(processes: list[subprocess.Popen[str]], word: str) -> None:
@@ -126,15 +141,25 @@ def _all_say(processes: list[subprocess.Popen[str]], word: str) -> None:
 
 def main(run: Run) -> None:
     """Prints the tables and the RESULT line."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
     import pyspark
-    from pyspark.sql import SparkSession
+
+    from bench import spark_narrow
 
     report = Report("spark_load", "power")
     facts = run.machine("power (fsync before every answer)", {"pyspark": pyspark.__version__})
-    rows = QUICK_ROWS if run.quick else ROWS
-    builder = SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,1000]").appName("bench")
+    spark_narrow.main(run, report)
+    pages(run, report)
+    run.finish(report, facts)
+
+
+@contextmanager
+def session(master: str) -> Iterator[Any]:
+    """A Spark session of the benchmark."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(master).appName("bench")
     for name, value in (
         ("spark.ui.enabled", "false"),
         ("spark.ui.showConsoleProgress", "false"),
@@ -144,31 +169,36 @@ def main(run: Run) -> None:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     try:
-        with run.scratch() as folder:
-            parquet = str(folder / "rows.parquet")
-            data = [(row["url"], row["body"]) for row in made(rows)]
-            spark.createDataFrame(data, "url string, body binary").repartition(EXECUTORS).write.parquet(parquet)
-            removal: list[float] = []
-            sides: dict[str, Callable[[], float]] = {
-                PLAIN: partial(_fresh, run, folder, spark, lambda url, store: together(url, rows, ledger=False)),
-                LEDGER: partial(
-                    _fresh, run, folder, spark, lambda url, store: together(url, rows, ledger=True, beside=True)
-                ),
-                ELSEWHERE: partial(_fresh, run, folder, spark, lambda url, store: together(url, rows, ledger=True)),
-                SPARK: partial(
-                    _fresh, run, folder, spark, lambda url, store: _spark(spark, store, parquet, rows, removal)
-                ),
-            }
-            _fresh(run, folder, spark, lambda url, store: _spark(spark, store, parquet, rows, []))  # to warm up
-            found = {side: Cell(tuple(each)) for side, each in interleaved(run.rounds, sides).items()}
-            read = _read(run, folder, spark, parquet, rows)
+        yield spark
     finally:
         spark.stop()
+
+
+def pages(run: Run, report: Report) -> None:
+    """The web index's pages: loaded and read back."""
+    rows = QUICK_ROWS if run.quick else ROWS
+    with session(f"local-cluster[{EXECUTORS},1,1000]") as spark, run.scratch() as folder:
+        parquet = str(folder / "rows.parquet")
+        data = [(row["url"], row["body"]) for row in made(rows)]
+        spark.createDataFrame(data, "url string, body binary").repartition(EXECUTORS).write.parquet(parquet)
+        removal: list[float] = []
+        sides: dict[str, Callable[[], float]] = {
+            PLAIN: partial(_fresh, run, folder, spark, lambda url, store: together(url, rows, ledger=False)),
+            LEDGER: partial(
+                _fresh, run, folder, spark, lambda url, store: together(url, rows, ledger=True, beside=True)
+            ),
+            ELSEWHERE: partial(_fresh, run, folder, spark, lambda url, store: together(url, rows, ledger=True)),
+            SPARK: partial(_fresh, run, folder, spark, lambda url, store: _spark(spark, store, parquet, rows, removal)),
+        }
+        _fresh(run, folder, spark, lambda url, store: _spark(spark, store, parquet, rows, []))  # to warm up
+        found = {side: Cell(tuple(each)) for side, each in interleaved(run.rounds, sides).items()}
+        read = _read(run, folder, spark, parquet, rows)
     head = ("", "rows/s (least - most)", "of without Spark")
     lines = [(side, cell, f"{cell.of(found[PLAIN]):.2f}") for side, cell in found.items()]
-    run.table(f"{rows} rows, a transaction each, {EXECUTORS} x {IN_FLIGHT} in flight", head, lines)
+    run.table(f"{rows} pages, a transaction each, {EXECUTORS} x {IN_FLIGHT} in flight", head, lines)
     run.say(f"the ledger's removal, when a job is acknowledged: {Cell(tuple(removal))} rows/s")
     report.ratio("spark_vs_without", found[SPARK].of(found[PLAIN]), at_least=LEAST)
+    report.ratio("pages_grouped_vs_each", found[GROUPED].of(found[SPARK]))
     report.ratio("ledger_vs_without", found[LEDGER].of(found[PLAIN]), at_least=LEDGER_LEAST)
     report.ratio("ledger_apart_vs_without", found[ELSEWHERE].of(found[PLAIN]))
     head = ("read back", "rows/s (least - most)", "of Parquet")
@@ -179,7 +209,6 @@ def main(run: Run) -> None:
     )
     report.ratio("read_vs_parquet", read["perco"].of(read["Parquet"]))
     report.figures |= {f"rows_per_s_{side}": cell.median for side, cell in {**found, **read}.items()}
-    run.finish(report, facts)
 
 
 def _fresh(run: Run, folder: Path, spark: Any, load: Callable[[str, Any], float]) -> float:
@@ -199,7 +228,7 @@ async def _declare(store: Any) -> None:
         pass
 
 
-def _spark(spark: Any, store: Any, parquet: str, rows: int, removal: list[float]) -> float:
+def _spark(spark: Any, store: Any, parquet: str, rows: int, removal: list[float], group: int = 1) -> float:
     import perco.spark
     from bench import spark_load
 
@@ -211,7 +240,7 @@ def _spark(spark: Any, store: Any, parquet: str, rows: int, removal: list[float]
         key="url",
         beside=spark_load.table,
         job="bench",
-        concurrency=IN_FLIGHT,
+        options=perco.spark.LoadOptions(group=group, concurrency=IN_FLIGHT if group == 1 else None),
     )
     rate = rows / (time.perf_counter() - began)
     assert done.committed == rows

@@ -26,6 +26,7 @@ this batch; if the job has none, this batch has taken effect.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
@@ -36,6 +37,7 @@ import trio
 import perco
 from perco.database.database import Database
 from perco.errors import CommitUnknown, PercoError, UsageError
+from perco.txn.runs import bytes_of
 from perco.txn.snapshot import scan_between
 
 T = TypeVar("T")
@@ -47,6 +49,7 @@ _REMOVED: Final = 1000  # marks that one transaction removes
 _NAME_MAX: Final = 200
 
 _UNKNOWN_MAX: Final = 10  # how many commits of one transaction may have an unknown outcome
+BYTES: Final = 1 << 20  # a transaction that has written so much takes no more inputs
 _RUNS_MAX: Final = 64  # how many open jobs may have taken one key
 TAKEN: Final = "_taken"
 
@@ -113,14 +116,14 @@ class Ledger:
 
     def has(self, value: bytes | None) -> bool:
         """Whether a mark says that this run has taken the input."""
-        return self.run in _runs(value)
+        return value is not None and self.run in _runs(value)
 
     async def marked(self, txn: perco.Transaction, before: bytes | None) -> bytes:
         """The mark's new value, which says that this run has taken the input, too. `before`: its previous value.
 
         Raises: PercoError.
         """
-        if not self.beside:
+        if not self.beside or not before:
             return self.run
         runs = _runs(before)
         if len(runs) >= _RUNS_MAX:
@@ -214,15 +217,69 @@ async def take(
 
     Raises: JobClosed; what `loader` raises.
     """
-    before = await watch.before(mark)
-    if ledger.has(before):
-        return False
-    written = await ledger.marked(txn, before)
-    txn.set(*mark, written)  # first, so that a loader that commits by itself commits the mark, too
-    await loader(txn, value)
-    if txn.outcome == "aborted":
-        raise UsageError("the loader has discarded its transaction: to refuse a row, raise an exception")
-    return True
+    group = Group([(mark, value)])
+    await take_all(txn, ledger, watch, group, loader)
+    return bool(group.taken)
+
+
+class Group:
+    """Inputs that one transaction takes, and how far it has come in this attempt.
+
+    Attributes:
+        inputs: the mark and the row of each.
+        done: how many inputs it has dealt with: it has taken them, or they had been taken before.
+        taken: how many of them it has taken.
+        loading: whether the loader runs, for input number `done`.
+    """
+
+    __slots__ = ("done", "inputs", "loading", "taken")
+
+    def __init__(self, inputs: list[tuple[Mark, Any]]) -> None:
+        self.inputs = inputs
+        self.done = self.taken = 0
+        self.loading = False
+
+    def parts(self) -> list[Group]:
+        """The groups to try instead, after an error. If a loader has raised the error, its input is alone in one of
+        them; otherwise, they are halves."""
+        inputs, at = self.inputs, self.done
+        cuts = (0, at, at + 1, len(inputs)) if self.loading else (0, len(inputs) // 2, len(inputs))
+        return [Group(inputs[low:high]) for low, high in itertools.pairwise(cuts) if low < high]
+
+
+async def take_all(
+    txn: perco.Transaction, ledger: Ledger, watch: Watch, group: Group, loader: Callable[..., Awaitable[Any]]
+) -> None:
+    """Take the inputs of a group, one after the other, in `txn`: mark each input, and run `loader` for it. The loader
+    sees what those before it have written. If two inputs have one mark, the second is skipped.
+
+    The transaction may end before the group does: if it has written much, or if a loader has committed it.
+
+    Raises: JobClosed; what `loader` raises.
+    """
+    group.done = group.taken = 0
+    group.loading = False
+    inputs = group.inputs
+    if len(inputs) == 1:
+        mark = inputs[0][0]
+        found = {mark[1]: await watch.before(mark)}
+    else:
+        found = await watch.all_before([mark for mark, _ in inputs])
+    for mark, value in inputs:
+        at = mark[1]
+        before = found[at]
+        if not ledger.has(before):
+            found[at] = written = await ledger.marked(txn, before)
+            txn.set(*mark, written)  # first, so that a loader that commits by itself commits the mark, too
+            group.loading = True
+            await loader(txn, value)
+            if txn.outcome == "aborted":
+                raise UsageError("the loader has discarded its transaction: to refuse a row, raise an exception")
+            group.loading = False
+            group.taken += 1
+        group.done += 1
+        if txn.outcome != "open" or bytes_of(txn) >= BYTES:
+            break
 
 
 async def surely(retrying: perco.Retrying, function: Callable[..., Awaitable[T]], *args: Any) -> T:

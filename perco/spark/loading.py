@@ -21,8 +21,9 @@ from perco.errors import PercoError, UsageError
 from perco.naming import named
 from perco.schema.codecs import TupleCodec, codec_named
 from perco.spark import keys, ledger as ledgers
-from perco.spark.ledger import LEDGER, KeyNotUnique as KeyNotUnique, Ledger
-from perco.spark.partition import Failure, Loader, LoadOptions, PartitionResult, load_partition, short
+from perco.spark.arrow import Batches, over_arrow
+from perco.spark.ledger import BYTES, LEDGER, KeyNotUnique as KeyNotUnique, Ledger
+from perco.spark.partition import Failure, Grouped, Loader, LoadOptions, PartitionResult, load_partition, short
 from perco.spark.sink import QUERY
 from perco.spark.store import WHERE, Store, in_task, serve
 from perco.tuning import collecting_less
@@ -165,9 +166,10 @@ def load(
         if take is None:
             count = rdd.getNumPartitions()
             rdd = rdd.map(_with_digest).repartitionAndSortWithinPartitions(count, _spread).mapPartitions(_counted)
-        task = functools.partial(_task, reached, function, ledger, take, options)
+        task = functools.partial(_task, reached, function, ledger, take, options, key if isinstance(key, str) else None)
+        arrow = None if take is None else over_arrow(rows, task)
         try:
-            results = rdd.mapPartitionsWithIndex(task).collect()
+            results = rdd.mapPartitionsWithIndex(task).collect() if arrow is None else arrow()
         except Exception as error:
             error.add_note(f"perco: what has been loaded stays; load the rest with job={job!r}")
             raise
@@ -286,16 +288,19 @@ def _task(
     ledger: Ledger,
     key: Callable[[Any], Any] | None,
     options: LoadOptions,
+    sort: str | None,
     partition: int,
-    rows: Iterator[Any],
+    rows: Iterator[Any] | Batches,
 ) -> list[PartitionResult]:
+    """Load a partition's rows: what `load_partition` takes. `sort`: the column to sort Arrow batches by."""
     context = TaskContext.get()
     result = PartitionResult(partition, context.attemptNumber() if context is not None else 0)
     function = _named(loader) if isinstance(loader, str) else loader
 
     async def main() -> None:
         async with in_task(store, store.joining()) as db:
-            await load_partition(db, rows, key, function, ledger, options, result)
+            given = Grouped(rows.groups(options.group, BYTES, sort)) if isinstance(rows, Batches) else rows
+            await load_partition(db, given, key, function, ledger, options, result)
 
     with collecting_less():
         trio.run(main)

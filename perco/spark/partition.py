@@ -1,12 +1,15 @@
-"""The work of a task: loads a partition's rows, each in a transaction of its own, with many transactions in flight.
+"""The work of a task: loads a partition's rows, a group of them in each transaction, with many transactions in flight.
 
-    Spark's iterator -> a few rows at a time, in a thread -> as many loaders as may run at once -> the store
+    Spark's iterator -> a few rows at a time, in a thread -> as many groups as may run at once -> the store
 
-This module uses trio, but not Spark. Rows are read in batches while other rows are loaded, at most two batches ahead. A
-batch has as many rows as there are loaders, but no more than 64. So loaders do not wait for rows, but the reader waits
-for a slow store. If a loader raises an error, its row has failed: the row's transaction is discarded, and the other
-loaders continue until there are too many failures. If the store is unavailable for too long, its error ends the task,
-and Spark runs the task again; the ledger says which inputs are left.
+This module uses trio, but not Spark. Rows are read while other rows are loaded, at most two groups ahead. So loaders do
+not wait for rows, but the reader waits for a slow store.
+
+A row that fails costs no other row. If a loader raises an error, perco discards its transaction, and tries three
+transactions instead: for the rows before this row, for this row alone, and for the rows after it. If a group's
+transaction fails as a whole, as after many conflicts, perco tries two halves. So only a row that is alone in its
+transaction can fail; the other rows are loaded, until there are too many failures. If the store is unavailable for too
+long, its error ends the task, and Spark runs the task again; the ledger says which inputs are left.
 """
 
 from __future__ import annotations
@@ -23,11 +26,15 @@ import trio
 import perco
 from perco.errors import CommitUnknown, StoreError
 from perco.settings import check_options
-from perco.spark.ledger import JobClosed, Ledger, Watch, surely, take as take_input
+from perco.spark.ledger import Group, JobClosed, Ledger, Mark, Watch, surely, take_all
 
 _REASON_MAX: Final = 500  # characters of a failed row, and of the reason
 _FAILURES_KEPT: Final = 100
-_AT_ONCE: Final = 64  # rows read at once, at most
+_AT_ONCE: Final = 64  # rows read at once, if each has a transaction of its own
+_AHEAD: Final = 2  # groups that are read before a loader takes them
+_GROUPS: Final = 16  # transactions in flight in a partition, by default
+_SINGLE: Final = 64  # the same, if each row has a transaction of its own
+_TRIES: Final = 4  # how often a group that conflicts is tried as a whole
 
 Loader = Callable[..., Awaitable[Any]]
 
@@ -35,12 +42,15 @@ Loader = Callable[..., Awaitable[Any]]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadOptions:
     """Attributes:
-    concurrency: transactions in flight in each partition.
+    group: how many rows share a transaction, at most; 1: each row has a transaction of its own. The loader runs for one
+        row of a group after the other, and sees what it has written for the rows before.
+    concurrency: transactions in flight in each partition; by default 16, or 64 if each row has its own.
     attempts: how often a transaction that conflicts is tried.
     failures_max: how many inputs may fail without failing the job. Inputs that were loaded stay in any case.
     """
 
-    concurrency: int = 64
+    group: int = 100
+    concurrency: int | None = None
     attempts: int = 50
     failures_max: int = 0
 
@@ -79,9 +89,16 @@ class PartitionResult:
     failures: list[Failure] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Rows that come in lists. Each list has the rows for a transaction."""
+
+    lists: Iterator[list[Any]]
+
+
 async def load_partition(
     db: perco.Database,
-    rows: Iterator[Any],
+    rows: Iterator[Any] | Grouped,
     key: Callable[[Any], Any] | None,
     loader: Loader,
     ledger: Ledger,
@@ -94,45 +111,99 @@ async def load_partition(
     Raises: the error that ends the task.
     """
     began = time.perf_counter()
-    retrying = db.options(attempts=options.attempts)
-    at_once = min(options.concurrency, _AT_ONCE)
-    send, receive = trio.open_memory_channel[Any](at_once)
-    watch = Watch(db, ledger)
+    concurrency = options.concurrency or (_SINGLE if options.group == 1 else _GROUPS)
+    send, receive = trio.open_memory_channel[list[Any]](_AHEAD)
+    task = _Task(db, key, loader, ledger, options, result)
 
     async def read() -> None:
         async with send:
+            if isinstance(rows, Grouped):
+                while group := await trio.to_thread.run_sync(next, rows.lists, None):
+                    await send.send(group)
+                return
+            at_once = min(concurrency, _AT_ONCE) if options.group == 1 else options.group
             while some := await trio.to_thread.run_sync(_some, rows, at_once):
-                for row in some:
-                    await send.send(row)
+                for at in range(0, len(some), options.group):
+                    await send.send(some[at : at + options.group])
 
     async def take() -> None:
-        async for given in receive:
-            row = given if key is not None else given[1]
-            try:
-                mark = ledger.mark(db, key(given) if key is not None else given[0])
-                taken = await surely(retrying, take_input, ledger, watch, mark, loader, row)
-            except Exception as error:
-                met = first_of(error)  # a loader may have tasks of its own
-                if isinstance(met, CommitUnknown | JobClosed | StoreError) or not isinstance(met, Exception):
-                    raise
-                _failed(result, row, met)
-                if result.failed > options.failures_max:
-                    result.stopped = True
-                    nursery.cancel_scope.cancel()
-            else:
-                if taken:
-                    result.committed += 1
-                else:
-                    result.skipped += 1
+        async for some in receive:
+            await task.take(some)
+            if result.stopped:
+                nursery.cancel_scope.cancel()
 
     try:
         with one_error():
             async with receive, trio.open_nursery() as nursery:
                 nursery.start_soon(read)
-                for _ in range(options.concurrency):
+                for _ in range(concurrency):
                     nursery.start_soon(take)
     finally:
         result.seconds = time.perf_counter() - began
+
+
+class _Task:
+    """Takes the groups of a task."""
+
+    def __init__(
+        self,
+        db: perco.Database,
+        key: Callable[[Any], Any] | None,
+        loader: Loader,
+        ledger: Ledger,
+        options: LoadOptions,
+        result: PartitionResult,
+    ) -> None:
+        self._db, self._key, self._loader, self._ledger = db, key, loader, ledger
+        self._options, self._result = options, result
+        self._watch = Watch(db, ledger)
+        self._single = db.options(attempts=options.attempts)
+        self._whole = db.options(attempts=min(options.attempts, _TRIES))
+
+    async def take(self, given: list[Any]) -> None:
+        """Take the rows of a group, or what `load_partition` is given for them."""
+        result = self._result
+        left = [Group(self._inputs(given))]
+        while left and not result.stopped:
+            group = left.pop()
+            if not group.inputs:
+                continue
+            retrying = self._single if len(group.inputs) == 1 else self._whole
+            try:
+                await surely(retrying, take_all, self._ledger, self._watch, group, self._loader)
+            except Exception as error:
+                met = first_of(error)  # a loader may have tasks of its own
+                if isinstance(met, CommitUnknown | JobClosed | StoreError) or not isinstance(met, Exception):
+                    raise
+                if len(group.inputs) == 1:
+                    self._failed(group.inputs[0][1], met)
+                else:
+                    left += reversed(group.parts())
+            else:
+                result.committed += group.taken
+                result.skipped += group.done - group.taken
+                left.append(Group(group.inputs[group.done :]))
+
+    def _inputs(self, given: list[Any]) -> list[tuple[Mark, Any]]:
+        """The mark and the row of each input that has a key; the others have failed."""
+        inputs = []
+        for each in given:
+            row = each if self._key is not None else each[1]
+            try:
+                mark = self._ledger.mark(self._db, self._key(each) if self._key is not None else each[0])
+            except Exception as error:
+                self._failed(row, error)
+            else:
+                inputs.append((mark, row))
+        return inputs
+
+    def _failed(self, row: Any, error: Exception) -> None:
+        result = self._result
+        result.failed += 1
+        result.stopped = result.stopped or result.failed > self._options.failures_max
+        if len(result.failures) < _FAILURES_KEPT:
+            text = short(f"{type(error).__name__}: {error}")
+            result.failures.append(Failure(short(str(row)), text))
 
 
 def first_of(group: BaseException) -> BaseException:
@@ -157,14 +228,6 @@ def _some(rows: Iterator[Any], count: int) -> list[Any]:
         trio.from_thread.check_cancelled()  # a task that fails waits for one more row at most
         some.append(row)
     return some
-
-
-def _failed(result: PartitionResult, row: Any, error: Exception) -> None:
-    result.failed += 1
-    if len(result.failures) >= _FAILURES_KEPT:
-        return
-    text = short(f"{type(error).__name__}: {error}")
-    result.failures.append(Failure(short(str(row)), text))
 
 
 def short(text: str) -> str:

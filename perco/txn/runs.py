@@ -61,6 +61,11 @@ def written(txn: Transaction) -> Iterable[WHERE]:
     return txn._writes if txn._signals is None else (*txn._writes, *txn._signals)
 
 
+def bytes_of(txn: Transaction) -> int:
+    """How many bytes the values have that the transaction writes."""
+    return txn._bytes
+
+
 def only_handles(txn: Transaction) -> bool:
     """Whether the run only handles a signal: it writes, raises and locks nothing, and needs no commit (N5)."""
     signals = txn._signals if txn._ack is None else None

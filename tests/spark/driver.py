@@ -66,7 +66,7 @@ def loaded(spark: SparkSession, served: perco.spark.Store, what: str, folder: Pa
     at = {"kill": 300, "speculate": ROWS - 20}.get(what)
     rows = [(n, f"n{n % 5}", str(folder / "once") if n == at else "") for n in range(ROWS)]
     data = spark.createDataFrame(spark.sparkContext.parallelize(rows, 4), "id long, name string, die string")
-    options = perco.spark.LoadOptions(concurrency=16)
+    options = perco.spark.LoadOptions(concurrency=16, group=10)
     return perco.spark.load(data, served, loader, schema=app.schema, key="id", job="the job", options=options)
 
 

@@ -104,7 +104,8 @@ def test_an_rdd_of_dicts(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_a_python_worker_that_is_killed_half_way(spark: SparkSession, tmp_path: Path) -> None:
     rows = frame(spark, 800, die=lambda n: str(tmp_path / f"died-{n}") if n == 420 else "")
-    loaded = perco.spark.load(rows, tmp_path / "s", app.die_once, schema=app.schema, key="id", concurrency=16)
+    few = perco.spark.LoadOptions(concurrency=2, group=10)  # most groups before it commit
+    loaded = perco.spark.load(rows, tmp_path / "s", app.die_once, schema=app.schema, key="id", options=few)
     assert {path.name for path in tmp_path.glob("died-*")} == {"died-420"}
     assert loaded.committed + loaded.skipped == 800
     assert loaded.skipped  # by the ledger: they had committed before their worker died
@@ -123,7 +124,8 @@ def test_a_task_that_dies_after_its_transactions_committed(spark: SparkSession, 
             raise OSError("the end of the input was bad, once")
 
     rdd = frame(spark, 1200).rdd.mapPartitionsWithIndex(die)
-    loaded = perco.spark.load(rdd, tmp_path / "s", app.bump, schema=app.schema, key="id")
+    few = perco.spark.LoadOptions(concurrency=4, group=10)
+    loaded = perco.spark.load(rdd, tmp_path / "s", app.bump, schema=app.schema, key="id", options=few)
     assert len(list(tmp_path.glob("died-*"))) == 4
     assert loaded.committed + loaded.skipped == 1200
     assert loaded.skipped > 400

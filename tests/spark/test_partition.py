@@ -18,6 +18,7 @@ from perco.spark import ledger as ledgers
 from perco.spark.keys import chosen, valued
 from perco.spark.ledger import LEDGER, RUN, TAKEN, JobClosed, Ledger, Watch, take, taken_in
 from perco.spark.partition import LoadOptions, PartitionResult, load_partition
+from perco.txn import runs
 from tests.spark import app
 
 SCHEMA = perco.Schema(*app.schema.tables.values(), LEDGER)
@@ -25,8 +26,9 @@ taken_in(app.counts)
 
 
 @asynccontextmanager
-async def opened(beside: str = "") -> AsyncIterator[tuple[perco.Database, Ledger]]:
-    async with perco.open("memory:", SCHEMA) as db:
+async def opened(beside: str = "", **limits: int) -> AsyncIterator[tuple[perco.Database, Ledger]]:
+    options = perco.Options(transaction=perco.options.TransactionOptions(**limits))
+    async with perco.open("memory:", SCHEMA, options=options) as db:
         yield db, await ledgers.begin(db, "job", beside)
 
 
@@ -84,7 +86,8 @@ async def test_a_row_that_fails_is_told_and_leaves_nothing() -> None:
         assert (await loaded(db, ledger, inputs(100))).committed == 10
 
 
-async def test_too_many_failures_end_it_and_no_more_is_read() -> None:
+@pytest.mark.parametrize("group", [1, 30])
+async def test_too_many_failures_end_it_and_no_more_is_read(group: int) -> None:
     read = 0
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -94,7 +97,7 @@ async def test_too_many_failures_end_it_and_no_more_is_read() -> None:
             yield row
 
     async with opened() as (db, ledger):
-        result = await loaded(db, ledger, rows(), app.refuse, failures_max=2, concurrency=4)
+        result = await loaded(db, ledger, rows(), app.refuse, failures_max=2, concurrency=4, group=group)
         assert result.stopped
         assert result.failed >= 3
         assert read < 500
@@ -125,12 +128,13 @@ async def test_a_task_that_has_failed_waits_for_one_row_at_the_most() -> None:
             raise
 
     async with opened() as (db, ledger):
-        result = await loaded(db, ledger, slowly(), loader)
+        result = await loaded(db, ledger, slowly(), loader, group=1)
         assert result.stopped
         assert read_after == 1
 
 
-async def test_no_more_is_read_than_is_taken() -> None:
+@pytest.mark.parametrize(("group", "most"), [(1, 128), (20, 240)])
+async def test_no_more_is_read_than_is_taken(group: int, most: int) -> None:
     read = 0
     gate = trio.Event()
 
@@ -145,11 +149,11 @@ async def test_no_more_is_read_than_is_taken() -> None:
         await app.bump(txn, row)
 
     async with opened() as (db, ledger), trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: loaded(db, ledger, rows(), wait, concurrency=8))
+        nursery.start_soon(lambda: loaded(db, ledger, rows(), wait, concurrency=8, group=group))
         while not read:  # a thread reads
             await trio.lowlevel.checkpoint()
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert read <= 128
+        assert read <= most
         gate.set()
     assert read == 1000
 
@@ -346,7 +350,8 @@ async def test_one_look_is_for_many() -> None:
         assert 1 <= looks <= 3
 
 
-async def test_a_commit_of_which_nobody_knows_is_tried_again_and_counted_once() -> None:
+@pytest.mark.parametrize(("group", "committed"), [(1, 1), (100, 6)])
+async def test_a_commit_of_which_nobody_knows_is_tried_again_and_counted_once(group: int, committed: int) -> None:
     async with opened() as (db, ledger):
         told = 0
 
@@ -358,9 +363,111 @@ async def test_a_commit_of_which_nobody_knows_is_tried_again_and_counted_once() 
                 await txn.commit()
                 raise CommitUnknown("token", "told so")
 
-        result = await loaded(db, ledger, inputs(20), lost)
+        result = await loaded(db, ledger, inputs(20), lost, group=group)
         assert told == 1
-        assert (result.committed, result.skipped) == (19, 1)
+        assert (result.committed, result.skipped) == (20 - committed, committed)
+        assert await total(db) == 20
+
+
+async def test_a_row_that_fails_costs_no_other_row_of_its_group() -> None:
+    """Rows 3, 13, ... fail; each of the others takes effect once, and few transactions are needed for that."""
+    async with opened() as (db, ledger):
+        runs = 0
+
+        async def counted(txn: perco.Transaction, row: Any) -> None:
+            nonlocal runs
+            runs += 1
+            await app.bump(txn, row)
+            if row["id"] % 50 == 3:
+                raise ValueError(f"{row['id']} is not to be had")
+
+        result = await loaded(db, ledger, inputs(200), counted, failures_max=10, group=100, concurrency=1)
+        assert (result.committed, result.failed) == (196, 4)
+        assert sorted(failure.reason for failure in result.failures) == [
+            f"ValueError: {n} is not to be had" for n in (103, 153, 3, 53)
+        ]
+        assert await total(db) == 196
+        assert runs <= 3 * 200  # each row at most: before the failure, and after it
+
+
+async def test_rows_of_one_key_in_one_group() -> None:
+    async with opened("counts") as (db, ledger):
+        result = await loaded(db, ledger, inputs(30, 10), concurrency=1)
+        assert (result.committed, result.skipped) == (10, 20)
+        assert await total(db) == 10
+
+
+async def test_a_loader_sees_what_rows_before_it_in_the_group_have_written() -> None:
+    seen = []
+
+    async def chained(txn: perco.Transaction, row: Any) -> None:
+        seen.append(await txn.get(app.count, "last"))
+        txn.set(app.count, "last", row["id"])
+
+    async with opened() as (db, ledger):
+        assert (await loaded(db, ledger, inputs(20), chained)).committed == 20
+        assert seen == [None, *range(19)]
+
+
+async def test_a_group_ends_when_it_has_written_much() -> None:
+    """No transaction has more than a mebibyte, and a row."""
+    most = 0
+
+    async def long(txn: perco.Transaction, row: Any) -> None:
+        nonlocal most
+        txn.set(app.raw, f"k{row['id']:06}", b"x" * 300_000)
+        most = max(most, runs.bytes_of(txn))
+
+    async with opened() as (db, ledger):
+        result = await loaded(db, ledger, inputs(20), long)
+        assert result.committed == 20
+        assert 1_000_000 < most < (1 << 20) + 400_000
+
+
+async def test_a_row_that_is_too_large_fails_alone() -> None:
+    """A transaction may write 20 cells here: some groups are too large, one row is too large by itself."""
+
+    async def wide(txn: perco.Transaction, row: Any) -> None:
+        for n in range(30 if row["id"] == 5 else 3):
+            txn.set(app.count, f"{row['id']} {n}", 1)
+
+    async with opened(cells_max=20) as (db, ledger):
+        result = await loaded(db, ledger, inputs(16), wide, failures_max=1)
+        assert (result.committed, result.failed) == (15, 1)
+        assert result.failures[0].reason.startswith("TooLarge: ")
+        assert await total(db) == 45
+
+
+async def test_a_group_that_conflicts_again_and_again_is_halved() -> None:
+    """Another writer gets in the way of all but single rows."""
+    sizes = []
+
+    async with opened() as (db, ledger):
+
+        async def hindered(txn: perco.Transaction, row: Any) -> None:
+            await app.bump(txn, row)
+            size = len([each for each in runs.written(txn) if each[0] == LEDGER.name])
+            sizes.append(size)
+            if size > 1:
+                async with db.transaction() as other:
+                    other.set(app.count, row["name"], 0)
+
+        result = await loaded(db, ledger, inputs(8, 1000), hindered, concurrency=1)
+        assert (result.committed, result.failed) == (8, 0)
+        assert max(sizes) == 8
+        assert sizes.count(8) == 4  # it was tried as a whole
+        assert await total(db) == 8
+
+
+async def test_a_loader_that_commits_by_itself_ends_its_group() -> None:
+    async def commits(txn: perco.Transaction, row: Any) -> None:
+        await app.bump(txn, row)
+        if row["id"] % 3 == 1:
+            await txn.commit()
+
+    async with opened() as (db, ledger):
+        assert (await loaded(db, ledger, inputs(20), commits)).committed == 20
+        assert (await loaded(db, ledger, inputs(20), commits)).skipped == 20
         assert await total(db) == 20
 
 
@@ -373,7 +480,7 @@ async def test_a_store_that_goes_away_ends_the_task() -> None:
             await loaded(db, ledger, inputs(20), away)
 
 
-@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"failures_max": -1}, {"attempts": 1.5}])
+@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"group": 0}, {"failures_max": -1}, {"attempts": 1.5}])
 def test_options_of_a_wrong_kind(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"LoadOptions: .*{next(iter(wrong))}"):
         LoadOptions(**wrong)

@@ -1,0 +1,239 @@
+"""Loading narrow rows through Spark, a group of them in each transaction, against the same loader without Spark; and
+reading them back against Parquet.
+
+A row has a key and four small cells, one of which has an observer, so each row also writes a notification; the observer
+does not run. The rows come in no order. Marks are in the rows. All of `load` is timed, with the start of its jobs, in a
+session that is warm; CPU time is that of all processes: JVM, Python workers, server and driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+import perco
+from bench.harness import Cell, Report, Run, interleaved
+
+TASKS: Final = 2
+ROWS: Final = 50_000
+BATCH: Final = 10_000  # rows that Spark puts into an Arrow batch
+RATE, CPU_US, SHARE = 15_000, 80, 0.75
+GROUPED, ALONE, EACH = "Spark, grouped", "without Spark, grouped", "Spark, a transaction each"
+NAMES: Final = ("key", "count", "name", "score", "good")
+_KINDS: Final = {
+    "perco.serve.lending": "server",
+    "bench.spark_narrow": "loaders",
+    "pyspark.daemon": "Python workers",
+}
+KINDS: Final = ("JVM", "Python workers", "loaders", "server", "driver")
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+things = perco.Table("things", key=perco.TEXT)
+count = things.column("count", perco.INT64)
+name = things.column("name", perco.TEXT)
+score = things.column("score", perco.FLOAT64)
+good = things.column("good", perco.BOOL)
+schema = perco.Schema(things)
+
+
+@schema.observe(name, id="named")
+async def named(txn: perco.Transaction, change: perco.Change[str, str]) -> None:
+    """Does not run in this benchmark."""
+
+
+async def loader(txn: perco.Transaction, row: Any) -> None:
+    """Load a row."""
+    key, *values = row
+    txn.set(count, key, values[0])
+    txn.set(name, key, values[1])
+    txn.set(score, key, values[2])
+    txn.set(good, key, values[3])
+
+
+def made(rows: int) -> list[tuple[str, int, str, float, bool]]:
+    """All rows, in no order."""
+    numbers = list(range(rows))
+    random.Random(7).shuffle(numbers)
+    return [(f"thing-{n:08}", n, f"name {n % 977}", n / 7, n % 3 == 0) for n in numbers]
+
+
+# ------------------------------------------------------------------ CPU time of all processes
+
+
+def cpu_s() -> dict[str, float]:
+    """CPU seconds of this process and of all that descend from it, by kind."""
+    parents: dict[int, int] = {}
+    used: dict[int, float] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        pid = int(path.parent.name)
+        parents[pid] = int(fields[1])
+        used[pid] = sum(map(int, fields[11:15])) / _TICKS  # its own, and that of children that have ended
+    mine = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in mine} - mine:
+        mine |= more
+    total: dict[str, float] = defaultdict(float)
+    for pid in sorted(mine):
+        total[_kind(pid)] += used.get(pid, 0)
+    return total
+
+
+@cache
+def _kind(pid: int) -> str:
+    try:
+        program, *arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return "other"
+    if program.endswith("java"):
+        return "JVM"
+    for argument in arguments:
+        if argument in _KINDS:
+            return _KINDS[argument]
+    return "driver"
+
+
+# ------------------------------------------------------------------ without Spark: a process of its own
+
+
+async def alone(url: str, part: int, rows: int) -> None:
+    """Load its share when a line comes on stdin; say when it is ready and when it is done."""
+    from pyspark.sql.types import Row
+
+    from perco.spark import ledger as ledgers
+    from perco.spark.keys import valued
+    from perco.spark.partition import Grouped, LoadOptions, PartitionResult, load_partition
+    from perco.spark.store import Store
+
+    shape = Row(*NAMES)
+    mine = [shape(*row) for row in made(rows)[part::TASKS]]
+    async with Store(url=url).joining() as db:
+        job = await ledgers.begin(db, "bench", things.name)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        result, options = PartitionResult(part), LoadOptions()
+        await load_partition(db, Grouped(ordered(mine, options.group)), valued("key"), loader, job, options, result)
+        assert result.committed == len(mine)
+    print("done", flush=True)
+
+
+def ordered(rows: list[Any], group: int) -> Iterator[list[Any]]:
+    """Groups of rows, sorted as `load` sorts the rows of an Arrow batch."""
+    for low in range(0, len(rows), BATCH):
+        some = sorted(rows[low : low + BATCH])
+        yield from (some[at : at + group] for at in range(0, len(some), group))
+
+
+def without_spark(url: str, rows: int) -> Taken:
+    from bench.spark_load import told
+
+    with told("bench.spark_narrow", [[url, part, rows] for part in range(TASKS)]) as go, measured() as taken:
+        go()
+    return taken
+
+
+# ------------------------------------------------------------------ with it
+
+
+@dataclass
+class Taken:
+    """The seconds that something took, and its CPU seconds by kind of process."""
+
+    seconds: float = 0.0
+    cpu: dict[str, float] = field(default_factory=dict)
+
+
+@contextmanager
+def measured() -> Iterator[Taken]:
+    taken, before, began = Taken(), cpu_s(), time.perf_counter()
+    yield taken
+    taken.seconds = time.perf_counter() - began
+    after = cpu_s()
+    taken.cpu = {kind: after.get(kind, 0.0) - before.get(kind, 0.0) for kind in KINDS}
+
+
+def main(run: Run, report: Report) -> None:
+    """Prints its tables, and adds to the report."""
+    from bench.spark_load import session
+
+    with session(f"local[{TASKS}]") as spark, run.scratch() as folder:
+        parquet = str(folder / "rows.parquet")
+        types = "key string, count long, name string, score double, good boolean"
+        data = spark.createDataFrame(spark.sparkContext.parallelize(made(ROWS), TASKS), types)
+        data.write.parquet(parquet)
+        sides: dict[str, Callable[[], Taken]] = {
+            GROUPED: partial(_fresh, folder, spark, partial(with_spark, spark, parquet, 100)),
+            ALONE: partial(_fresh, folder, spark, lambda store: without_spark(store.url, ROWS)),
+            EACH: partial(_fresh, folder, spark, partial(with_spark, spark, parquet, 1)),
+        }
+        for _ in range(2):
+            sides[GROUPED]()  # to warm up
+        found = interleaved(run.rounds, sides)
+    rates = {side: Cell(tuple(ROWS / each.seconds for each in taken)) for side, taken in found.items()}
+    cpu = {side: Cell(tuple(sum(each.cpu.values()) / ROWS * 1e6 for each in taken)) for side, taken in found.items()}
+    lines = []
+    for side, taken in found.items():
+        kinds = [Cell(tuple(each.cpu[kind] / ROWS * 1e6 for each in taken)).median for kind in KINDS]
+        lines.append((side, rates[side], cpu[side], *(f"{each:.0f}" for each in kinds)))
+    head = ("", "rows/s (least - most)", "CPU us a row", *KINDS)
+    run.table(f"{ROWS} narrow rows, each once, {TASKS} tasks or processes", head, lines)
+    report.figure("grouped_rows_per_s", rates[GROUPED].median, at_least=RATE)
+    report.figure("grouped_cpu_us_per_row", cpu[GROUPED].median, at_most=CPU_US)
+    report.ratio("grouped_spark_vs_without", rates[GROUPED].of(rates[ALONE]), at_least=SHARE)
+    report.figures |= {f"narrow_rows_per_s_{side}": cell.median for side, cell in rates.items()}
+    report.figures |= {f"narrow_cpu_us_{side}": cell.median for side, cell in cpu.items()}
+
+
+def with_spark(spark: Any, parquet: str, group: int, store: Any) -> Taken:
+    import perco.spark
+    from bench import spark_narrow
+
+    options = perco.spark.LoadOptions(group=group)
+    with measured() as taken:
+        done = perco.spark.load(
+            spark.read.parquet(parquet),
+            store,
+            spark_narrow.loader,
+            key="key",
+            beside=things,
+            job="bench",
+            options=options,
+        )
+    assert done.committed == ROWS
+    return taken
+
+
+def _fresh(folder: Path, spark: Any, load: Callable[[Any], Taken]) -> Taken:
+    import perco.spark
+
+    with perco.spark.serve(folder / f"store-{time.monotonic_ns()}", spark) as store:
+        trio.run(declare, store)
+        return load(store)
+
+
+async def declare(store: Any) -> None:
+    """Declare the table, with its column of marks, and the observer."""
+    from perco.spark.ledger import LEDGER, taken_in
+
+    taken_in(things)
+    async with store.open(schema), store.open(perco.Schema(things, LEDGER)):
+        pass
+
+
+if __name__ == "__main__":
+    perco.tune_gc()
+    trio.run(alone, *json.loads(sys.argv[1]))
