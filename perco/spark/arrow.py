@@ -35,7 +35,6 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
-from pyspark.sql.udf import UserDefinedFunction
 
 _SAME: Final = (  # their values are the same in Arrow
     *(BinaryType, BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType),
@@ -45,14 +44,14 @@ _SORTED: Final = (BinaryType, DateType, IntegerType, LongType, StringType)
 _TIME: Final = TimestampType()
 _BATCH_BYTES: Final = 16 << 20  # of a batch that Spark makes, unless the user has set another limit
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
-_SQL_MAP_ARROW_ITER: Final = 207  # Spark's number of this kind of function (PythonEvalType)
 
 T = TypeVar("T")
 
 
 def over_arrow(frame: Any, task: Callable[[int, Batches], list[T]]) -> Callable[[], list[T]] | None:
     """The function that runs `task(partition, batches)` for each partition of a frame, and returns what the tasks
-    return. None: the frame has to be read as rows, because it is an RDD, or has columns that Arrow cannot carry."""
+    return. None: the frame has to be read as rows: it is an RDD, or has columns that Arrow cannot carry, or Spark lacks
+    a library for this."""
     if not isinstance(frame, DataFrame) or not can_be_arrow(frame.schema):
         return None
     schema = frame.schema
@@ -63,23 +62,16 @@ def over_arrow(frame: Any, task: Callable[[int, Batches], list[T]]) -> Callable[
         results = task(context.partitionId(), Batches(schema, batches))
         yield pa.record_batch([pa.array([pickle.dumps(each) for each in results], pa.binary())], ["result"])
 
-    mapped = _mapped(frame, run)
+    try:
+        mapped = frame.mapInArrow(run, "result binary")
+    except ImportError:  # Spark asks for pandas here, although nothing in this needs it
+        return None
 
     def collect() -> list[T]:
         with _small_batches(frame.sparkSession):
             return [pickle.loads(row[0]) for row in mapped.collect()]
 
     return collect
-
-
-def _mapped(frame: DataFrame, run: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:
-    """`frame.mapInArrow`. That function raises ImportError if pandas is missing, though nothing in it needs pandas."""
-    try:
-        return frame.mapInArrow(run, "result binary")
-    except ImportError:
-        function = UserDefinedFunction(run, "result binary", evalType=_SQL_MAP_ARROW_ITER)
-        column = function(*[frame[name] for name in frame.columns])
-        return DataFrame(frame._jdf.mapInArrow(column._jc, False, None), frame.sparkSession)
 
 
 @contextmanager
