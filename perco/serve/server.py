@@ -145,7 +145,7 @@ class Server(Door[Session]):
             Method.RELEASE: self._untold(lambda session, number: self.sessions.release(session, number)),
             Method.AT: self._later(lambda session, wall_s: oracle.at(wall_s), must_be_wall_time),
             Method.OLDEST: lambda session, peer, id, _: peer.reply(id, oracle.holds.oldest()),
-            Method.PIN: self._later(lambda session, pin: oracle.pins.put(*pin), must_be_pin),
+            Method.PIN: self._later(self._pin, must_be_pin),
             Method.DROP_PIN: self._later(
                 lambda session, pin: oracle.pins.drop(*pin), lambda pin: read_typed(pin, (str,), (str,))
             ),
@@ -178,6 +178,12 @@ class Server(Door[Session]):
             Method.COMMITS: one_step.commits,
             Method.CLAIMS: self._claims,
         }
+
+    async def _pin(self, session: Session, pin: Any) -> Any:
+        """Put a pin, and note the clock: readers beside the owner can then read at the pin's timestamp at once (O3)."""
+        put = await self._parts.oracle.pins.put(*pin)
+        await self._owner.note_now()
+        return put
 
     # ------------------------------------------------------------ connections
 

@@ -35,14 +35,28 @@ from pyspark.sql.types import StructType
 import perco
 from perco.database.inside import inside
 from perco.errors import SchemaMismatch, UsageError, must_be_number
-from perco.spark import ranges, sink, types
+from perco.spark import direct, ranges, sink, types
+from perco.spark.direct import Beside, Walk
 from perco.spark.partition import one_error
 from perco.spark.ranges import Range
 from perco.spark.store import Store, in_task, reached
 from perco.spark.streaming import streamed
 from perco.txn.snapshot import scan_between
 
-_OPTIONS: Final = ("table", "url", "path", "columns", "ts", "at", "start", "stop", "prefix", "key", "partitions")
+_OPTIONS: Final = (
+    "table",
+    "url",
+    "path",
+    "columns",
+    "ts",
+    "at",
+    "start",
+    "stop",
+    "prefix",
+    "key",
+    "partitions",
+    "files",
+)
 _LEASE_S: Final = 600.0
 _PARTITIONS_MAX: Final = 10_000  # each takes a Spark task and a connection to the store
 _BATCH_ROWS: Final = 4096
@@ -147,6 +161,9 @@ class Asked:
             raise UsageError("give either ts or at, not both")
         self.start, self.stop, self.prefix = (given.get(name) for name in ("start", "stop", "prefix"))
         self.partitions = _number("partitions", given.get("partitions"), most=_PARTITIONS_MAX) or 1
+        self.files = given.get("files", "true").lower()
+        if self.files not in ("true", "false"):
+            raise UsageError(f"files={given['files']!r}: it is true or false")
         self.job: str = given.get("job", "")
         self.batch = _number("batch", given.get("batch"), least=0) or 0
         if bool(self.job) != ("batch" in given):
@@ -247,10 +264,11 @@ class Span(InputPartition):
     range: Range
     ts: int
     pin: str
+    beside: Beside | None
 
-    def __init__(self, range: Range, ts: int, pin: str) -> None:
+    def __init__(self, range: Range, ts: int, pin: str, beside: Beside | None) -> None:
         super().__init__(None)
-        self.range, self.ts, self.pin = range, ts, pin
+        self.range, self.ts, self.pin, self.beside = range, ts, pin, beside
 
 
 async def _starts_of(db: perco.Database, table: perco.Table[Any], pieces: int) -> list[bytes]:
@@ -282,7 +300,8 @@ class PercoReader(DataSourceReader):
             parts = ranges.cut(whole, await _starts_of(db, table, asked.partitions))
             if len(parts) < asked.partitions:
                 parts = await self._finer(db, table, ts, parts)
-            return [Span(part, ts, pin) for part in parts]
+            files = direct.beside(asked.store) if pin and asked.files == "true" else None
+            return [Span(part, ts, pin, files) for part in parts]
 
     async def _finer(self, db: perco.Database, table: perco.Table[Any], ts: int, parts: list[Range]) -> list[Range]:
         each = -(-self._asked.partitions // len(parts))
@@ -310,19 +329,44 @@ class PercoReader(DataSourceReader):
             in_task(self._asked.store, self._asked.store.reading()) as db,
             trio.open_nursery() as nursery,
         ):
-            table = self._asked.table_of(db)
-            columns = self._columns_of(table)
             if span.pin:
                 await nursery.start(self._renew, db, span)
-            async with db.snapshot(ts=span.ts) as snap:
-                batch = Batch(table, columns, self._asked.key, self._schema)
-                async for row in scan_between(snap, table, *span.range, columns=columns):
-                    batch.add(row)
-                    if batch.full:
-                        await send(batch.taken())
-                if batch.rows:
-                    await send(batch.taken())
+            left: Range | None = span.range
+            if span.beside is not None:
+                left = await self._read_files(span, span.beside, send)
+            if left is not None:
+                async with db.snapshot(ts=span.ts) as snap:
+                    await self._rows(db, snap, left, send)
             nursery.cancel_scope.cancel()
+
+    async def _read_files(self, span: Span, place: Beside, send: Any) -> Range | None:
+        """Read a range from the files, as far as that is possible; returns the rest."""
+        left: Range | None = span.range
+        try:
+            async with direct.opened(place, span.pin, span.ts) as db:
+                table = self._asked.table_of(db)
+                columns = self._columns_of(table)
+                rows = functools.partial(self._rows, db)
+                walk = Walk(db, table, columns, self._asked.key, self._schema, span.range, span.ts, rows)
+                try:
+                    await walk.run(send)
+                finally:
+                    left = walk.left
+        except direct.FALLS_BACK as error:
+            direct.warn(error)
+        return left
+
+    async def _rows(self, db: perco.Database, snap: perco.Snapshot, range: Range, send: Any) -> None:
+        """Read a range row by row."""
+        table = self._asked.table_of(db)
+        columns = self._columns_of(table)
+        batch = Batch(table, columns, self._asked.key, self._schema)
+        async for row in scan_between(snap, table, *range, columns=columns):
+            batch.add(row)
+            if batch.full:
+                await send(batch.taken())
+        if batch.rows:
+            await send(batch.taken())
 
     async def _renew(self, db: perco.Database, span: Span, task_status: Any) -> None:
         asked = self._asked

@@ -46,11 +46,14 @@ class Store:
         token: the token that a server on TCP requires. Not shown by `repr`.
         ca: the PEM certificates, or a file of them, against which the certificate of a tls:// server is checked; "":
             the system's.
+        folder: the folder that the server has open, if it is known; executors on the server's machine read a table's
+            files in it themselves.
     """
 
     url: str
     token: str = field(default="", repr=False)
     ca: str = field(default="", repr=False)
+    folder: str = ""
 
     def options(self) -> perco.Options:
         return perco.Options(
@@ -167,7 +170,7 @@ def serve(
             if here or not order["listen"]:
                 yield Store(url=f"unix:{path / SOCKET}")
             else:
-                yield Store(url=at[0], token=order["token"], ca=ca)
+                yield Store(url=at[0], token=order["token"], ca=ca, folder=str(path))
         finally:
             assert child.stdin is not None
             child.stdin.close()
