@@ -207,7 +207,7 @@ def pages(run: Run, report: Report) -> None:
         head,
         [(side, cell, f"{cell.of(read['Parquet']):.2f}") for side, cell in read.items()],
     )
-    report.ratio("read_vs_parquet", read["perco"].of(read["Parquet"]))
+    report.ratio("pages_read_vs_parquet", read["perco"].of(read["Parquet"]))
     report.figures |= {f"rows_per_s_{side}": cell.median for side, cell in {**found, **read}.items()}
 
 

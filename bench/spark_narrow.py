@@ -24,11 +24,14 @@ from typing import Any, Final
 import trio
 
 import perco
-from bench.harness import Cell, Report, Run, interleaved
+from bench.harness import Cell, Report, Run, alternate, interleaved
 
 TASKS: Final = 2
 ROWS: Final = 50_000
 BATCH: Final = 10_000  # rows that Spark puts into an Arrow batch
+READ_ROWS: Final = 300_000
+READ_RATE, READ_SHARE = 100_000, 0.5
+FILES, SERVED, PARQUET = "perco, files", "perco, served", "Parquet"
 RATE, CPU_US, SHARE = 15_000, 80, 0.75
 GROUPED, ALONE, EACH = "Spark, grouped", "without Spark, grouped", "Spark, a transaction each"
 NAMES: Final = ("key", "count", "name", "score", "good")
@@ -171,10 +174,7 @@ def main(run: Run, report: Report) -> None:
     from bench.spark_load import session
 
     with session(f"local[{TASKS}]") as spark, run.scratch() as folder:
-        parquet = str(folder / "rows.parquet")
-        types = "key string, count long, name string, score double, good boolean"
-        data = spark.createDataFrame(spark.sparkContext.parallelize(made(ROWS), TASKS), types)
-        data.write.parquet(parquet)
+        parquet = _parquet(spark, folder, ROWS)
         sides: dict[str, Callable[[], Taken]] = {
             GROUPED: partial(_fresh, folder, spark, partial(with_spark, spark, parquet, 100)),
             ALONE: partial(_fresh, folder, spark, lambda store: without_spark(store.url, ROWS)),
@@ -183,6 +183,7 @@ def main(run: Run, report: Report) -> None:
         for _ in range(2):
             sides[GROUPED]()  # to warm up
         found = interleaved(run.rounds, sides)
+        read(run, report, spark, folder)
     rates = {side: Cell(tuple(ROWS / each.seconds for each in taken)) for side, taken in found.items()}
     cpu = {side: Cell(tuple(sum(each.cpu.values()) / ROWS * 1e6 for each in taken)) for side, taken in found.items()}
     lines = []
@@ -196,6 +197,52 @@ def main(run: Run, report: Report) -> None:
     report.ratio("grouped_spark_vs_without", rates[GROUPED].of(rates[ALONE]), at_least=SHARE)
     report.figures |= {f"narrow_rows_per_s_{side}": cell.median for side, cell in rates.items()}
     report.figures |= {f"narrow_cpu_us_{side}": cell.median for side, cell in cpu.items()}
+
+
+def read(run: Run, report: Report, spark: Any, folder: Path) -> None:
+    """Read a table back: from its files, through its server, and from Parquet."""
+    from pyspark.sql import functions as F
+
+    import perco.spark
+
+    parquet = _parquet(spark, folder, READ_ROWS)
+    with perco.spark.serve(folder / "read", spark) as store:
+        trio.run(declare, store)
+        with_spark(spark, parquet, 100, store)
+        perco.spark.register(spark, store)
+
+        def summed(frame: Any) -> float:
+            began = time.perf_counter()
+            sums = [F.count("*"), F.sum("count"), F.sum("score"), F.sum(F.length("name")), F.sum(F.length("key"))]
+            [row] = frame.agg(*sums, F.sum(F.col("good").cast("int"))).collect()
+            rate = READ_ROWS / (time.perf_counter() - began)
+            assert tuple(row)[:2] == (READ_ROWS, READ_ROWS * (READ_ROWS - 1) // 2)
+            return rate
+
+        def from_perco(files: str) -> float:
+            options = {"table": things.name, "partitions": str(TASKS), "files": files}
+            return summed(spark.read.format("perco").options(**options).load())
+
+        sides: dict[str, Callable[[], float]] = {
+            FILES: partial(from_perco, "true"),
+            SERVED: partial(from_perco, "false"),
+            PARQUET: lambda: summed(spark.read.parquet(parquet)),
+        }
+        for side in sides.values():
+            side(), side()  # warm
+        cells = alternate(run.rounds, sides)
+    head = (f"{READ_ROWS} narrow rows, all columns summed up", "rows/s (least - most)", "of Parquet")
+    run.table("reading back", head, [(side, cell, f"{cell.of(cells[PARQUET]):.2f}") for side, cell in cells.items()])
+    report.figure("read_direct_rows_per_s", cells[FILES].median, at_least=READ_RATE)
+    report.figures |= {f"read_rows_per_s_{side}": cell.median for side, cell in cells.items()}
+    report.ratio("read_vs_parquet", cells[FILES].of(cells[PARQUET]), at_least=READ_SHARE)
+
+
+def _parquet(spark: Any, folder: Path, rows: int) -> str:
+    path = str(folder / f"rows-{rows}.parquet")
+    types = "key string, count long, name string, score double, good boolean"
+    spark.createDataFrame(spark.sparkContext.parallelize(made(rows), TASKS), types).write.parquet(path)
+    return path
 
 
 def with_spark(spark: Any, parquet: str, group: int, store: Any) -> Taken:
@@ -213,7 +260,7 @@ def with_spark(spark: Any, parquet: str, group: int, store: Any) -> Taken:
             job="bench",
             options=options,
         )
-    assert done.committed == ROWS
+    assert not done.skipped
     return taken
 
 

@@ -59,6 +59,7 @@ _OPTIONS: Final = (
 )
 _LEASE_S: Final = 600.0
 _PARTITIONS_MAX: Final = 10_000  # each takes a Spark task and a connection to the store
+_TAKEOVERS: Final = 20  # attempts to take over a pin that other tasks take over at the same time
 _BATCH_ROWS: Final = 4096
 _BATCH_BYTES: Final = 4 << 20
 _OF_SPARK: Final = ("checkpointlocation", "queryname")  # options of a stream that are for Spark
@@ -369,12 +370,23 @@ class PercoReader(DataSourceReader):
             await send(batch.taken())
 
     async def _renew(self, db: perco.Database, span: Span, task_status: Any) -> None:
-        asked = self._asked
-        async with db.pin(span.pin, lease_s=self._lease_s, ts=span.ts, owner=_owner(asked), keep=True) as pin:
-            task_status.started()
-            while True:
-                await trio.sleep(self._lease_s / 3)
-                await pin.renew()
+        """Hold the frame's pin, which all of its tasks share: each takes it over from the others to renew it."""
+        asked, failed, started = self._asked, 0, False
+        while True:
+            try:
+                owner = _owner(asked)
+                async with db.pin(span.pin, lease_s=self._lease_s, ts=span.ts, owner=owner, keep=True) as pin:
+                    if not started:
+                        task_status.started()
+                        started = True
+                    failed = 0
+                    while True:
+                        await trio.sleep(self._lease_s / 3)
+                        await pin.renew()
+            except UsageError:  # another task has just taken it over
+                failed += 1
+                if failed >= _TAKEOVERS:
+                    raise
 
     def _columns_of(self, table: perco.Table[Any]) -> list[perco.Column[Any, Any]]:
         """The columns of the frame, which may be fewer than the options name, and in another order."""
