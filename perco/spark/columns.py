@@ -69,7 +69,8 @@ class Columns:
         """
         if not walked.cells:
             return self._empty()
-        keys, records = (pa.array(each, pa.binary()) for each in zip(*walked.cells, strict=True))
+        keys = pa.array([key for key, _ in walked.cells], pa.binary())
+        records = pa.array([record for _, record in walked.cells], pa.binary())
         columns, inverted = _tails(keys)
         rows, firsts, prefixes = _rows(keys)
         seen = np.flatnonzero((inverted >= self._inverted) & np.isin(columns, self._numbers))
