@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import trio
 
 import perco
+from perco.database.beside import BesideOracle
 from perco.database.inside import inside
-from perco.errors import SnapshotTooOld
+from perco.protocol.mutations import Header, Intent, prewrite
+from perco.protocol.records import PUT, Cellref
 from perco.serve.opening import open
 from perco.spark import direct, types
 from perco.spark.direct import Beside, Elsewhere, Host, Walk
 from perco.spark.ranges import Range
-from perco.spark.source import Batch
-from perco.spark.store import Store
+from perco.spark.source import _OPTIONS as OPTIONS_OF_READS, Asked, Batch, PercoReader
+from perco.spark.store import Store, serve
+from perco.storage import APPLIED, WRITE, Mutation
 from perco.txn.snapshot import scan_between
 
 OPTIONS = perco.Options(durability="process")
@@ -124,19 +127,6 @@ async def by_files(
     return pa.Table.from_batches(batches, schema=walk._columns.schema), pages
 
 
-def here() -> Host:
-    host = Host.here()
-    assert host is not None
-    return host
-
-
-@asynccontextmanager
-async def beside(owner: perco.Database, folder: Path, ts: int | None = None) -> AsyncIterator[tuple[Any, int]]:
-    """The folder, opened as a task opens it, and the timestamp of a pin; the owner is this process's parent."""
-    async with owner.pin("p", ts=ts) as pin, direct.opened(Beside(str(folder), here()), "p", pin.start_ts) as db:
-        yield db, pin.start_ts
-
-
 @pytest.mark.parametrize("seed", range(6))
 async def test_columns_have_the_rows_of_a_scan(tmp_path: Path, seed: int) -> None:
     """Nulls, deleted cells, old and new versions, long values, every codec and key, ranges of keys."""
@@ -159,3 +149,192 @@ async def test_columns_have_the_rows_of_a_scan(tmp_path: Path, seed: int) -> Non
                 assert found.to_pylist() == wanted.to_pylist()
                 compared += wanted.num_rows
     assert compared > 300
+
+
+async def locked(db: perco.Database, name: str, keys: list[Any]) -> int:
+    """Lock cells, as a transaction that died after its prewrite does; returns its start_ts."""
+    parts = inside(db)
+    column = KEYS[name].columns["text"]
+    bound = parts.known.bind(column)
+    intents = [Intent(name, KEYS[name].row(key), bound.column, PUT, b"undecided") for key in keys]
+    start_ts = await parts.oracle.draw()
+    for intent in intents:
+        header = Header(start_ts, Cellref(*intents[0][:3]), 0, 0, parts.engine.lease_token, b"")
+        verdicts = await parts.store.apply([prewrite(header, [intent], again=False)])
+        assert verdicts == [APPLIED]
+    return start_ts
+
+
+async def test_rows_with_locks_are_read_as_a_snapshot_reads_them(tmp_path: Path) -> None:
+    """Only locks that began before the timestamp are in the way, and only in the columns that are read."""
+    async with perco.open(tmp_path, SCHEMA, options=OPTIONS) as owner:
+        moments = await filled(owner, 7)
+        start_ts = await locked(owner, "text", ["k1", "k35"])
+        moments.append(await inside(owner).oracle.draw())
+        await inside(owner).owner.note_now()
+    async with open(tmp_path, readonly=True) as db:
+        for columns, ts, blocked in (
+            (["text", "int64"], moments[-1], True),
+            (["text", "int64"], start_ts, True),
+            (["text", "int64"], start_ts - 1, False),
+            (["int64"], moments[-1], False),
+        ):
+            wanted = await by_rows(db, "text", columns, Range(), ts)
+            for cells in (20, 2000):
+                found, pages = await by_files(db, "text", columns, Range(), ts, cells)
+                assert found.to_pylist() == wanted.to_pylist()
+                assert bool(pages) == blocked
+    assert wanted.num_rows >= 5
+
+
+async def test_damaged_cells_are_left_to_a_scan(tmp_path: Path) -> None:
+    async with perco.open(tmp_path, SCHEMA, options=OPTIONS) as owner:
+        async with owner.transaction() as txn:
+            for n in range(5):
+                txn.set(KEYS["int64"].columns["int64"], n, n)
+        bound = inside(owner).known.bind(KEYS["int64"].columns["int64"])
+        record = bytes([PUT]) + bytes(8) + b"short"
+        row = (KEYS["int64"].row(3), (), ((WRITE, bound.column, txn.commit_ts, record),))
+        await inside(owner).store.apply([Mutation("int64", (row,))])
+        await inside(owner).owner.note_now()
+    async with open(tmp_path, readonly=True) as db:
+        with pytest.raises(ValueError, match="expected 8 bytes"):
+            await by_files(db, "int64", ["int64"], Range(), txn.commit_ts)
+
+
+class NoSpark:
+    """All that `serve` asks of a session."""
+
+    class sparkContext:
+        master = "local[2]"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Store]:
+    """A store that another process owns."""
+    with serve(tmp_path / "s", NoSpark, durability="process") as store:  # type: ignore[arg-type]
+        yield store
+
+
+def reader(store: Store, **options: str) -> PercoReader:
+    asked = Asked({"table": "text", **options}, store, OPTIONS_OF_READS)
+    columns = list(KEYS["text"].columns.values())
+    return PercoReader(asked, types.schema_of(KEYS["text"], "key", columns), 60.0, None)
+
+
+def rows_of(read: PercoReader) -> list[dict[str, Any]]:
+    return [row for span in read.partitions() for batch in read.read(span) for row in batch.to_pylist()]
+
+
+async def some(store: Store) -> None:
+    async with store.open(SCHEMA) as db:
+        await filled(db, 3)
+
+
+@pytest.fixture
+def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What has been read from files."""
+    met: list[str] = []
+    run = Walk.run
+
+    async def noted(self: Walk, send: Any) -> None:
+        met.append("begun")
+        await run(self, send)
+        met.append("ended")
+
+    monkeypatch.setattr(Walk, "run", noted)
+    return met
+
+
+def test_a_table_is_read_from_its_files_while_another_process_owns_them(served: Store, walks: list[str]) -> None:
+    """What has just been committed is there: the owner notes the clock when it makes the pin."""
+    trio.run(some, served)
+    wanted = rows_of(reader(served, files="false"))
+    assert walks == []
+    assert len(wanted) > 20
+    assert rows_of(reader(served)) == wanted
+    assert walks == ["begun", "ended"] * 3  # a tablet each
+
+
+@pytest.mark.parametrize("wrong", ["host", "pin", "folder"])
+def test_files_of_another_machine_or_store_are_not_read(
+    served: Store, walks: list[str], wrong: str, tmp_path: Path
+) -> None:
+    trio.run(some, served)
+    read = reader(served)
+    with serve(tmp_path / "other", NoSpark, durability="process") as other:  # type: ignore[arg-type]
+        trio.run(some, other)
+        [span, *_] = read.partitions()
+        assert span.beside is not None
+        if wrong == "host":
+            span.beside = span.beside._replace(host=Host("another", span.beside.host.processes))
+        elif wrong == "folder":
+            span.beside = Beside(str(tmp_path / "other"), span.beside.host)
+        else:
+            span.pin = "another"
+
+        async def main() -> None:
+            assert span.beside is not None
+            async with direct.opened(span.beside, span.pin, span.ts):
+                raise AssertionError("it is opened")
+
+        with pytest.raises(
+            Elsewhere, match="another machine" if wrong == "host" else "not have the snapshot's pin|not noted"
+        ):
+            trio.run(main)
+    assert walks == []
+
+
+def test_where_a_walk_ends_early_the_rest_is_read_through_the_owner(
+    served: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row is read twice, and none is missed."""
+    trio.run(some, served)
+    wanted = rows_of(reader(served, files="false"))
+    check, pages = Walk._check, 0
+
+    async def splits(self: Walk) -> None:
+        nonlocal pages
+        pages += 1
+        if pages == 3:
+            raise perco.errors.TabletSplit("text")
+        await check(self)
+
+    monkeypatch.setattr(Walk, "_check", splits)
+    monkeypatch.setattr(direct, "_CELLS_FIRST", 10)
+    monkeypatch.setattr(direct, "_CELLS_MAX", 10)
+    with pytest.warns(perco.errors.PercoWarning, match="reads through the store's owner: a tablet"):
+        assert rows_of(reader(served)) == wanted
+    assert pages > 3
+
+
+def test_versions_that_are_gone_end_a_walk(served: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G5: what the vacuum may have removed is not taken for missing; the owner says what is wrong."""
+    trio.run(some, served)
+
+    async def cut(self: Any, table: str) -> int:
+        return 1 << 40
+
+    monkeypatch.setattr(BesideOracle, "cut", cut)
+    wanted = rows_of(reader(served, files="false"))
+    with pytest.warns(perco.errors.PercoWarning, match="no snapshot of table"):
+        assert rows_of(reader(served)) == wanted
+
+
+def test_a_compaction_or_a_split_under_a_read(served: Store, walks: list[str]) -> None:
+    trio.run(some, served)
+    read = reader(served)
+    spans = read.partitions()
+    wanted = rows_of(reader(served, files="false"))
+
+    async def change() -> None:
+        async with served.open(SCHEMA) as db:
+            await db.split(KEYS["text"], "k15")
+            await db.compact(KEYS["text"])
+            async with db.transaction() as txn:
+                for n in range(40):
+                    txn.delete(KEYS["text"].columns["text"], f"k{n}")
+
+    trio.run(change)
+    assert [row for span in spans for batch in read.read(span) for row in batch.to_pylist()] == wanted
+    assert walks.count("ended") == len(spans)
