@@ -9,7 +9,7 @@
         spark.read.format("perco").option("table", "docs").load().show()
 
 Rows are written in transactions, as everywhere in perco, so observers are notified of every change. The executors talk
-to the process that serves the store; they never open its folder.
+to the process that serves the store; on its machine, they also read tables' files.
 """
 
 from perco.spark.building import Built as Built, build as build

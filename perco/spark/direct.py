@@ -29,15 +29,14 @@ import trio
 
 import perco
 from perco.clock.pins import pins_in
-from perco.database.inside import inside
+from perco.database.inside import inside, local_owner
 from perco.errors import OwnerChanged, PercoError, PercoWarning, SnapshotTooOld, Unavailable
 from perco.rpc import addresses
 from perco.serve.opening import SOCKET, open
 from perco.spark.columns import Columns, TooMuch
 from perco.spark.ranges import Range
 from perco.spark.store import Store
-from perco.storage import LmdbTablet, LocalRowStore
-from perco.storage.walking import walked
+from perco.storage.walking import engine_of, walked
 from perco.txn.snapshot import Snapshot
 
 Send = Callable[[pa.RecordBatch], Awaitable[None]]
@@ -140,6 +139,9 @@ class Walk:
         named = [None if name == key else (by_name[name], bounds[name]) for name in schema.names]
         self._columns = Columns(table, named, schema, ts)
         self._term = parts.place.term
+        local = local_owner(db).backend.local
+        assert local is not None, "the folder is open in this process"
+        self._local = local
         self._cells = _CELLS_FIRST
         self.left = range
 
@@ -179,15 +181,15 @@ class Walk:
 
         Raises: TabletSplit, Corruption, Unavailable.
         """
-        store = self._parts.store
-        assert isinstance(store, LocalRowStore)
+        store = self._local.store
         tablet = store.tablet(self._table.name, range.low)
-        if not isinstance(tablet, LmdbTablet):
+        engine = engine_of(tablet)
+        if engine is None:
             raise Unavailable("a tablet has no files here")
         stop = store.stop_of(tablet)
         end = range.high if stop is None or (range.high is not None and range.high <= stop) else stop
         while True:
-            with walked(tablet.engine, range.low, end, self._cells) as page:
+            with walked(engine, range.low, end, self._cells) as page:
                 if page is None:  # one row has more cells
                     self._cells *= 4
                     continue

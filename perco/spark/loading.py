@@ -25,7 +25,7 @@ from perco.spark.arrow import Batches, over_arrow
 from perco.spark.ledger import BYTES, LEDGER, KeyNotUnique as KeyNotUnique, Ledger
 from perco.spark.partition import Failure, Grouped, Loader, LoadOptions, PartitionResult, load_partition, short
 from perco.spark.sink import QUERY
-from perco.spark.store import WHERE, Store, in_task, serve
+from perco.spark.store import WHERE, Store, described, in_task, serve
 from perco.tuning import collecting_less
 
 _SHARED: Final = 5  # how many shared keys an error names
@@ -169,7 +169,8 @@ def load(
         task = functools.partial(_task, reached, function, ledger, take, options, key if isinstance(key, str) else None)
         arrow = None if take is None else over_arrow(rows, task)
         try:
-            results = rdd.mapPartitionsWithIndex(task).collect() if arrow is None else arrow()
+            with described(spark, f"perco.spark.load: job {job!r}"):
+                results = rdd.mapPartitionsWithIndex(task).collect() if arrow is None else arrow()
         except Exception as error:
             error.add_note(f"perco: what has been loaded stays; load the rest with job={job!r}")
             raise

@@ -16,8 +16,9 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, ClassVar, Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 import trio
@@ -57,6 +58,8 @@ _OPTIONS: Final = (
     "partitions",
     "files",
 )
+_ALIASES: Final = {"timestampasof": "at", "versionasof": "ts"}  # names that other formats of Spark use
+_ZONE: Final = "spark.sql.session.timeZone"
 _LEASE_S: Final = 600.0
 _PARTITIONS_MAX: Final = 10_000  # each takes a Spark task and a connection to the store
 _TAKEOVERS: Final = 20  # attempts to take over a pin that other tasks take over at the same time
@@ -93,11 +96,12 @@ def register(
         raise UsageError(f"lease_s is {lease_s}: a number of seconds above 0")
     if store is not None and not isinstance(store, Store):
         store = reached(store) or Store(url=os.fspath(store))
-    known = store
+    known, zone = store, str(spark.conf.get(_ZONE))
 
     class Source(PercoSource):  # in no module, so that Spark sends the class itself, attributes included
         _store = known
         _lease_s = lease_s
+        _zone = zone
 
     spark.dataSource.register(Source)
     _refuse_streams(type(spark.readStream))
@@ -132,8 +136,14 @@ class Asked:
     partitions: int
     batch: int
 
-    def __init__(self, options: Any, store: Store | None, known: tuple[str, ...]) -> None:
+    def __init__(self, options: Any, store: Store | None, known: tuple[str, ...], zone: str = "UTC") -> None:
+        """`zone`: the session's time zone."""
         given = {name: options[name] for name in options}
+        for theirs, ours in _ALIASES.items():
+            for name in [name for name in given if name.lower() == theirs and ours in known]:
+                if ours in given:
+                    raise UsageError(f"{name} is another name for {ours}: give one of them")
+                given[ours] = given.pop(name)
         if "provider" in given or any(name.startswith("option.") for name in given):  # `create table`
             raise UsageError(f"perco's tables cannot be in Spark's catalogue. {_VIEW}")
         unknown = sorted(set(given) - set(known))
@@ -157,7 +167,7 @@ class Asked:
         if twice:
             raise UsageError(f"columns={given['columns']!r} names {twice[0]!r} more than once")
         self.ts = _number("ts", given.get("ts"))
-        self.at = _moment(given.get("at"))
+        self.at = _moment(given.get("at"), zone)
         if self.ts is not None and self.at is not None:
             raise UsageError("give either ts or at, not both")
         self.start, self.stop, self.prefix = (given.get(name) for name in ("start", "stop", "prefix"))
@@ -189,14 +199,20 @@ def _number(name: str, text: str | None, least: int = 1, most: int | None = None
     return int(text)
 
 
-def _moment(text: str | None) -> datetime | None:
+def _moment(text: str | None, zone: str) -> datetime | None:
+    """The time that an option gives; `zone`: the time zone of a time that has none."""
     if text is None:
         return None
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(f"at={text!r}: write a time as in 2026-11-22T18:30:00+00:00") from None
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    if at.tzinfo is not None:
+        return at
+    try:
+        return at.replace(tzinfo=ZoneInfo(zone))
+    except (ZoneInfoNotFoundError, ValueError):
+        raise UsageError(f"at={text!r}: give its offset, as in {text}+00:00: Python does not know {zone!r}") from None
 
 
 class PercoSource(DataSource):
@@ -204,6 +220,7 @@ class PercoSource(DataSource):
 
     _store: ClassVar[Store | None] = None
     _lease_s: ClassVar[float] = _LEASE_S
+    _zone: ClassVar[str] = "UTC"
     _moment: tuple[int, str] | None = None
 
     @classmethod
@@ -211,7 +228,7 @@ class PercoSource(DataSource):
         return "perco"
 
     def schema(self) -> StructType:
-        asked = Asked(self.options, self._store, _OPTIONS)
+        asked = Asked(self.options, self._store, _OPTIONS, self._zone)
 
         async def main() -> StructType:
             async with asked.store.reading() as db:
@@ -222,7 +239,7 @@ class PercoSource(DataSource):
         return trio.run(main)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        asked = Asked(self.options, self._store, _OPTIONS)
+        asked = Asked(self.options, self._store, _OPTIONS, self._zone)
         if self._moment is None and asked.ts is None and asked.at is None:
             raise UsageError(
                 "a frame with a schema of its own needs ts or at: otherwise each query reads as of its own moment"

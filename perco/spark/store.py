@@ -33,6 +33,7 @@ WHERE: Final = "where Python looks; spark.addArtifacts sends one to the executor
 _TOKEN_BYTES: Final = 24
 _VALID: Final = datetime.timedelta(days=30)
 _END_S: Final = 60.0
+_DESCRIPTION: Final = "spark.job.description"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +105,20 @@ async def in_task(store: Store, opening: AbstractAsyncContextManager[perco.Datab
                 "port in the firewall.",
             ) from error
         yield db
+
+
+@contextmanager
+def described(spark: SparkSession, what: str) -> Iterator[None]:
+    """Spark's UI shows `what` for the jobs of the block, unless the user has described them."""
+    context = spark.sparkContext
+    if context.getLocalProperty(_DESCRIPTION):
+        yield
+        return
+    context.setLocalProperty(_DESCRIPTION, what)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, None)  # type: ignore[arg-type]
 
 
 def reached(store: str | os.PathLike[str] | Store) -> Store | None:

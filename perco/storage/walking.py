@@ -17,6 +17,7 @@ import lmdb
 from perco.storage.cells import LOCK, WRITE
 from perco.storage.keys import TAIL_BYTES, escape, unescape
 from perco.storage.lmdb_engine import LmdbEngine
+from perco.storage.tablet import Tablet
 
 _pack: Final = struct.Struct(">IQ").pack
 _INVERT: Final = (1 << 64) - 1
@@ -37,6 +38,12 @@ class Walked(NamedTuple):
     next: bytes | None
     locks: list[bytes]
     value: Callable[[str, bytes, int], bytes | None]
+
+
+def engine_of(tablet: Tablet) -> LmdbEngine | None:
+    """The environment of a tablet that is open in this process; None: it has none, or its files are damaged."""
+    engine: LmdbEngine | None = getattr(tablet, "engine", None)
+    return engine
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import json
 import tracemalloc
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -539,6 +540,9 @@ async def _ledger(txn: perco.Transaction) -> int:
         ({"table": "pages", "ts": "x"}, "ts='x': it must be a whole number"),
         ({"table": "pages", "ts": "1", "at": "2026-01-01"}, "either ts or at"),
         ({"table": "pages", "at": "x"}, "write a time as in"),
+        ({"table": "pages", "timestampAsOf": "x"}, "write a time as in"),
+        ({"table": "pages", "at": "2026-01-01", "timestampAsOf": "2026-01-01"}, "another name for at"),
+        ({"table": "pages", "files": "no"}, "files='no': it is true or false"),
         ({"table": "pages", "ts": "99999999"}, "there is no snapshot at 99999999"),
         ({"table": "pages", "key": "body"}, "has a column 'body'"),
         ({"table": "pairs", "start": "x"}, "keys have one part"),
@@ -548,6 +552,39 @@ async def _ledger(txn: perco.Transaction) -> int:
 def test_bad_options_are_told(spark: SparkSession, store: perco.spark.Store, options: Any, said: str) -> None:
     with pytest.raises(PySparkException, match=said):
         read(spark, **options).collect()
+
+
+def test_other_formats_names_of_a_moment(spark: SparkSession, store: perco.spark.Store) -> None:
+    now = str(transact(store, _now))
+    assert read(spark, table="pages", versionAsOf=now).count() == read(spark, table="pages", ts=now).count() == 300
+    with pytest.raises(PySparkException, match="no snapshot in the future"):
+        read(spark, table="pages", timestampAsOf="2999-01-01")
+
+
+def test_a_time_without_an_offset_is_in_the_zone_of_the_session(spark: SparkSession, store: perco.spark.Store) -> None:
+    def at(text: str, zone: str) -> Any:
+        return Asked({"table": "t", "at": text}, perco.spark.Store(url="unix:s"), ("table", "at"), zone).at.isoformat()
+
+    assert at("2026-07-01T12:00", "Europe/Berlin") == "2026-07-01T12:00:00+02:00"
+    assert at("2026-07-01T12:00+00:00", "Europe/Berlin") == "2026-07-01T12:00:00+00:00"
+    with pytest.raises(UsageError, match="give its offset, as in 2026-07-01"):
+        at("2026-07-01", "Nowhere/Land")
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "Pacific/Kiritimati")  # UTC+14
+    perco.spark.register(session, store)
+    soon = (datetime.now(UTC) + timedelta(hours=1)).replace(tzinfo=None).isoformat()
+    with pytest.raises(PySparkException, match="SnapshotTooOld"):  # and not a time in the future
+        session.read.format("perco").options(table="pages", at=soon).load()
+
+
+@pytest.mark.parametrize("mode", ["errorifexists", "ignore"])
+def test_modes_that_ask_whether_a_table_exists_are_refused_by_name(
+    spark: SparkSession, store: perco.spark.Store, mode: str
+) -> None:
+    frame = spark.createDataFrame([("new", 1)], "key string, count long")
+    with pytest.raises(PySparkException, match='"Append" or "Overwrite"'):
+        frame.write.format("perco").option("table", "counts").mode(mode).save()
+    assert read(spark, table="counts").filter("key = 'new'").count() == 0
 
 
 def test_columns_that_are_named_twice_are_refused_before_any_task(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from pyspark import RDD
 from pyspark.sql import DataFrame, SparkSession
 
 import perco
@@ -71,6 +72,28 @@ def test_a_named_job_goes_on_where_it_ended_until_it_is_acknowledged(spark: Spar
         assert loaded.committed == 10
     assert sum(totals(store).values()) == 310
     assert open_jobs(store) == {"j": True}
+
+
+def test_spark_shows_which_job_is_loaded(spark: SparkSession, tmp_path: Path) -> None:
+    context = spark.sparkContext
+    seen: list[str | None] = []
+    rdd = spark.sparkContext.parallelize([{"id": 1, "name": "a"}], 1)
+    collect = type(rdd).collect
+
+    def noted(self: Any) -> Any:
+        seen.append(context.getLocalProperty("spark.job.description"))
+        return collect(self)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RDD, "collect", noted)
+        perco.spark.load(rdd, tmp_path / "s", app.bump, schema=app.schema, key="id", job="monday")
+        context.setLocalProperty("spark.job.description", "mine")
+        perco.spark.load(rdd, tmp_path / "s", app.bump, key="id", job="tuesday")
+    assert seen == ["perco.spark.load: job 'monday'", "mine"]
+    assert context.getLocalProperty("spark.job.description") == "mine"
+    context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+    assert perco.spark.load(rdd, tmp_path / "s", app.bump, key="id", job="friday").committed == 1
+    assert context.getLocalProperty("spark.job.description") is None
 
 
 def test_marks_beside_what_is_loaded(spark: SparkSession, tmp_path: Path) -> None:
