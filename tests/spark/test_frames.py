@@ -569,12 +569,17 @@ def test_a_time_without_an_offset_is_in_the_zone_of_the_session(spark: SparkSess
     assert at("2026-07-01T12:00+00:00", "Europe/Berlin") == "2026-07-01T12:00:00+00:00"
     with pytest.raises(UsageError, match="give its offset, as in 2026-07-01"):
         at("2026-07-01", "Nowhere/Land")
-    session = spark.newSession()
-    session.conf.set("spark.sql.session.timeZone", "Pacific/Kiritimati")  # UTC+14
-    perco.spark.register(session, store)
     soon = (datetime.now(UTC) + timedelta(hours=1)).replace(tzinfo=None).isoformat()
-    with pytest.raises(PySparkException, match="SnapshotTooOld"):  # and not a time in the future
-        session.read.format("perco").options(table="pages", at=soon).load()
+    before = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        for zone, said in (("UTC", "no snapshot in the future"), ("Pacific/Kiritimati", "SnapshotTooOld")):  # UTC+14
+            spark.conf.set("spark.sql.session.timeZone", zone)
+            perco.spark.register(spark, store)
+            with pytest.raises(PySparkException, match=said):
+                read(spark, table="pages", at=soon)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+        perco.spark.register(spark, store)
 
 
 @pytest.mark.parametrize("mode", ["errorifexists", "ignore"])
