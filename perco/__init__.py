@@ -31,6 +31,7 @@ from perco.errors import (
     UsageError as UsageError,
     WriteConflict as WriteConflict,
 )
+from perco.history.changes import Changes as Changes, ChangeStream as ChangeStream, RowChange as RowChange
 from perco.history.past import PinnedSnapshot as PinnedSnapshot
 from perco.history.vacuum import (
     VacuumResult as VacuumResult,

@@ -10,6 +10,7 @@
     │   └── SessionEnded          the server presumed this client gone, or has restarted, and ended its session
     ├── CommitUnknown             the transaction may have committed: before you run it again, ask `db.outcome`
     ├── SnapshotTooOld            the versions at that time were garbage-collected, or no note of the clock is that old
+    │   ├── HistoryGone           the log no longer has all changes since that time; start again with a snapshot
     │   └── OwnerChanged          another process has become the store's owner; take a new snapshot
     ├── StoreError                the store cannot do this now; data are safe; nothing was done (but see WriteUnknown)
     │   ├── StoreFull             no space left
@@ -226,6 +227,26 @@ class SnapshotTooOld(PercoError):
             first = oldest if isinstance(oldest, str) else f"first noted at {_moment(oldest)}"
             said = f"the store is newer than that (its clock was {first})"
         super().__init__(f"no snapshot{where} at {_moment(asked)}: {said}")
+
+
+class HistoryGone(SnapshotTooOld):
+    """The log no longer has all changes since a timestamp: the vacuum has removed some of them (E4).
+
+    Attributes: `asked`, `oldest`: timestamps. `table`: the table whose changes were removed.
+    """
+
+    asked: float
+    oldest: float | str
+    table: str
+
+    def __init__(self, asked: int, oldest: int, table: str) -> None:
+        self.asked, self.oldest, self.table = asked, oldest, table
+        Exception.__init__(
+            self,
+            f"the changes of table {table!r} since timestamp {asked} are gone; those since {oldest} are kept. Start again: "
+            "read the table in a snapshot, and follow the changes since the snapshot's start_ts. To keep changes for "
+            "longer, declare keep=perco.Keep(seconds=...), or hold them with a pin (db.pin).",
+        )
 
 
 class OwnerChanged(SnapshotTooOld):

@@ -121,6 +121,11 @@ declare functions that await asyncio with `@perco.aio.observer`.
         ),
         "statistics": ("""return self._now("statistics", (), {})  # type: ignore[no-any-return]""", ""),
         "scan": ("return Scan(self._now({call}), lambda scan: self._ask_for(scan.fetch))", ""),
+        "changes": (
+            """of = self._now("changes", tables, {"since": since, "follow": follow})
+return ChangeStream(of, lambda stream: self._ask_for(stream.fetch))""",
+            "",
+        ),
     },
     {
         **dict.fromkeys(("Attempts", "Retrying"), "perco.aio.attempts"),
@@ -129,6 +134,7 @@ declare functions that await asyncio with `@perco.aio.observer`.
         **dict.fromkeys(("Guests", "begin_here"), "perco.aio.guest"),
         "Calling": "perco.aio.calling",
         "Scan": "perco.aio.scanning",
+        "ChangeStream": "perco.aio.following",
     },
 )
 
@@ -179,6 +185,11 @@ functions become observers with `@perco.sync.observer`.
 """,
         ),
         "scan": ("return Scan(self._scan_from({call}), self._settle, lambda scan: self._fetch(scan))", ""),
+        "changes": (
+            """of = self._ask("changes", tables, {"since": since, "follow": follow})
+return ChangeStream(of, lambda stream: self._port.ask(stream.fetch, (), {}))""",
+            "",
+        ),
     },
     {
         **dict.fromkeys(("Attempts", "Retrying"), "perco.sync.attempts"),
@@ -187,6 +198,7 @@ functions become observers with `@perco.sync.observer`.
         "Threads": "perco.sync.threads",
         "Calling": "perco.sync.calling",
         "Scan": "perco.sync.scanning",
+        "ChangeStream": "perco.sync.following",
     },
 )
 

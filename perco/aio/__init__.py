@@ -21,6 +21,7 @@ Observers run on trio, as for every store; declare those that await asyncio with
 from perco.aio.attempts import Attempt as Attempt, Attempts as Attempts, Retrying as Retrying
 from perco.aio.blocks import WorkerHandle as WorkerHandle
 from perco.aio.database import Database as Database
+from perco.aio.following import ChangeStream as ChangeStream
 from perco.aio.held import (
     PinnedSnapshot as PinnedSnapshot,
     Snapshot as Snapshot,

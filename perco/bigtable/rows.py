@@ -106,6 +106,7 @@ class BigtableRows(Repeating):
 
     groups = False
     once = False
+    logs = False
     chaining = None
     deferring = None
     prompt = None
@@ -228,7 +229,7 @@ class BigtableRows(Repeating):
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         """Read a page of rows, each row as of one moment. Raises: Unavailable."""
-        table, start, stop, queries, reverse, rows_max, bytes_max, seeks_max = request
+        table, start, stop, queries, reverse, rows_max, bytes_max, seeks_max, _ = request
         self.locate(table, b"")
         if stop is not None and stop <= start:
             await trio.lowlevel.checkpoint()
@@ -274,7 +275,7 @@ class BigtableRows(Repeating):
 
     async def _scan_hinted(self, request: ScanRequest) -> ScanPage:
         """Read a page of rows that hints lead to. Needless hints are removed (N7)."""
-        table, start, stop, queries, _, rows_max, bytes_max, _ = request
+        table, start, stop, queries, _, rows_max, bytes_max, *_ = request
         rows_max = min(rows_max, _KEYS_MAX)
         asked = self._reading(filters.hints())
         asked.rows_limit = rows_max + 1

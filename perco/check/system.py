@@ -109,7 +109,7 @@ def strange_groups(found: Sequence[Groups], catalogue: Catalogue) -> Iterator[Fi
             what = f"there is a tablet from {start!r} on, but the catalogue has no such table"
             yield Finding("error", "N10", table, what)
             continue
-        known = {*PROTOCOL_GROUPS, *(catalogue.groups(table) if table != SYSTEM_TABLE else ())}
+        known = {*PROTOCOL_GROUPS, *(catalogue.all_groups(table) if table != SYSTEM_TABLE else ())}
         for group in sorted(set(groups) - known):
             what = f"the tablet from {start!r} on has a group {group!r}, which the catalogue does not have"
             yield Finding("error", "N10", table, what)

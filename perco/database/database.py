@@ -19,6 +19,7 @@ from perco.database.options import Options, Statistics
 from perco.database.owner import Owner
 from perco.database.parts import Parts
 from perco.errors import NotFresh, ReadOnly, UsageError, must_be_number
+from perco.history.changes import ChangeStream
 from perco.history.past import PinnedSnapshot
 from perco.history.snapshots import SnapshotBlock, Snapshots
 from perco.history.vacuum import VacuumResult
@@ -233,6 +234,30 @@ class Database:
         """
         async with self._snapshots.pinned(name, lease_s, ts, at, owner, keep) as pin:
             yield pin
+
+    def changes(
+        self, *tables: Table[Any] | str, since: int | datetime | None = None, follow: bool = False
+    ) -> ChangeStream:
+        """What transactions have changed in tables that keep a log (`perco.Table(..., changes=True)`): transaction by
+        transaction, in the order of their commit timestamps, with the values before and after (E2, E3).
+
+            async with db.snapshot() as snap: ...                      # copy the table as it is
+            async for changes in db.changes(docs, since=snap.start_ts, follow=True):
+                for row in changes.rows: ...                           # row.key, row.before, row.after
+
+        Args:
+            tables: tables, or their names; the changes of one transaction in all of them come together.
+            since: a timestamp: only transactions that committed after it; an aware datetime; None: only those that
+                commit from the first iteration on.
+            follow: wait for further changes. False: end at the present.
+
+        To resume after a crash, store `changes.commit_ts` together with what was made of the changes, and pass it as
+        `since`. (`frontier` of the iterator also advances while nothing changes.)
+
+        Raises: UsageError for a table without a log; ReadOnly for a folder that was opened with readonly=True. While
+        iterating: HistoryGone if the vacuum has removed changes since then; UsageError for a timestamp in the future.
+        """
+        return ChangeStream(self._engine, tables, since, follow)
 
     async def pins(self) -> list[Pin]:
         """All pins of the store, by name; also expired pins that the vacuum has not dropped yet."""

@@ -38,6 +38,7 @@ from perco.storage import (
     DATA,
     FAILED_LIST,
     LOCK,
+    LOG,
     NOTIFY,
     PENDING,
     ROLLBACK,
@@ -54,7 +55,9 @@ from perco.storage import (
     ScanRequest,
     ScanRow,
     Verdict,
+    Write,
 )
+from perco.storage.keys import escape, log_key
 from perco.tablets.backend import Backend
 from perco.txn.driver import Driver
 
@@ -64,6 +67,7 @@ VACUUM_ROW: Final = b"vacuum"
 _ROUNDS_MAX = 16  # passes over all locks, before the vacuum gives up
 _SYSTEM_CELLS = 32  # removed at once: they must fit the reserve
 _LOOSE_MIN = 1000
+_TRIMMED = 512  # entries of a log, removed in one write transaction
 _REMOVED_AT_ONCE = 2048  # cells, in one write transaction
 _SLICE_MIN_S, _SLICE_MAX_S = 0.002, 0.02  # of the loop's time, for a page
 _CREDIT_MAX_S = 0.1  # at most this much waiting shortens a later pause
@@ -241,6 +245,7 @@ class Vacuum:
             for table in result.cuts:
                 before = result.removed.cells
                 await self._collect(table)
+                await self._trim_log(table)
                 await self._repack(table, result.removed.cells - before)
             await self._collect_system()
             self._step("vacuum")
@@ -356,6 +361,31 @@ class Vacuum:
             self._tell(self._result)
             await self._give_way()
 
+    async def _trim_log(self, table: str) -> None:
+        """Remove the log's entries at or below the table's cut (E4): no reader may ask for them any more."""
+        if not self._catalogue().tables[table].changes:
+            return
+        cut, _ = self._limits(table)
+        starts = self._store.bounds(table)
+        for low, high in zip(starts, [*starts[1:], None], strict=True):
+            request = ScanRequest(table, low, high, (ScanQuery(WRITE, None, 0, cut, 0),), False, _TRIMMED, log=b"")
+            while (page := await self._store.scan(request)).rows:
+                [last, [[(column, ts, _)]]] = page.rows[-1]
+                request = request._replace(log=log_key(escape(last), column, ts))
+                removals: dict[bytes, list[Write]] = {}
+                for row, [[(column, ts, _)]] in page.rows:
+                    if row >= low and (high is None or row < high):
+                        removals.setdefault(row, []).append((LOG, column, ts, None))
+                rows = [(row, (), writes) for row, writes in removals.items()]
+                groups = [rows] if self._store.groups else [[row] for row in rows]
+                mutations = [Mutation(table, group, None, True) for group in groups if group]
+                for verdict in await self._store.apply(mutations):
+                    if verdict is not APPLIED:  # the next vacuum removes them
+                        self._result.left += 1
+                    else:
+                        self._result.removed.log += len(rows) if self._store.groups else 1
+                await self._give_way()
+
     def _request(self, table: str, start: bytes, stop: bytes | None, cells: int) -> ScanRequest:
         cut, watermark = self._limits(table)
         queries = (
@@ -469,7 +499,7 @@ class Vacuum:
         if loose < max(sum(tablet.entries(WRITE) for tablet in tablets) // 2, _LOOSE_MIN):
             return
         self._loose[table] = 0
-        groups = {WRITE, DATA, *self._catalogue().groups(table)}
+        groups = {WRITE, DATA, *self._catalogue().all_groups(table)}
         for tablet, group in product(tablets, sorted(groups)):
             start: bytes | None = b""
             skip = 0

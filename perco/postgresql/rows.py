@@ -118,6 +118,7 @@ class PostgresqlRows:
 
     groups = True
     once = True
+    logs = False
     chaining = None
     deferring = None
     prompt = None
@@ -222,7 +223,7 @@ class PostgresqlRows:
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         """Read a page of rows, as of one moment. Raises: Unavailable."""
-        table, start, stop, queries, reverse, rows_max, bytes_max, seeks_max = request
+        table, start, stop, queries, reverse, rows_max, bytes_max, seeks_max, _ = request
         self.locate(table, start)
         if stop is not None and stop <= start:
             await trio.lowlevel.checkpoint()

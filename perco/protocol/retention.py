@@ -60,7 +60,7 @@ class Removed:
 
     Attributes: `versions`: write records, including delete markers; `acks`: acknowledgements; `rollbacks`: rollback
     markers; `traces`: of read locks and of bare primaries; `data`: long values; `notes`: of the clock; `system`: old
-    versions of the catalogue and of other system rows.
+    versions of the catalogue and of other system rows; `log`: entries of logs of changes.
     """
 
     versions: int = 0
@@ -70,6 +70,7 @@ class Removed:
     data: int = 0
     notes: int = 0
     system: int = 0
+    log: int = 0
 
     def add(self, other: Removed) -> None:
         for part in fields(self):

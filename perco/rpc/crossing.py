@@ -60,6 +60,7 @@ _TABLE: Final[dict[type[PercoError], tuple[_Parts, Callable[..., PercoError]]]] 
         lambda token, reason, for_good: errors.CommitUnknown(token, reason, for_good=for_good),
     ),
     errors.SnapshotTooOld: (lambda e: (e.asked, e.oldest, e.table, str(e)), _made_too_old),
+    errors.HistoryGone: (lambda e: (e.asked, e.oldest, e.table), errors.HistoryGone),
     errors.OwnerChanged: (lambda e: (e.asked,), errors.OwnerChanged),
     errors.StoreFull: (lambda e: (e.path, e.detail), errors.StoreFull),
     errors.StoreLocked: (lambda e: (e.path, e.pid, e.command, e.remedy), errors.StoreLocked),

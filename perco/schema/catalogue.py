@@ -33,7 +33,7 @@ from perco.schema.codecs import codec_named
 from perco.schema.lost import unknown_if_lost
 from perco.schema.schema import Column, Manner, Observer, Schema, Signal, Table
 from perco.schema.tombstones import Tombstone, pack_tombstones, unpack_tombstones
-from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict
+from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, LOG, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict
 
 SYSTEM_TABLE: Final = "_perco"
 CATALOGUE_ROW: Final = b"catalogue"
@@ -68,7 +68,7 @@ class TableEntry:
 
     `splits`: the first rows of all its tablets but the first. `keep`: how long its old versions are kept; None: the
     store's default. `added`: the numbers of the tablets that splits have made, by their first rows; the tablets with
-    which the table was made are numbered in order (P4).
+    which the table was made are numbered in order (P4). `changes`: whether its tablets keep a log (E1).
     """
 
     key: str
@@ -76,6 +76,7 @@ class TableEntry:
     columns: dict[str, ColumnEntry]
     keep: Keep | None = None
     added: dict[bytes, int] = field(default_factory=dict)
+    changes: bool = False
 
     def tablets(self) -> list[tuple[int, bytes, bytes | None]]:
         """(number, first row, first row of the next tablet or None) for each tablet, in the order of the rows."""
@@ -208,6 +209,10 @@ class Catalogue:
         """The data groups that a table needs in addition to those that every table has."""
         return sorted({column.group for column in self.tables[table].columns.values()} - {DATA})
 
+    def all_groups(self, table: str) -> list[str]:
+        """`groups`, and the log if the table has one (E1)."""
+        return [*self.groups(table), *([LOG] if self.tables[table].changes else [])]
+
     def keep_of(self, table: str) -> Keep:
         """How long old versions of a table are kept."""
         return self.tables[table].keep or self.keep
@@ -244,8 +249,7 @@ class Catalogue:
         for table in schema.tables.values():
             tables[table.name] = _merge_table(tables.get(table.name), table)
             # A table that no folder can hold must not be recorded: the store could no longer be opened.
-            groups = {column.group for column in tables[table.name].columns.values()} - {DATA}
-            if len(groups) > GROUPS_MAX:
+            if len({column.group for column in tables[table.name].columns.values()} - {DATA}) > GROUPS_MAX:
                 raise SchemaMismatch(f"table {table.name!r} can have at most {GROUPS_MAX} locality groups of its own")
         observers = self._merge_observers(schema)
         keep = schema.keep or self.keep
@@ -352,7 +356,8 @@ class Catalogue:
                 list(t.splits),
                 {n: [c.number, c.codec, c.group] for n, c in t.columns.items()},
                 _pack_keep(t.keep) if t.keep else None,
-                *([list(t.added.items())] if t.added else []),
+                *([list(t.added.items())] if t.added or t.changes else []),
+                *([True] if t.changes else []),
             ]
             for name, t in self.tables.items()
         }
@@ -373,6 +378,7 @@ class Catalogue:
                         {n: ColumnEntry(*c) for n, c in columns.items()},
                         _unpack_keep(rest[0]) if rest and rest[0] else None,
                         dict(rest[1]) if len(rest) > 1 else {},
+                        len(rest) > 2,
                     )
                     for name, (key, splits, columns, *rest) in tables.items()
                 },
@@ -410,11 +416,15 @@ def _told(entry: ColumnEntry) -> str:
 
 def _merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
     if entry is None:
-        entry = TableEntry(table.key.name, table.splits, {})
+        entry = TableEntry(table.key.name, table.splits, {}, changes=table.changes)
     elif entry.key != table.key.name:
         raise SchemaMismatch(
             f"table {table.name!r} has keys of {entry.key} in the store and of {table.key.name} in the schema. "
             "Declare it as it was made, or use another name."
+        )
+    elif table.changes and not entry.changes:
+        raise SchemaMismatch(
+            f"table {table.name!r} was made without changes=True, and cannot get a log later; use another name for it"
         )
     columns = dict(entry.columns)
     declared_ones: list[Column[Any, Any] | Signal[Any]] = [*table.columns.values(), *table.signals.values()]
@@ -482,8 +492,9 @@ def refusal(kind: str, other: str) -> str:
 async def declare(store: RowStore, schema: Schema, found: Callable[[int], None] = lambda version: None) -> Catalogue:
     """Add the schema to the store's catalogue, and return the catalogue. `found`: called with each version found.
 
-    Raises: SchemaMismatch, Unavailable.
+    Raises: SchemaMismatch, Unavailable; UsageError for a table with changes=True, if the store keeps no logs.
     """
+    schema.must_suit(logs=store.logs)
 
     def bring_up(catalogue: Catalogue) -> Catalogue:
         found(catalogue.version)
@@ -560,7 +571,7 @@ def schema_of(catalogue: Catalogue) -> Schema:
     """A schema for reading a store, made from its catalogue; columns with unknown codecs are read as bytes."""
     tables: list[Table[Any]] = []
     for name, entry in catalogue.tables.items():
-        table: Table[Any] = Table(name, key=codec_named(entry.key))
+        table: Table[Any] = Table(name, key=codec_named(entry.key), changes=entry.changes)
         for column, known in entry.columns.items():
             if known.is_signal:
                 table.signal(column)

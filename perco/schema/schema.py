@@ -142,18 +142,41 @@ class Table(Generic[K]):
         key: an ordered codec: BYTES, TEXT, INT64, Tuple(...).
         splits: keys at which the table is divided into tablets when it is made; each tablet has a writer of its own.
         keep: how long its old versions are kept; None: as last declared or, if never declared, as the schema says.
+        changes: keep a log of its changes, for `db.changes` (E1). This is decided when the table is made.
     """
 
     name: str
     splits: tuple[bytes, ...]
     keep: Keep | None
+    changes: bool
 
     @overload
-    def __init__(self: Table[bytes], name: str, *, splits: Sequence[bytes] = (), keep: Keep | None = None) -> None: ...
-    @overload
-    def __init__(self, name: str, *, key: Codec[K], splits: Sequence[K] = (), keep: Keep | None = None) -> None: ...
     def __init__(
-        self, name: str, *, key: Codec[Any] = BYTES, splits: Sequence[Any] = (), keep: Keep | None = None
+        self: Table[bytes],
+        name: str,
+        *,
+        splits: Sequence[bytes] = (),
+        keep: Keep | None = None,
+        changes: bool = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        name: str,
+        *,
+        key: Codec[K],
+        splits: Sequence[K] = (),
+        keep: Keep | None = None,
+        changes: bool = False,
+    ) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        *,
+        key: Codec[Any] = BYTES,
+        splits: Sequence[Any] = (),
+        keep: Keep | None = None,
+        changes: bool = False,
     ) -> None:
         self.name = _named("table", name)
         if len(quote(name, safe="")) > _QUOTED_MAX:
@@ -169,6 +192,9 @@ class Table(Generic[K]):
             raise UsageError(f"table {name!r}: splits= takes a list of keys, such as [{splits!r}], not {splits!r}")
         self.splits = tuple(sorted({self.row(split) for split in splits} - {b""}))
         self.keep = _must_keep(f"table {name!r}", keep)
+        if not isinstance(changes, bool):
+            raise UsageError(f"table {name!r} takes changes=True or changes=False, not {changes!r}")
+        self.changes = changes
 
     def column(self, name: str, codec: Codec[V], *, group: str | None = None) -> Column[K, V]:
         """Declare a column; `group` puts its long values into a locality group of their own."""
@@ -342,6 +368,15 @@ class Schema:
                 raise UsageError(f"the schema has two tables named {table.name!r}")
             self.tables[table.name] = table
         self.observers: dict[str, Observer] = {}
+
+    def must_suit(self, *, logs: bool) -> None:
+        """Raise UsageError if a table is to keep a log of its changes, and the store keeps no `logs` (E1)."""
+        for table in self.tables.values():
+            if table.changes and not logs:
+                raise UsageError(
+                    f"table {table.name!r}: changes=True needs a store in a folder or in memory; this store keeps no "
+                    "logs of changes"
+                )
 
     @overload
     def observe(

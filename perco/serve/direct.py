@@ -77,6 +77,7 @@ class DirectRowStore(RemoteRowStore):
     rows: TicketRows
     groups: bool
     once: bool
+    logs = False
     spread: bool
     alone: bool
 

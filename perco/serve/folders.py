@@ -25,7 +25,7 @@ async def place_of(backend: Backend, catalogue: Catalogue, clients: int, workers
     where, mark = backend.where()
     files = []
     for table in backend.store.tables():
-        own = catalogue.groups(table) if table in catalogue.tables else ()
+        own = catalogue.all_groups(table) if table in catalogue.tables else ()
         groups = [*PROTOCOL_GROUPS, *own]
         await backend.store.look([table], groups)
         entries = {group: backend.store.count(table, group) for group in groups}
@@ -41,7 +41,7 @@ def folder_of(local: LocalStore, catalogue: Catalogue) -> FolderIs:
     process, command = owner_of(path)
     files = []
     for tablet in local.store.tablets():
-        groups = [*PROTOCOL_GROUPS, *(catalogue.groups(tablet.table) if tablet.table in catalogue.tables else ())]
+        groups = [*PROTOCOL_GROUPS, *(catalogue.all_groups(tablet.table) if tablet.table in catalogue.tables else ())]
         entries = {group: tablet.entries(group) for group in groups}
         files.append(FileOf(tablet.table, tablet.start, tablet.statistics().used_bytes, entries, tablet.groups()))
     where, mark = local.where()

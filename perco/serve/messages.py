@@ -24,6 +24,7 @@ from perco.rpc.framing import Message, WireError
 from perco.serve.tasks import text
 from perco.storage import (
     APPLIED,
+    WRITE,
     Failed,
     Mutation,
     NoReply,
@@ -391,9 +392,16 @@ def read_mutations(packed: Any) -> list[Mutation]:
 
 
 def read_scan(packed: Any) -> ScanRequest:
-    """Decode the request of a scan. Raises: TypeError."""
+    """Decode the request of a scan. Raises: TypeError, ValueError."""
     request = ScanRequest(*packed)
-    return request._replace(queries=tuple([ScanQuery(*query) for query in request.queries]))
+    request = request._replace(queries=tuple([ScanQuery(*query) for query in request.queries]))
+    if request.log is not None:
+        if type(request.log) is not bytes:
+            raise TypeError("not a position in a log")
+        [query] = request.queries
+        if query.group != WRITE or request.reverse:
+            raise ValueError("not a scan of a log")
+    return request
 
 
 def read_page(packed: Any) -> ScanPage:

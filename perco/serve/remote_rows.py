@@ -54,6 +54,7 @@ class RemoteRowStore:
 
     groups: bool
     once: bool
+    logs: bool
     spread: bool
     alone: bool
     losses: int
@@ -78,14 +79,14 @@ class RemoteRowStore:
         self._refreshing = trio.Lock()
         self._moved = trio.Event()
         self._stale = False  # the map of tablets is known to be out of date
-        self.groups = self.once = True  # as the owner says in its greeting
+        self.groups = self.once = self.logs = True  # as the owner says in its greeting
         self.spread = False  # whether tablet servers have the rows, as the owner says in its greeting
         self.alone = True  # whether all readers of the rows ask the owner, as its greeting says (C4)
         self.losses = 0  # how often the owner has ended the session (R5)
 
     def greeted(self, info: dict[str, Any]) -> None:
         """Note what the store offers, as the owner's greeting says. Raises: KeyError."""
-        self.groups, self.once = info["groups"], info["once"]
+        self.groups, self.once, self.logs = info["groups"], info["once"], info["logs"]
         self.spread, self.alone = info["spread"], info["alone"]
 
     def lost(self) -> None:
@@ -374,6 +375,7 @@ class LostRowStore:
 
     groups = True
     once = True
+    logs = True
     chaining = None
     deferring = None
     prompt = None

@@ -307,6 +307,7 @@ class Server(Door[Session]):
             "last": parts.oracle.last,
             "groups": self._owner.store.groups,
             "once": self._owner.store.once,
+            "logs": self._owner.store.logs,
             "lease_s": self._options.lease_s,
             "spread": self._servers is not None,
             "alone": self._parts.fates.alone,

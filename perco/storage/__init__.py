@@ -12,6 +12,7 @@ from perco.storage.cells import (
     FAILED_LIST as FAILED_LIST,
     GROUPS_MAX as GROUPS_MAX,
     LOCK as LOCK,
+    LOG as LOG,
     NOTIFY as NOTIFY,
     PENDING as PENDING,
     PRESENT as PRESENT,

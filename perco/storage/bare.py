@@ -82,6 +82,10 @@ class Bare:
     def once(self) -> bool:
         return self._store.once
 
+    @property
+    def logs(self) -> bool:
+        return self._store.logs
+
     def tables(self) -> list[str]:
         return self._tables()
 

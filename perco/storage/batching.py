@@ -321,6 +321,10 @@ class Batching:
         return self.inner.once
 
     @property
+    def logs(self) -> bool:
+        return self.inner.logs
+
+    @property
     def deferring(self) -> Deferring:
         return self
 

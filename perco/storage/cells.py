@@ -29,11 +29,22 @@ SHARED: Final = "shared"  # read locks (T14)
 # are called bare (N5).
 TRACE: Final = "trace"
 FAILED_LIST: Final = "failed"  # changes whose observers have failed too often (N6)
+# Tables that log their changes have this group, too: an index, by timestamp, of their cells in WRITE (E1). A tablet
+# that has the group keeps it; its keys are in another order (`keys.log_key`), and only a scan with `log` reads them.
+LOG: Final = "log"
+_ACK_BITS: Final = 0xFFFF  # set in the columns of acknowledgements and of runs for signals (N3, N5)
 PROTOCOL_GROUPS: Final = (DATA, LOCK, WRITE, ROLLBACK, NOTIFY, PENDING, SHARED, TRACE, FAILED_LIST)
 GROUPS_MAX: Final = 122  # in one table, not counting the protocol's
 
 TS_MAX: Final = (1 << 53) - 1  # O3: Bigtable's cell timestamp is ours x 1000 and has 63 bits
 COLUMN_MAX: Final = (1 << 32) - 1
+
+
+def is_logged(column: int) -> bool:
+    """Whether the log has the records of a column: not those of acknowledgements."""
+    return not column & _ACK_BITS
+
+
 ROW_BYTES_MAX: Final = 400  # LMDB's keys have at most 511 bytes; the rest is for escapes, column and timestamp
 VALUE_BYTES_MAX: Final = 8 << 20
 
@@ -127,6 +138,14 @@ class ScanRequest(NamedTuple):
 
     A row is in the page if any query finds a cell in it. `rows_max` and `bytes_max` bound the page; `seeks_max` bounds
     the work on rows in which no query finds a cell, so a page may be empty without being the last.
+
+    With `log`, the scan follows the log of the tablet that has `start` (E1), and its only query is of WRITE. Each entry
+    of the page is a row with the cell that was written in it, in the order of (timestamp, row, column). The query's
+    `from_ts` and `to_ts` bound the timestamps. Its `n` says what comes with an entry: 0 only (column, ts, b""), 1 the
+    cell's value (b"" if that is gone), 2 also the newest older cell of that column. `log` is the position after which
+    the page begins: b"", or `keys.log_key` of the last entry that was read. A page with neither `rows_max` entries nor
+    `bytes_max` bytes is the last one. The log may still have entries of rows that a split has moved (P4): skip entries
+    outside the range. If `next` is not None, the range from there on belongs to another tablet, with a log of its own.
     """
 
     table: str
@@ -137,6 +156,7 @@ class ScanRequest(NamedTuple):
     rows_max: int = 256
     bytes_max: int = 1 << 20
     seeks_max: int = 4096
+    log: bytes | None = None
 
 
 ScanCell: TypeAlias = tuple[int, int, bytes]  # (column, ts, value)

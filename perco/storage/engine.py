@@ -10,7 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Protocol
 
-from perco.storage.keys import TAIL_BYTES, escape, unescape
+from perco.storage.cells import LOG
+from perco.storage.keys import TAIL_BYTES, escape, split_log_key, unescape
 
 
 class Cursor(Protocol):
@@ -33,8 +34,11 @@ class View(Protocol):
 
 
 class Batch(View, Protocol):
-    """A view that sees its own writes, to be committed or dropped as a whole."""
+    """A view that sees its own writes, to be committed or dropped as a whole. `logs`: whether the tablet keeps a log
+    (E1)."""
 
+    @property
+    def logs(self) -> bool: ...
     def put(self, group: str, key: bytes, value: bytes) -> None: ...
     def delete(self, group: str, key: bytes) -> None: ...
 
@@ -51,6 +55,10 @@ class MemoryBatch:
     def __init__(self, engine: MemoryEngine) -> None:
         self._engine = engine
         self._writes: list[tuple[str, bytes, bytes | None]] = []
+
+    @property
+    def logs(self) -> bool:
+        return self._engine.logs
 
     def cursor(self, group: str) -> Cursor:
         return self._engine.cursor(group)
@@ -116,10 +124,16 @@ class _MemoryCursor:
 
 
 class MemoryEngine:
-    """All groups of one tablet, in memory. It is its own view and batch: puts are visible at once."""
+    """All groups of one tablet, in memory. It is its own view and batch: puts are visible at once.
+
+    Attributes: `logs`: whether it keeps a log (E1).
+    """
+
+    logs: bool
 
     def __init__(self) -> None:
         self._groups: dict[str, _Sorted] = {}
+        self.logs = False
 
     def _group(self, name: str) -> _Sorted:
         group = self._groups.get(name)
@@ -157,20 +171,28 @@ class MemoryEngine:
 
     def has_from(self, row: bytes) -> bool:
         """Whether there is any cell from a row on."""
-        return any(group.keys and group.keys[-1] >= escape(row) for group in self._groups.values())
+        return any(group.keys and group.keys[-1] >= escape(row) for name, group in self._groups.items() if name != LOG)
 
     def copy_from(self, row: bytes) -> MemoryEngine:
         """A new engine with all cells from a row on."""
         other = MemoryEngine()
+        other.logs = self.logs
         for name, group in self._groups.items():
             copied = other._group(name)
-            copied.keys = group.keys[bisect_left(group.keys, escape(row)) :]
+            if name == LOG:
+                copied.keys = [key for key in group.keys if split_log_key(key)[0] >= escape(row)]
+            else:
+                copied.keys = group.keys[bisect_left(group.keys, escape(row)) :]
             copied.values = {key: group.values[key] for key in copied.keys}
         return other
 
     def remove_from(self, row: bytes) -> None:
         """Remove all cells from a row on."""
-        for group in self._groups.values():
+        for name, group in self._groups.items():
+            if name == LOG:
+                for key in [key for key in group.keys if split_log_key(key)[0] >= escape(row)]:
+                    self.delete(LOG, key)
+                continue
             at = bisect_left(group.keys, escape(row))
             for key in group.keys[at:]:
                 del group.values[key]

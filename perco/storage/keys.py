@@ -14,6 +14,10 @@ fits into LMDB's 511 bytes. The last group is padded with zeros. Each group is f
 group follows, else the number of the group's bytes that belong to the row. Where the groups begin depends only on the
 bytes before them, so the order of the rows is kept.
 
+The entries of a log (E1) are sorted by time instead, and are as long:
+
+    key = timestamp, 8 bytes big-endian | escaped row | column, 4 bytes big-endian
+
 0x00 0x02 is reserved: "this row is longer than a key can be and continues elsewhere".
 """
 
@@ -34,6 +38,8 @@ _PLAIN_ZEROS: Final = 32
 _PAST: Final = b"\xff" * (TAIL_BYTES + 1)  # added to a row's prefix, it sorts after every cell of the row
 
 _pack = _TAIL.pack
+_pack_log_ts = struct.Struct(">Q").pack
+_pack_column = struct.Struct(">I").pack
 _unpack = _TAIL.unpack_from
 
 
@@ -122,6 +128,18 @@ def split_key(key: bytes) -> tuple[bytes, int, int]:
         raise Corruption(f"key {key.hex()}", "too short for a cell")
     column, inverted = _unpack(key, cut)
     return key[:cut], column, _INVERT - inverted
+
+
+def log_key(prefix: bytes, column: int, ts: int) -> bytes:
+    """The key of a cell in its tablet's log, where the oldest cells come first (E1)."""
+    return _pack_log_ts(ts) + prefix + _pack_column(column)
+
+
+def split_log_key(key: bytes) -> tuple[bytes, int, int]:
+    """(prefix, column, timestamp) of a key in a log."""
+    if len(key) < TAIL_BYTES + 2:
+        raise Corruption(f"key {key.hex()}", "too short for an entry of the log")
+    return key[8:-4], int.from_bytes(key[-4:], "big"), int.from_bytes(key[:8], "big")
 
 
 def longest_key() -> int:

@@ -34,6 +34,7 @@ from perco.errors import Corruption, PercoError, StoreFull, TabletSplit, Unavail
 from perco.storage.cells import (
     DATA,
     GROUPS_MAX,
+    LOG,
     PROTOCOL_GROUPS,
     WRITE,
     Applied,
@@ -45,7 +46,7 @@ from perco.storage.cells import (
     Verdict,
 )
 from perco.storage.fencing import check_epoch, next_epoch
-from perco.storage.keys import escape
+from perco.storage.keys import escape, split_log_key
 from perco.storage.lmdb_options import LmdbOptions
 from perco.storage.lmdb_view import Groups, LmdbView, goes_on
 from perco.storage.pages import PageDamaged, Pages, survey
@@ -58,6 +59,7 @@ _MAP_BYTES_MIN = 256 << 10  # room for the named databases of all groups, which 
 _EPOCH = b"\0epoch"  # a key beside the names of the groups
 _STOP = b"\0stop"  # another such key; its value: the first row that now belongs to another tablet
 _SURVEYS_MAX = 100
+_VISITED = 10  # entries of the log that are examined, for each cell that is removed
 _NAMES_MAX = 1000  # more groups than any environment has
 # LMDB's errors for impossible pages, and for a transaction that has read one.
 _DAMAGE = (
@@ -115,7 +117,7 @@ class LmdbEngine:
                 sync=options.sync,
                 metasync=options.sync,
                 lock=lock,
-                max_dbs=len(PROTOCOL_GROUPS) + GROUPS_MAX,
+                max_dbs=len(PROTOCOL_GROUPS) + 1 + GROUPS_MAX,
                 max_readers=options.readers_max,
                 readahead=False,
                 create=not readonly,
@@ -131,6 +133,7 @@ class LmdbEngine:
         self.still = threading.Lock()  # held while a thread other than the loop's reads: the map does not grow (S6)
         self._epoch = b""  # F1; empty: this process has the whole folder
         self._data = -1
+        self._log_at = b"\0"  # where the search for entries of rows that have moved goes on
         try:
             self._page = int(self._env.stat()["psize"])
             self._check_size(data)
@@ -180,6 +183,11 @@ class LmdbEngine:
         except lmdb.MapResizedError:
             self._adopt_map()
             return self._env.open_db(group.encode(), create=not self.readonly)
+
+    @property
+    def logs(self) -> bool:
+        """Whether it keeps a log (E1)."""
+        return LOG in self._dbs
 
     # ------------------------------------------------------------ reading
 
@@ -246,7 +254,8 @@ class LmdbEngine:
             raise self._unreadable(error) from error
 
     def _scan(self, request: ScanRequest) -> ScanPage:
-        missing = [query.group for query in request.queries if query.group not in self._dbs]
+        logs = () if request.log is None else (LOG,)
+        missing = [group for group in (*logs, *(query.group for query in request.queries)) if group not in self._dbs]
         if missing and self.readonly:
             self._open_groups(missing)
             missing = [group for group in missing if group not in self._dbs]
@@ -254,7 +263,7 @@ class LmdbEngine:
             present = tuple(query for query in request.queries if query.group in self._dbs)
             with self._begin() as txn:
                 self._check_stop(txn, request.start, request.stop, whole=True)
-                if not present:
+                if not present or LOG in missing:
                     return ScanPage([], None)
                 page = scan_rows(LmdbView(txn, self._dbs), request._replace(queries=present))
             rows = []
@@ -590,20 +599,39 @@ class LmdbEngine:
             # DATA and WRITE last: the waiting changes and the locks are counted in other groups (`entries`), and until
             # their moved cells are removed here, both tablets count them.
             for group in sorted(self._dbs, key=lambda group: group in (DATA, WRITE)):
+                if group == LOG:
+                    continue
                 with txn.cursor(self._dbs[group]) as cursor:
                     if not cursor.set_range(prefix):
                         continue
                     while removed < cells and cursor.delete():
                         removed += 1
-            if not removed:
+            more = removed >= cells or self._remove_logged(txn, prefix, _VISITED * cells)
+            if not removed and LOG not in self._dbs:
                 txn.abort()
-        return removed >= cells
+        return more
+
+    def _remove_logged(self, txn: Any, prefix: bytes, entries: int) -> bool:
+        """Go through at most `entries` entries of the log, and remove those of these rows. Returns whether there may be
+        more. (If the process ends before that, readers skip the rest, and a compaction leaves it out.)"""
+        if LOG not in self._dbs:
+            return False
+        with txn.cursor(self._dbs[LOG]) as cursor:
+            more = cursor.set_range(self._log_at)
+            for _ in range(entries):
+                if not more:
+                    break
+                self._log_at = cursor.key()
+                gone = split_log_key(self._log_at)[0] >= prefix
+                more = cursor.delete() and bool(cursor.key()) if gone else cursor.next()
+        self._log_at = self._log_at if more else b"\0"
+        return bool(more)
 
     def has_from(self, row: bytes) -> bool:
         """Whether there is any cell from a row on."""
         prefix = escape(row)
         with self.still:
-            return any(self.keys_from(group, prefix, 1) for group in list(self._dbs))
+            return any(self.keys_from(group, prefix, 1) for group in list(self._dbs) if group != LOG)
 
     def make_room(self, need_bytes: int, *, reserve: bool) -> StoreFull | None:
         """Allocate space in the file before a batch that may need `need_bytes` is written; None: there is room (S4)."""

@@ -198,6 +198,8 @@ class LmdbTablet:
             call.answer(index, Failed(TransactionClosed(_CLOSED)))
             return
         room = _room(mutation)
+        if self.engine.logs:  # every record has an entry in the log, in another page (E1)
+            room *= 2
         if room > _LARGE:
             room = min(room, self._room_of_large(mutation))
         if self._held is not None and _reaches(mutation, self._cut_row):

@@ -7,6 +7,7 @@ from typing import Any
 
 from perco.errors import Corruption
 from perco.storage.cells import (
+    LOG,
     ScanRequest,
 )
 from perco.storage.engine import Cursor
@@ -43,10 +44,11 @@ class Groups(dict[str, Any]):
 class LmdbView:
     """A transaction of LMDB as a `View` or `Batch`."""
 
-    __slots__ = ("_dbs", "_txn", "cursor")
+    __slots__ = ("_dbs", "_txn", "cursor", "logs")
 
     def __init__(self, txn: Any, dbs: dict[str, Any]) -> None:
         self._txn, self._dbs = txn, dbs
+        self.logs = LOG in dbs  # E1
         self.cursor: Callable[[str], Cursor] = _Cursors(txn, dbs).__getitem__  # saves a Python frame at every seek
 
     def get(self, group: str, key: bytes) -> bytes | None:

@@ -3,6 +3,8 @@
 The same code runs over LMDB and over memory; it does no I/O of its own, and has no notion of transactions.
 
 S1  A mutation's checks all come before its first write, so a refused one has written nothing.
+E1  If the tablet keeps a log, the write that puts a record also puts its entry in the log, and the write that removes
+    the record removes the entry.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from perco.errors import Corruption
 from perco.storage.cells import (
     ABSENT,
     APPLIED,
+    LOG,
     TS_MAX,
+    WRITE,
     Applied,
     Cell,
     Mutation,
@@ -27,9 +31,10 @@ from perco.storage.cells import (
     ScanQuery,
     ScanRequest,
     ScanRow,
+    is_logged,
 )
 from perco.storage.engine import Batch, Cursor, View
-from perco.storage.keys import TAIL_BYTES, cell_key, escape, past_row, split_key, unescape
+from perco.storage.keys import TAIL_BYTES, cell_key, escape, log_key, past_row, split_key, split_log_key, unescape
 
 _pack: Final = struct.Struct(">IQ").pack
 _unpack: Final = struct.Struct(">IQ").unpack_from
@@ -63,13 +68,29 @@ def check_and_write(batch: Batch, mutation: Mutation, floor: int, empty: Contain
                 found = cursor.set_range(first) and cursor.key() <= prefix + _pack(column, _INVERT - low)
             if found == (kind == ABSENT):
                 return Refused(i, checks.index(check))
+    logs = batch.logs
     for prefix, (_, _, writes) in zip(prefixes, rows, strict=True):
         for group, column, ts, value in writes:
+            if logs and group in (WRITE, LOG):
+                _log(batch, group, prefix, column, ts, value)
+                if group == LOG:
+                    continue
             if value is None:
                 batch.delete(group, prefix + _pack(column, _INVERT - ts))
             else:
                 batch.put(group, prefix + _pack(column, _INVERT - ts), value)
     return APPLIED
+
+
+def _log(batch: Batch, group: str, prefix: bytes, column: int, ts: int, value: bytes | None) -> None:
+    """Keep the log in step with a write (E1). A write to the log itself can only remove entries."""
+    if not is_logged(column):
+        return
+    if value is None:
+        batch.delete(LOG, log_key(prefix, column, ts))
+    else:
+        assert group == WRITE, "E1: only a record puts an entry into the log"
+        batch.put(LOG, log_key(prefix, column, ts), b"")
 
 
 def read_row(view: View, row: bytes, queries: Sequence[Query], empty: Container[str] = NOWHERE) -> RowCells:
@@ -125,6 +146,8 @@ def _versions(
 
 def scan_rows(view: View, request: ScanRequest) -> ScanPage:
     """One page of a scan; see `ScanRequest`."""
+    if request.log is not None:
+        return _scan_log(view, request, request.log)
     if len(request.queries) == 1 and request.queries[0][1:4] == (None, 0, TS_MAX) and not request.reverse:
         return _scan_group(view, request, request.queries[0])
     walk = _Backward(view, request) if request.reverse else _Forward(view, request)
@@ -173,6 +196,45 @@ def _scan_group(view: View, request: ScanRequest, query: ScanQuery) -> ScanPage:
             more = cursor.next()
         rows.append((unescape(prefix), [cells]))
     return ScanPage(rows, None)
+
+
+def _scan_log(view: View, request: ScanRequest, after: bytes) -> ScanPage:
+    """A page of a log (E1)."""
+    [(_, _, from_ts, to_ts, n, _)] = request.queries
+    log, records = view.cursor(LOG), view.cursor(WRITE)
+    end = log_key(b"", 0, to_ts + 1)[:8]
+    rows: list[ScanRow] = []
+    size = 0
+    more = log.set_range(max(after + b"\x00", log_key(b"", 0, from_ts)[:8]))
+    while more and len(rows) < request.rows_max and size < request.bytes_max:
+        key = log.key()
+        if key >= end:
+            break
+        cells, taken = _logged(records, key, n)
+        rows.append((unescape(key[8:-4]), [cells]))
+        size += taken
+        more = log.next()
+    return ScanPage(rows, None)
+
+
+def _logged(records: Cursor, key: bytes, n: int) -> tuple[list[ScanCell], int]:
+    """What comes with an entry of the log, and its bytes; see `ScanRequest`."""
+    prefix, column, ts = split_log_key(key)
+    if not n:
+        return [(column, ts, b"")], 0
+    where = prefix + key[-4:]
+    at = where + (_INVERT - ts).to_bytes(8, "big")
+    if not records.set_range(at) or records.key() != at:
+        return [(column, ts, b"")], 0
+    value = records.value()
+    if n == 1 or not records.next():
+        return [(column, ts, value)], len(value)
+    older, before = records.item()
+    if older[:-8] != where:
+        return [(column, ts, value)], len(value)
+    return [(column, ts, value), (column, _INVERT - int.from_bytes(older[-8:], "big"), before)], len(value) + len(
+        before
+    )
 
 
 def _query(view: View, prefix: bytes, query: ScanQuery) -> list[ScanCell]:

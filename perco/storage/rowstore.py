@@ -71,6 +71,7 @@ class RowStore(Protocol):
             mutations of one row.
         once: whether a mutation takes effect at most once. If it may take effect twice, perco does not commit in one
             step (C6).
+        logs: whether its tables can keep logs of their changes (E1), which a scan with `log` reads.
         chaining, deferring, prompt: see `Chaining`, `Deferring`, `Prompt`; None: the store does not offer it.
     """
 
@@ -78,6 +79,8 @@ class RowStore(Protocol):
     def groups(self) -> bool: ...
     @property
     def once(self) -> bool: ...
+    @property
+    def logs(self) -> bool: ...
     @property
     def chaining(self) -> Chaining | None: ...
     @property
@@ -188,6 +191,7 @@ class LocalRowStore:
 
     groups = True
     once = True
+    logs = True
     deferring = None
 
     @property

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from perco.errors import Unavailable
-from perco.storage.cells import APPLIED, PROTOCOL_GROUPS, WRITE, Mutation, NoReply, Verdict
-from perco.storage.keys import TAIL_BYTES, cell_key, escape, unescape
+from perco.storage.cells import APPLIED, LOG, PROTOCOL_GROUPS, WRITE, Mutation, NoReply, Verdict, is_logged
+from perco.storage.keys import TAIL_BYTES, cell_key, escape, log_key, split_log_key, unescape
 from perco.storage.lmdb_engine import LmdbEngine, MapTooSmall
 from perco.storage.lmdb_options import LmdbOptions
 
@@ -63,6 +63,7 @@ class Copying:
         self.row, self.stop, self._whole = row, stop, whole
         self._source = source
         self._groups = list(dict.fromkeys([*PROTOCOL_GROUPS, *groups, *source.groups()]))
+        self._logs = LOG in self._groups  # E1
         self._copy = source.another(path, self._groups, replace(options, sync=False))
         self._noted: deque[tuple[str, bytes, bytes | None]] = deque()
         self._noted_bytes = self._applied_bytes = 0  # in total
@@ -88,7 +89,10 @@ class Copying:
                     continue
                 prefix = escape(row)
                 for group, column, ts, value in writes:
-                    self._noted.append((group, cell_key(prefix, column, ts), value))
+                    if self._logs and group in (WRITE, LOG) and is_logged(column):
+                        self._noted.append((LOG, log_key(prefix, column, ts), None if value is None else b""))
+                    if group != LOG:
+                        self._noted.append((group, cell_key(prefix, column, ts), value))
                     size += _CELL_BYTES + len(value or b"")
         self._noted_bytes += size
         if self._noted_bytes - self._applied_bytes > _NOTED_BYTES_MAX:
@@ -138,6 +142,9 @@ class Copying:
     def _all_pages(self) -> Iterator[Sequence[tuple[str, bytes, bytes | None]]]:
         stop = None if self.stop is None else escape(self.stop)
         for group in list(self._groups):  # a group created meanwhile needs no page: its writes are noted
+            if group == LOG:
+                yield from self._log_pages(stop)
+                continue
             key = escape(self.row)
             while True:
                 with self._source.still:
@@ -148,6 +155,23 @@ class Copying:
                 self.cells += len(page)
                 yield page
                 key = page[-1][1] + b"\0"
+
+    def _log_pages(self, stop: bytes | None) -> Iterator[Sequence[tuple[str, bytes, bytes | None]]]:
+        """The log's entries of the rows that are copied: the log is in the order of time, so all of it is read."""
+        start, key = escape(self.row), b""
+        while True:
+            with self._source.still:
+                found = self._source.keys_from(LOG, key, _CELLS)
+            if not found:
+                return
+            page: list[tuple[str, bytes, bytes | None]] = []
+            for at in found:
+                prefix = split_log_key(at)[0]
+                if prefix >= start and (stop is None or prefix < stop):
+                    page.append((LOG, at, b""))
+            self.cells += len(page)
+            yield page
+            key = found[-1] + b"\0"
 
     def _apply_noted(self) -> None:
         if self._failure is not None:

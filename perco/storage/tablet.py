@@ -27,6 +27,7 @@ from perco.errors import TransactionClosed
 from perco.settings import check_options
 from perco.storage.call import Call
 from perco.storage.cells import (
+    LOG,
     WRITE,
     Failed,
     Mutation,
@@ -210,6 +211,7 @@ class MemoryTablet:
 
     async def add_groups(self, groups: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
+        self.engine.logs = self.engine.logs or LOG in groups
 
     def statistics(self) -> TabletStatistics:
         done = self._mutations

@@ -25,6 +25,7 @@ would wait for themselves.
 from perco.sync.attempts import Attempt as Attempt, Attempts as Attempts, Retrying as Retrying
 from perco.sync.blocks import WorkerHandle as WorkerHandle
 from perco.sync.database import Database as Database
+from perco.sync.following import ChangeStream as ChangeStream
 from perco.sync.held import (
     PinnedSnapshot as PinnedSnapshot,
     Snapshot as Snapshot,

@@ -24,6 +24,7 @@ from perco.schema.schema import Column, Schema, Table
 from perco.sync.attempts import Attempts, Retrying
 from perco.sync.blocks import Block, SnapshotBlock, TransactionBlock, WorkerHandle
 from perco.sync.calling import Calling
+from perco.sync.following import ChangeStream
 from perco.sync.held import PinnedSnapshot, Snapshot, Transaction
 from perco.sync.threads import Threads
 from perco.tablets.compactor import Compacted
@@ -168,6 +169,31 @@ class Database(Calling):
         """
         block = self._of.pin(name, lease_s=lease_s, ts=ts, at=at, owner=owner, keep=keep)
         return Block(self._port, block, lambda of: PinnedSnapshot(self._port, of), "with db.pin(...) as pin:")
+
+    def changes(
+        self, *tables: Table[Any] | str, since: int | datetime | None = None, follow: bool = False
+    ) -> ChangeStream:
+        """What transactions have changed in tables that keep a log (`perco.Table(..., changes=True)`): transaction by
+        transaction, in the order of their commit timestamps, with the values before and after (E2, E3).
+
+            with db.snapshot() as snap: ...                      # copy the table as it is
+            for changes in db.changes(docs, since=snap.start_ts, follow=True):
+                for row in changes.rows: ...                           # row.key, row.before, row.after
+
+        Args:
+            tables: tables, or their names; the changes of one transaction in all of them come together.
+            since: a timestamp: only transactions that committed after it; an aware datetime; None: only those that
+                commit from the first iteration on.
+            follow: wait for further changes. False: end at the present.
+
+        To resume after a crash, store `changes.commit_ts` together with what was made of the changes, and pass it as
+        `since`. (`frontier` of the iterator also advances while nothing changes.)
+
+        Raises: UsageError for a table without a log; ReadOnly for a folder that was opened with readonly=True. While
+        iterating: HistoryGone if the vacuum has removed changes since then; UsageError for a timestamp in the future.
+        """
+        of = self._ask("changes", tables, {"since": since, "follow": follow})
+        return ChangeStream(of, lambda stream: self._port.ask(stream.fetch, (), {}))
 
     def pins(self) -> list[Pin]:
         """All pins of the store, by name; also expired pins that the vacuum has not dropped yet."""

@@ -39,6 +39,7 @@ from perco.errors import (
 from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
 from perco.storage import (
     DATA,
+    LOG,
     PROTOCOL_GROUPS,
     BatchOptions,
     Folder,
@@ -238,7 +239,9 @@ class LocalStore:
             return tablet
         if self._folder is None:
             numbers[number] = start
-            return MemoryTablet(table, start)
+            memory = MemoryTablet(table, start)
+            memory.engine.logs = LOG in every
+            return memory
         options = self._lmdb if sync is None else replace(self._lmdb, sync=sync)
         path = tablet_path(self._folder.path, table, number)
         if path in self._damaged:
@@ -273,7 +276,7 @@ class LocalStore:
         new = [name for name in catalogue.tables if name not in self._groups]
         made = await self._made(new)
         for name, entry in catalogue.tables.items():
-            groups = catalogue.groups(name)
+            groups = catalogue.all_groups(name)
             if name not in self._groups:
                 numbers = [number for number, _, _ in entry.tablets()] if name in made else entry.added.values()
                 self._add(name, entry.tablets(), groups, there=numbers)

@@ -39,6 +39,7 @@ class SingleRows:
 
     groups = False
     once = False
+    logs = True
     chaining = None
     deferring = None
     prompt = None

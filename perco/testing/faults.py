@@ -17,6 +17,7 @@ from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import (
     FAILED_LIST,
     LOCK,
+    LOG,
     NOTIFY,
     PENDING,
     ROLLBACK,
@@ -90,7 +91,7 @@ def kind_of(mutation: Mutation) -> str:
         return "give up"
     if (FAILED_LIST, True) in groups and (NOTIFY, False) in groups:
         return "replay"
-    if groups & _OLD or groups == {(ROLLBACK, True)}:
+    if groups & _OLD or groups == {(LOG, True)} or groups == {(ROLLBACK, True)}:
         return "vacuum"
     if (NOTIFY, True) in groups:
         return "tidy"
@@ -152,6 +153,10 @@ class FaultyRowStore:
     @property
     def once(self) -> bool:
         return self._store.once
+
+    @property
+    def logs(self) -> bool:
+        return self._store.logs
 
     def tablets_here(self) -> Sequence[Tablet]:
         return self._store.tablets_here()

@@ -1,0 +1,347 @@
+"""The changes of tables, transaction by transaction, in the order of their commit timestamps.
+
+    frontier:  draw R, settle all that may commit at or below R, then read the logs up to R
+    merge:     `protocol/changes.py` puts the logs of all tablets together
+
+E1  A tablet's log has an entry for each write record of its tables' columns, from the same mutation as the record
+    (`storage/row.py`).
+E2  The *frontier* R is drawn. After that, every one-step commit at or below R that is entered in memory ends (C4), and
+    every lock with start_ts below R is settled. Only then are the logs read. So no entry at or below R can appear
+    later: a lock that is placed after the draw gets its commit_ts above R (T2).
+E3  A reader gets every transaction up to the frontier once, whole, and in order.
+E4  After the logs have been read, the table's cut is read. The cut is raised before anything is removed (G2). So if the
+    cut is not above the timestamp up to which the reader has everything, no entry and no older value was missing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import trio
+
+from perco.blocks import AsyncOnly
+from perco.errors import Corruption, HistoryGone, ReadOnly, SessionEnded, UsageError
+from perco.protocol.changes import Long, Merge, Source, Taken, value_of
+from perco.protocol.records import Cellref, column_of
+from perco.protocol.snapshot import Blocked
+from perco.schema.codecs import decoded, decoded_key
+from perco.schema.schema import Column, Table, must_be_table
+from perco.storage import LOCK, TS_MAX, WRITE, ReadRequest, ScanQuery, ScanRequest
+from perco.storage.cells import is_logged
+from perco.txn.beginning import begin_snapshot
+from perco.txn.engine import Engine
+
+_POLL_S, _POLL_MAX_S = 0.01, 0.1  # between two looks at the logs, while nothing is written
+_FRONTIER_S: Final = 1.0  # the frontier advances at least this often, even if nothing is written
+_ENTRIES: Final = 512  # of a log, in a page
+_BYTES_PER_READ: Final = 4 << 20
+_LOCKS: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """What a transaction changed in one row.
+
+    Attributes:
+        table: the table's name; `key`: the row's key.
+        before, after: by the name of each column that the transaction wrote, the value before the transaction and after
+            it; None: no value.
+    """
+
+    table: str
+    key: Any
+    before: dict[str, Any]
+    after: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What one transaction changed in the tables that are followed.
+
+    Attributes:
+        commit_ts: the transaction's commit timestamp. To go on after this transaction, pass it as `since`.
+        rows: in the order of the tables as they were given, then of the keys.
+    """
+
+    commit_ts: int
+    rows: tuple[RowChange, ...]
+
+
+class ChangeStream(AsyncOnly):
+    """An asynchronous iterator over `Changes`. A loop may leave it at any point: there is nothing to close."""
+
+    _write = "async for changes in db.changes(...):"
+
+    def __init__(
+        self, engine: Engine, tables: Sequence[Table[Any] | str], since: int | datetime | None, follow: bool
+    ) -> None:
+        engine.usable(writing=False)
+        if engine.place.readonly:
+            raise ReadOnly(
+                "this store was opened with readonly=True beside its owner, and then it is not known which commits are "
+                "complete: to read its changes, open it without that option"
+            )
+        self._engine, self._follow = engine, follow
+        self._tables = [_logged(engine, table) for table in tables]
+        if not self._tables:
+            raise UsageError("db.changes takes the tables to follow, such as db.changes(docs)")
+        self._since = _must_be_since(since)
+        self._began = False
+        self._frontier = self._since if isinstance(self._since, int) else 0
+        self._merge: Merge | None = None
+        self._ready: deque[Changes] = deque()
+        self._reached = self._frontier  # the frontier, once all that is ready has been taken
+        self._stepped_at = 0.0
+        self._ended = False
+
+    @property
+    def frontier(self) -> int:
+        """Every transaction that committed at or below this timestamp has been returned, and none above it. To resume,
+        pass it as `since`, in this program or in a later one."""
+        return self._frontier
+
+    def __aiter__(self) -> ChangeStream:
+        return self
+
+    async def __anext__(self) -> Changes:
+        while True:
+            changes = self.take()
+            if changes is not None:
+                return changes
+            if self.ended:
+                raise StopAsyncIteration
+            await self.fetch()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is to be fetched; never, with `follow`."""
+        return self._ended
+
+    def take(self) -> Changes | None:
+        """The next transaction that has been fetched; None: fetch more."""
+        if not self._ready:
+            return None
+        changes = self._ready.popleft()
+        self._frontier = changes.commit_ts if self._ready else self._reached
+        return changes
+
+    # ------------------------------------------------------------ reading
+
+    async def fetch(self) -> None:
+        """Fetch some transactions, if there are any; with `follow`, first wait for a while if there are none."""
+        self._engine.usable(writing=False)
+        if self._ready or self._ended:
+            await trio.lowlevel.checkpoint()
+            return
+        if not self._began:
+            await self._begin()
+        if self._merge is None and self._stepped_at:
+            await self._wait()
+        try:
+            await self._fetch()
+        except SessionEnded:  # R5: nothing was kept in the session, so the next call begins a step in the next one
+            self._merge = None
+        except BaseException:  # what was taken from the logs has not been returned
+            self._merge = None
+            raise
+
+    async def _begin(self) -> None:
+        """Find out where to begin."""
+        oracle, since = self._engine.oracle, self._since
+        if since is None:
+            snap = await begin_snapshot(self._engine)
+            snap.end()
+            since = snap.start_ts
+        elif isinstance(since, datetime):
+            since, _ = await oracle.at(since.timestamp())
+        elif since > oracle.last and since > await oracle.newest():
+            raise UsageError(f"there are no changes since {since}: timestamps so far are 1 to {oracle.last}")
+        self._frontier = self._reached = since
+        self._began = True
+
+    async def _fetch(self) -> None:
+        merge = self._merge
+        if merge is None:
+            merge = await self._step()
+        for source in merge.hungry():
+            await self._fill(merge, source)
+        taken: list[Taken] = []
+        while (found := merge.take()) is not None:
+            taken.append(found)
+        values = await self._long_values(taken)
+        for table in self._tables:
+            cut = await self._engine.oracle.cut(table.name)
+            if cut > self._frontier:
+                raise HistoryGone(self._frontier, cut, table.name)  # E4
+        self._merge = None if merge.over else merge
+        names = [self._columns(table) for table in self._tables]
+        for each in taken:
+            rows = self._rows(each, names, values)
+            if rows:
+                self._ready.append(Changes(each.commit_ts, rows))
+        if merge.over:
+            self._reached, self._stepped_at = merge.frontier, trio.current_time() or 1e-9
+            self._ended = not self._follow
+        elif taken:
+            self._reached = taken[-1].commit_ts
+        if not self._ready:
+            self._frontier = self._reached
+
+    async def _step(self) -> Merge:
+        """E2: draw a frontier, settle what may commit at or below it, and return where to read the logs."""
+        engine, after = self._engine, self._frontier
+        snap = await begin_snapshot(engine)
+        try:
+            frontier = snap.start_ts
+            await engine.driver.visible(frontier)
+            for table in self._tables:
+                await self._settle(table.name, frontier)
+        finally:
+            snap.end()
+        sources = []
+        for number, table in enumerate(self._tables):
+            starts = engine.driver.reads.bounds(table.name)
+            sources += [Source(number, low, high) for low, high in zip(starts, [*starts[1:], None], strict=True)]
+        return Merge(sources, after, frontier)
+
+    async def _settle(self, table: str, frontier: int) -> None:
+        """E2: settle every lock of a cell with start_ts below the frontier."""
+        driver = self._engine.driver
+        query = ScanQuery(LOCK, None, 0, TS_MAX, _LOCKS)
+        start: bytes | None = b""
+        while start is not None:
+            page = await driver.reads.scan(ScanRequest(table, start, None, (query,)))
+            for row, [locks] in page.rows:
+                for column, start_ts, packed in locks:
+                    if start_ts < frontier and is_logged(column):
+                        await driver.clear(Cellref(table, row, column), Blocked(start_ts, packed))
+            start = page.next
+
+    async def _fill(self, merge: Merge, source: Source) -> None:
+        """Read a page of a source's log."""
+        request = self._request(source, self._frontier, merge.frontier, 2, _ENTRIES)
+        page = await self._engine.driver.reads.scan(request)
+        if page.next is not None and (source.high is None or page.next < source.high):
+            merge.sources.append(source.divide(page.next))  # its tablet has been split meanwhile
+        size = sum(len(value) for _, [cells] in page.rows for _, _, value in cells)
+        source.fill(page.rows, full=len(page.rows) >= request.rows_max or size >= request.bytes_max)
+
+    def _request(self, source: Source, after: int, upto: int, n: int, entries: int) -> ScanRequest:
+        query = ScanQuery(WRITE, None, after + 1, upto, n)
+        table = self._tables[source.table].name
+        return ScanRequest(table, source.low, source.high, (query,), False, entries, log=source.position)
+
+    async def _long_values(self, taken: Sequence[Taken]) -> dict[tuple[str, bytes, int, Long], bytes]:
+        """The values that are not in their records."""
+        wanted: dict[tuple[str, bytes, int, Long], None] = {}
+        for transaction in taken:
+            for table, entry in transaction.entries:
+                for record in (entry.record, entry.before):
+                    value = value_of(record) if record[:1] != b"\x01" else None
+                    if isinstance(value, Long):
+                        wanted[self._tables[table].name, entry.row, entry.column, value] = None
+        keys = list(wanted)
+        found: dict[tuple[str, bytes, int, Long], bytes] = {}
+        while len(found) < len(keys):
+            requests: list[ReadRequest] = [
+                (table, row, ((long.group, column, long.start_ts, long.start_ts, 1),))
+                for table, row, column, long in keys[len(found) :]
+            ]
+            for key, [cells] in zip(
+                keys[len(found) :],
+                await self._engine.driver.reads.read_first(requests, _BYTES_PER_READ),
+                strict=False,
+            ):
+                found[key] = cells[0][1] if cells else b""
+        return found
+
+    # ------------------------------------------------------------ values
+
+    def _columns(self, table: Table[Any]) -> dict[int, Column[Any, Any]]:
+        """The declared columns of a table, by the numbers that the store's cells use."""
+        entry = self._engine.known.catalogue.tables[table.name]
+        return {
+            column_of(entry.columns[name].number): column
+            for name, column in table.columns.items()
+            if name in entry.columns
+        }
+
+    def _rows(
+        self,
+        taken: Taken,
+        names: Sequence[dict[int, Column[Any, Any]]],
+        values: dict[tuple[str, bytes, int, Long], bytes],
+    ) -> tuple[RowChange, ...]:
+        """The rows of a transaction, with the values of their columns."""
+        rows: list[RowChange] = []
+        last: tuple[int, bytes] | None = None
+        for number, entry in taken.entries:
+            column = names[number].get(entry.column)
+            if column is None:
+                continue  # a column of perco's own, or one that this program does not declare
+            table = self._tables[number]
+            if not entry.record:
+                what = f"the log has an entry at {entry.commit_ts}, and there is no write record"
+                raise self._engine.driver.at(Cellref(table.name, entry.row, entry.column), Corruption("", what))
+            if last != (number, entry.row):
+                last = number, entry.row
+                key = decoded_key(table.key, entry.row, table.name)
+                rows.append(RowChange(table.name, key, {}, {}))
+            row = rows[-1]
+            for record, into in ((entry.before, row.before), (entry.record, row.after)):
+                value = value_of(record)
+                if isinstance(value, Long):
+                    value = values[table.name, entry.row, entry.column, value]
+                into[column.name] = None if value is None else decoded(column.codec, value, column, row.key)
+        return tuple(rows)
+
+    # ------------------------------------------------------------ waiting
+
+    async def _wait(self) -> None:
+        """Wait until a log has an entry above the frontier, or until the frontier should advance without one."""
+        until, pause_s = self._stepped_at + _FRONTIER_S, _POLL_S
+        while trio.current_time() < until:
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _POLL_MAX_S)
+            try:
+                if await self._any_news():
+                    return
+            except SessionEnded:
+                return
+
+    async def _any_news(self) -> bool:
+        reads = self._engine.driver.reads
+        for number, table in enumerate(self._tables):
+            starts = reads.bounds(table.name)
+            for low, high in zip(starts, [*starts[1:], None], strict=True):
+                page = await reads.scan(self._request(Source(number, low, high), self._frontier, TS_MAX, 0, 1))
+                if page.rows:
+                    return True
+        return False
+
+
+def _logged(engine: Engine, table: Table[Any] | str) -> Table[Any]:
+    """A table that keeps a log. Raises: UsageError."""
+    known = engine.known.schema.tables[table] if isinstance(table, str) else must_be_table(table)
+    entry = engine.known.catalogue.tables.get(known.name)
+    if entry is None:
+        raise UsageError(f"{known!r} is not in the schema that this store was opened with")
+    if not entry.changes:
+        raise UsageError(
+            f"table {known.name!r} keeps no log of its changes; it must be declared with changes=True when it is made"
+        )
+    return known
+
+
+def _must_be_since(since: object) -> int | datetime | None:
+    if isinstance(since, datetime) and since.tzinfo is None:
+        raise UsageError("since= needs an aware datetime: datetime.now(timezone.utc), or .astimezone()")
+    if since is None or isinstance(since, datetime):
+        return since
+    if isinstance(since, bool) or not isinstance(since, int) or since < 0:
+        raise UsageError(f"since= takes a timestamp, an int as in txn.commit_ts, or a datetime, not {since!r}")
+    return since
