@@ -243,9 +243,9 @@ class HistoryGone(SnapshotTooOld):
         self.asked, self.oldest, self.table = asked, oldest, table
         Exception.__init__(
             self,
-            f"the changes of table {table!r} since timestamp {asked} are gone; those since {oldest} are kept. Start again: "
-            "read the table in a snapshot, and follow the changes since the snapshot's start_ts. To keep changes for "
-            "longer, declare keep=perco.Keep(seconds=...), or hold them with a pin (db.pin).",
+            f"the changes of table {table!r} since timestamp {asked} are gone; those since {oldest} are kept. Begin "
+            "again: read the table in a snapshot, and follow the changes since its start_ts. To keep changes "
+            "for longer, declare keep=perco.Keep(seconds=...), or hold them with a pin (db.pin).",
         )
 
 

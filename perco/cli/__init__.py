@@ -16,6 +16,7 @@ import perco
 from perco.cli import (
     backfilling,
     bigtable,
+    changing,
     checking,
     compacting,
     copying,
@@ -585,6 +586,7 @@ def _needs_web() -> None:
 
 
 observed.register(app)
+changing.register(app)
 bigtable.register(app)
 copying.register(app)
 postgresql.register(app)

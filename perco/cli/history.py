@@ -31,6 +31,7 @@ _REMOVED = {  # singular and plural
     "data": ("long value", "long values"),
     "notes": ("note of the clock", "notes of the clock"),
     "system": ("old version of the store's own rows", "old versions of the store's own rows"),
+    "log": ("entry of a log of changes", "entries of logs of changes"),
 }
 _KINDS = {
     "transaction": "an open transaction or snapshot",

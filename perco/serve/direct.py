@@ -77,7 +77,7 @@ class DirectRowStore(RemoteRowStore):
     rows: TicketRows
     groups: bool
     once: bool
-    logs = False
+    logs: bool
     spread: bool
     alone: bool
 
@@ -98,7 +98,7 @@ class DirectRowStore(RemoteRowStore):
     def greeted(self, info: dict[str, Any]) -> None:
         """See `RemoteRowStore.greeted`. The rows, not the server, state what the store offers. A server that does not
         have this store cannot give a ticket for it, so no transaction commits with that server's timestamps."""
-        self.groups, self.once = self.rows.groups, self.rows.once
+        self.groups, self.once, self.logs = self.rows.groups, self.rows.once, self.rows.logs
         self.rows.greeted(info["ticket"])
         self._link.tell(Method.NEWS, NOTIFIED)  # N8: reports since the last greeting may be lost
 

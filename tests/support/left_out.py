@@ -12,6 +12,7 @@ BARE: Final = "bare"
 POSTGRESQL, DIRECT = "postgresql", "direct"
 BIGTABLE, BIGTABLE_DIRECT = "bigtable", "bigtable_direct"
 _BIGTABLES: Final = (BIGTABLE, BIGTABLE_DIRECT)
+NO_LOGS: Final = (POSTGRESQL, DIRECT, *_BIGTABLES)
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             ),
             _VACUUM: ("test_a_commit_whose_answer_did_not_come_holds_it_until_it_is_known",),
             "scenarios/test_catalogue.py": ("test_what_commits_while_an_observer_is_registered_is_notified[one step]",),
+            "scenarios/test_changes.py": ("test_a_one_step_commit_below_the_frontier_is_waited_for",),
         },
     ),
     LeftOut(
@@ -248,6 +250,7 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             _SERIALIZABLE: ("test_what_is_committing_in_one_step_refuses_at_once",),
             _VACUUM: ("test_a_commit_whose_answer_did_not_come_holds_it_until_it_is_known",),
             _READ_LOCKS: ("test_two_that_commit_in_one_step_may_lock_what_both_only_read",),
+            "scenarios/test_changes.py": ("test_a_one_step_commit_below_the_frontier_is_waited_for",),
         },
         over=(BARE, *_BIGTABLES),
     ),
@@ -371,7 +374,35 @@ BIGTABLE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=_BIGTABLES,
     ),
 )
-LEFT_OUT: Final = (*CLIENTS_LEFT_OUT, *BARE_LEFT_OUT, *POSTGRESQL_LEFT_OUT, *BIGTABLE_LEFT_OUT)
+NO_LOGS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
+    LeftOut(
+        "reads a log of changes: a store in a database keeps none, and refuses such a table",
+        {
+            "scenarios/test_changes.py": (
+                "test_transactions_come_whole_and_in_order_with_values_before_and_after",
+                "test_each_transaction_is_a_place_to_resume_at",
+                "test_by_default_only_what_commits_from_now_on_is_returned",
+                "test_what_is_not_known_or_not_logged_is_refused",
+                "test_a_log_cannot_be_added_later",
+                "test_a_program_that_does_not_declare_the_log_keeps_it_too",
+                "test_a_transaction_is_not_passed_while_its_second_phase_is_under_way",
+                "test_a_lock_below_the_frontier_whose_client_is_gone_is_settled",
+                "test_a_commit_that_is_still_to_be_sent_holds_the_frontier_back",
+                "test_a_one_step_commit_below_the_frontier_is_waited_for",
+                "test_a_transaction_that_is_rolled_back_leaves_nothing",
+                "test_follow_waits_for_further_changes",
+                "test_a_call_that_is_cancelled_loses_nothing",
+                "test_splits_lose_nothing_and_return_nothing_twice",
+                "test_a_large_transaction_comes_whole",
+                "test_changes_that_the_vacuum_has_removed_are_an_error",
+                "test_a_vacuum_while_a_reader_is_half_way_is_noticed",
+                "test_a_pin_keeps_changes",
+            )
+        },
+        over=NO_LOGS,
+    ),
+)
+LEFT_OUT: Final = (*CLIENTS_LEFT_OUT, *BARE_LEFT_OUT, *POSTGRESQL_LEFT_OUT, *BIGTABLE_LEFT_OUT, *NO_LOGS_LEFT_OUT)
 
 # ------------------------------------------------------------------ docs/testing.md
 

@@ -18,7 +18,7 @@ from perco.serve.placing import ProcessOptions
 from perco.serve.processes import TabletServers
 from perco.serve.served_tablet import ServedTablet
 from perco.serve.tablets import TabletServer
-from perco.storage import MemoryTablet, Query, RowCells, ScanPage, ScanRequest, Tablet
+from perco.storage import LOG, MemoryTablet, Query, RowCells, ScanPage, ScanRequest, Tablet
 from perco.storage.engine import MemoryEngine
 from perco.storage.row import read_row, scan_rows
 from perco.storage.tablet import Resubmit
@@ -125,6 +125,7 @@ class MemoryServers(TabletServers):
         resubmit: Resubmit,
     ) -> ServedTablet:
         engine = self.engines.setdefault((table, number), MemoryEngine())
+        engine.logs = engine.logs or LOG in groups
         return self.add(table, number, start, stop, groups, Beside(engine), resubmit)
 
     async def _live(self, number: int) -> None:

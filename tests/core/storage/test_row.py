@@ -183,7 +183,7 @@ class Counting:
     """A view that counts what its cursors are asked to do."""
 
     def __init__(self, engine):
-        self._engine, self.steps = engine, 0
+        self._engine, self.steps, self.logs = engine, 0, False
 
     def get(self, group, key):
         self.steps += 1
