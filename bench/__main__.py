@@ -28,6 +28,7 @@ BENCHES = {
     "space": "what overwritten cells take, with a vacuum, beside a fresh store",
     "spark_load": "what loading through Spark costs, and what reading back",
     "views": "what a change in a large group costs, and the web index on views beside that by hand",
+    "changes": "what a log of changes costs the writes, how fast it is read, and whether following it is right",
     "near": "how many near-duplicates are found, and what a document costs that comes, changes or goes",
     "derive": "one function of many documents kept up to date, beside CocoIndex, Pathway and DBOS",
     "webindex": "what a page costs in the web index, while it grows to 100 000 pages",

@@ -24,7 +24,7 @@ from typing import Any, Final
 import trio
 
 from perco.blocks import AsyncOnly
-from perco.errors import Corruption, HistoryGone, ReadOnly, SessionEnded, UsageError
+from perco.errors import Corruption, HistoryGone, ReadOnly, SessionEnded, TabletSplit, UsageError
 from perco.protocol.changes import Long, Merge, Source, Taken, value_of
 from perco.protocol.records import Cellref, column_of
 from perco.protocol.snapshot import Blocked
@@ -143,7 +143,7 @@ class ChangeStream(AsyncOnly):
             await self._wait()
         try:
             await self._fetch()
-        except SessionEnded:  # R5: nothing was kept in the session, so the next call begins a step in the next one
+        except (SessionEnded, TabletSplit):  # R5, P4: the next call begins with a new frontier
             self._merge = None
         except BaseException:  # what was taken from the logs has not been returned
             self._merge = None
@@ -310,7 +310,7 @@ class ChangeStream(AsyncOnly):
             try:
                 if await self._any_news():
                     return
-            except SessionEnded:
+            except (SessionEnded, TabletSplit):
                 return
 
     async def _any_news(self) -> bool:

@@ -24,6 +24,7 @@ import trio.lowlevel
 from perco.errors import StoreError, StoreFull, TabletSplit
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import (
+    LOG,
     BatchOptions,
     Failed,
     LmdbOptions,
@@ -86,9 +87,10 @@ class MemoryEnvironment:
     options: LmdbOptions
     still: LockType
 
-    def __init__(self, disk: Disk, name: str, *, readonly: bool = False) -> None:
+    def __init__(self, disk: Disk, name: str, groups: Sequence[str] = (), *, readonly: bool = False) -> None:
         self._disk, self.name, self.readonly = disk, name, readonly
         self._at = disk.open(name)
+        self._at.cells.logs = self._at.cells.logs or LOG in groups
         self._shared: MemoryEngine | None = None  # the view that several reads share
         self._epoch = b""
         self.options = LmdbOptions()
@@ -97,6 +99,10 @@ class MemoryEnvironment:
         self.full = False  # the disk is full, except for the reserve
         self.gone = False  # the process is dead: it must not write while its tasks are unwound
         self.map_bytes = 1 << 30
+
+    @property
+    def logs(self) -> bool:
+        return self._at.cells.logs
 
     # ------------------------------------------------------------ reading
 
@@ -219,7 +225,7 @@ class MemoryEnvironment:
     def another(self, path: Path, groups: Sequence[str], options: LmdbOptions) -> MemoryEnvironment:
         """An environment for a copy of some of this one's cells; see `LmdbEngine.another`."""
         self._disk.environments[f"{path.name}.new"] = Environment()
-        return MemoryEnvironment(self._disk, f"{path.name}.new")
+        return MemoryEnvironment(self._disk, f"{path.name}.new", groups)
 
     def cells_from(self, group: str, key: bytes, count: int, size: int) -> list[tuple[bytes, bytes]]:
         found: list[tuple[bytes, bytes]] = []
@@ -387,7 +393,7 @@ class DiskStore(LocalStore):
             return super()._opened(table, placed, every, opened, sync=sync)
         number, start, _ = placed
         self._numbers.setdefault(table, {})[number] = start
-        engine = MemoryEnvironment(self._disk, f"{table}-{number}")
+        engine = MemoryEnvironment(self._disk, f"{table}-{number}", every)
         engine.is_mine()
         return DiskTablet(table, start, engine, self._batch, self.store.submit, self._process, self._befalls, self._rng)
 

@@ -44,7 +44,7 @@ from perco.testing.isolation import check as check_history
 from perco.testing.machine import CrashedError
 from perco.testing.plan import Plan
 from perco.testing.processes import EndlessError
-from perco.testing.workloads import FAILING_OFTEN, KINDS, MIRRORED_OFTEN, OFTEN, SIGNALS_OFTEN, Clients
+from perco.testing.workloads import FAILING_OFTEN, FOLLOWED_OFTEN, KINDS, MIRRORED_OFTEN, OFTEN, SIGNALS_OFTEN, Clients
 from perco.testing.world import World
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
@@ -87,10 +87,10 @@ class Outcome:
 
     `lives`: how many lives the `processes` had; `terms`: how many owners there were, one after the other; `servers`:
     how many tablet servers were started; `pins`, `splits`, `waits`: how many pins, splits and waits for observers were
-    completed; `mistaken`: how often a live transaction was presumed dead; `grown`: the highest version of the observer
-    that was added; `refused`: how often an older program with a lower version was refused; `fired`: how often each
-    fault fired, by (step, fault); `problems`: what is wrong, [] if nothing is; `digest`: of everything that was sent
-    and seen, for comparing two runs.
+    completed; `followed`: how many transactions the follower of changes got; `mistaken`: how often a live transaction
+    was presumed dead; `grown`: the highest version of the observer that was added; `refused`: how often an older
+    program with a lower version was refused; `fired`: how often each fault fired, by (step, fault); `problems`: what is
+    wrong, [] if nothing is; `digest`: of everything that was sent and seen, for comparing two runs.
     """
 
     seed: int
@@ -109,6 +109,7 @@ class Outcome:
     pins: int = 0
     splits: int = 0
     waits: int = 0
+    followed: int = 0
     grown: int = 0
     refused: int = 0
     fired: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -193,6 +194,11 @@ class Run(ABC):
             self.kinds |= {"failing", "napping"}  # N6: a run gives up a change while a slow run goes on
         if plan.random("mirrored").random() < MIRRORED_OFTEN:
             self.kinds |= {"mirrored"}
+        followed = plan.random("followed")
+        if options.store == LOCAL and followed.random() < FOLLOWED_OFTEN:
+            self.kinds |= {"followed"}
+            if followed.random() < 0.6:  # otherwise, the vacuum removes most changes before they are read (E4)
+                self.kinds -= {"vacuum"}
         self.growth = Growth(plan, options.commits)
         if self.growth.active:
             self.kinds |= {"journal"}
@@ -222,7 +228,7 @@ class Run(ABC):
     async def run(self) -> Outcome:
         with record() as self._recorder:
             await self._processes()
-            self.outcome.waits = self._clients.waits
+            self.outcome.waits, self.outcome.followed = self._clients.waits, self._clients.follower.taken
             await self._end()
         for one in self._recorder.transactions:
             self.digest.update(one.line().encode())
@@ -264,6 +270,7 @@ class Run(ABC):
             failures=failures,
             grown=grown,
             metered=self._metered,
+            followed="followed" in self.kinds,
         )
 
     def _problem(self, text: str) -> None:
@@ -437,6 +444,8 @@ class Run(ABC):
             async with db.snapshot() as snap:
                 lists = await self._clients.verify(snap, world)
                 await self._verify(snap, world)
+            if "followed" in self.kinds:
+                await self._clients.follower.verify(db, world)
             ops = [("r", key, value) for key, value in lists.items()]
             await trio.sleep(1.0)  # so that transactions that ended at the same moment come before the read
             self._recorder.add("end", begin + 0.5, trio.current_time(), OK, ops)

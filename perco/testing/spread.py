@@ -91,7 +91,7 @@ class Servers(TabletServers):
         groups: Sequence[str],
         resubmit: Resubmit,
     ) -> Any:
-        reader = MemoryEnvironment(self._world.disk, f"{table}-{number}", readonly=True)
+        reader = MemoryEnvironment(self._world.disk, f"{table}-{number}", groups, readonly=True)
         return self.add(table, number, start, stop, groups, reader, resubmit)
 
     async def _begin(self, number: int) -> tuple[trio.abc.Stream, Child]:
@@ -131,7 +131,7 @@ async def _serve(world: World, process: Any, stream: trio.abc.Stream, wire: Wire
 
     async def opened(table: str, number: int, start: bytes, groups: Sequence[str], floor: int) -> tuple[Tablet, int]:
         await trio.sleep(world.pause_s(process))
-        engine = MemoryEnvironment(world.disk, f"{table}-{number}")
+        engine = MemoryEnvironment(world.disk, f"{table}-{number}", groups)
         epoch = engine.take_over()
         return DiskTablet(table, start, engine, BatchOptions(), _never, process, world, process.noise, floor), epoch
 

@@ -16,6 +16,7 @@
              counts the values in all lists that belong to its row. Some transactions only raise signals (N5)
     failing  observers fail at times, and the changes soon join the failed list. Failed changes are replayed or, for one
              observer, dropped. Results may be missing only for a dropped change that has no newer change
+    followed a copy of some tables follows their changes, see `following.py`
     held     slow readers, which read row by row
     waits    clients wait until their writes have been observed, and check that they have
     tokens   in every run: if a client asks again later for a transaction's outcome, the answer never changes
@@ -39,6 +40,7 @@ from perco.notify.failures import Listed
 from perco.protocol.reads import Isolation
 from perco.protocol.records import observed_column, observer_of, unpack_record
 from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, WRITE, Query
+from perco.testing.following import Follower
 from perco.testing.history import FAIL, OK, UNKNOWN, Ops
 from perco.testing.world import ACCOUNTS, LONG, PADDING, World, total_of, twin
 from perco.txn.snapshot import Snapshot
@@ -51,6 +53,7 @@ KINDS: Final = (
 OFTEN: Final = {"serializable": 0.2, "locks": 0.2, "vacuum": 0.8}  # the share of seeds that have it; other kinds: 0.5
 SIGNALS_OFTEN: Final = 0.22  # the share of seeds with signals
 FAILING_OFTEN: Final = 0.3  # the share of seeds with observers that fail
+FOLLOWED_OFTEN: Final = 0.2  # the share of seeds in which changes are followed
 MIRRORED_OFTEN: Final = 0.15  # the share of seeds that have lists in two columns, and may prefetch
 _FUNDS: Final = 100  # the balance of an account that was never written
 _USERS: Final = [f"u{i}" for i in range(5)]
@@ -77,10 +80,12 @@ class Clients:
     answered: int
     replayed: int
     waits: int
+    follower: Follower
 
     def __init__(self, kinds: frozenset[str], problem: Callable[[str], None]) -> None:
         self.kinds, self._problem = kinds, problem
         self.problem = problem
+        self.follower = Follower(kinds, _FUNDS, problem)
         self.is_run: Callable[[int], bool] = lambda start_ts: False  # whether a run began at start_ts
         self._count = LONG if "long" in kinds else 0
         self._past: list[tuple[int, dict[str, int]]] = []
@@ -97,6 +102,9 @@ class Clients:
 
     async def act(self, db: Database, world: World, ops: Ops, rng: random.Random, began: Began) -> None:
         """Run one transaction, or read the past once. `began` notes the transaction before it does anything."""
+        if "followed" in self.kinds and rng.random() < 0.3:
+            await self.follower.follow(db, world, rng)
+            return
         chance = rng.random()
         if "signals" in self.kinds and rng.random() < 0.25:
             await self._raise(db, world, rng, began)

@@ -84,12 +84,15 @@ class World:
         failures: random.Random | None = None,
         grown: int = 0,
         metered: bool = False,
+        followed: bool = False,
     ) -> None:
         self.keys = [f"k{i}" for i in range(keys)]
         self._ran = ran  # records, for a transaction, which observer runs in it
         self._naps = naps  # if given, observers are slow
         self._failures = failures  # if given, observers fail
-        lists = Table("lists", key=TEXT, splits=[self.keys[keys // 3], self.keys[2 * keys // 3]], keep=keep)
+        lists = Table(
+            "lists", key=TEXT, splits=[self.keys[keys // 3], self.keys[2 * keys // 3]], keep=keep, changes=followed
+        )
         derived = Table("derived", key=TEXT, splits=[self.keys[keys // 2]], keep=keep)
         self.values: Column[str, Any] = lists.column("values", MSGPACK)
         self.mirror: Column[str, Any] = lists.column("mirror", MSGPACK)  # the same, in a run of the kind "mirrored"
@@ -97,9 +100,10 @@ class World:
         self.twice = derived.column("twice", INT64)
         self.last = lists.column("last", INT64)
         self.handled = derived.column("handled", MSGPACK)  # the changes for which one observer's runs have committed
-        accounts = Table("accounts", key=TEXT, splits=[ACCOUNTS[3]], keep=keep)
+        accounts = Table("accounts", key=TEXT, splits=[ACCOUNTS[3]], keep=keep, changes=followed)
         self.balance = accounts.column("balance", INT64)
-        names, users = Table("names", key=TEXT, keep=keep), Table("users", key=TEXT, keep=keep)
+        names = Table("names", key=TEXT, keep=keep, changes=followed)
+        users = Table("users", key=TEXT, keep=keep, changes=followed)
         self.owner = names.column("owner", TEXT)
         self.name = users.column("name", TEXT)
         self.picked = derived.column("picked", INT64)
