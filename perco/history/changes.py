@@ -17,16 +17,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 
 from perco.blocks import AsyncOnly
 from perco.errors import Corruption, HistoryGone, ReadOnly, SessionEnded, TabletSplit, UsageError
 from perco.protocol.changes import Long, Merge, Source, Taken, value_of
-from perco.protocol.records import Cellref, column_of
+from perco.protocol.records import PUT_DATA, Cellref, column_of
 from perco.protocol.snapshot import Blocked
 from perco.schema.codecs import decoded, decoded_key
 from perco.schema.schema import Column, Table, must_be_table
@@ -40,10 +39,10 @@ _FRONTIER_S: Final = 1.0  # the frontier advances at least this often, even if n
 _ENTRIES: Final = 512  # of a log, in a page
 _BYTES_PER_READ: Final = 4 << 20
 _LOCKS: Final = 1 << 16
+_LONG: Final = bytes([PUT_DATA])
 
 
-@dataclass(frozen=True, slots=True)
-class RowChange:
+class RowChange(NamedTuple):
     """What a transaction changed in one row.
 
     Attributes:
@@ -58,8 +57,7 @@ class RowChange:
     after: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(NamedTuple):
     """What one transaction changed in the tables that are followed.
 
     Attributes:
@@ -241,8 +239,7 @@ class ChangeStream(AsyncOnly):
         for transaction in taken:
             for table, entry in transaction.entries:
                 for record in (entry.record, entry.before):
-                    value = value_of(record) if record[:1] != b"\x01" else None
-                    if isinstance(value, Long):
+                    if record[:1] == _LONG and isinstance(value := value_of(record), Long):
                         wanted[self._tables[table].name, entry.row, entry.column, value] = None
         keys = list(wanted)
         found: dict[tuple[str, bytes, int, Long], bytes] = {}

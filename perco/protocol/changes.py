@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perco.errors import Corruption
-from perco.protocol.records import ACK, DELETE, PUT, PUT_DATA, data_group, unpack_record
+from perco.protocol.records import ACK, DELETE, PUT, PUT_DATA, RECORD_HEAD, data_group, unpack_record
 from perco.storage import ScanRow
 from perco.storage.keys import escape, log_key
 
@@ -111,7 +111,8 @@ class Merge:
             if found is not None and found.commit_ts != lowest:  # E3: no source has another entry of it
                 self._open = None
                 self._last = found.commit_ts
-                found.entries.sort()
+                if len(found.entries) > 1:
+                    found.entries.sort()
                 return found
             if not lowest:
                 return None
@@ -135,11 +136,11 @@ def value_of(record: bytes) -> bytes | Long | None:
     """What a write record says of its cell: the value, where it is, or None for no value. Raises: Corruption."""
     if not record:
         return None
+    if record[0] == PUT and len(record) >= RECORD_HEAD:  # the hot path
+        return record[RECORD_HEAD:]
     kind, start_ts, body = unpack_record(record)
-    if kind == PUT:
-        return body
     if kind == PUT_DATA:
         return Long(data_group(body), start_ts)
     if kind in (DELETE, ACK):
         return None
-    raise Corruption("write group", f"not a write record of a cell: {record[:16].hex()}")
+    return body

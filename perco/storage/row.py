@@ -34,7 +34,7 @@ from perco.storage.cells import (
     is_logged,
 )
 from perco.storage.engine import Batch, Cursor, View
-from perco.storage.keys import TAIL_BYTES, cell_key, escape, log_key, past_row, split_key, split_log_key, unescape
+from perco.storage.keys import TAIL_BYTES, cell_key, escape, log_key, past_row, split_key, unescape
 
 _pack: Final = struct.Struct(">IQ").pack
 _unpack: Final = struct.Struct(">IQ").unpack_from
@@ -210,31 +210,23 @@ def _scan_log(view: View, request: ScanRequest, after: bytes) -> ScanPage:
         key = log.key()
         if key >= end:
             break
-        cells, taken = _logged(records, key, n)
-        rows.append((unescape(key[8:-4]), [cells]))
-        size += taken
+        where, column, ts = key[8:], int.from_bytes(key[-4:], "big"), int.from_bytes(key[:8], "big")
+        cells = [(column, ts, b"")]
+        if n:
+            at = where + (_INVERT - ts).to_bytes(8, "big")
+            if records.set_range(at) and records.key() == at:
+                value = records.value()
+                cells = [(column, ts, value)]
+                size += len(value)
+                if n > 1 and records.next():  # versions of a cell are next to each other, newest first
+                    older = records.key()
+                    if older[:-8] == where:
+                        value = records.value()
+                        cells.append((column, _INVERT - int.from_bytes(older[-8:], "big"), value))
+                        size += len(value)
+        rows.append((unescape(where[:-4]), [cells]))
         more = log.next()
     return ScanPage(rows, None)
-
-
-def _logged(records: Cursor, key: bytes, n: int) -> tuple[list[ScanCell], int]:
-    """What comes with an entry of the log, and its bytes; see `ScanRequest`."""
-    prefix, column, ts = split_log_key(key)
-    if not n:
-        return [(column, ts, b"")], 0
-    where = prefix + key[-4:]
-    at = where + (_INVERT - ts).to_bytes(8, "big")
-    if not records.set_range(at) or records.key() != at:
-        return [(column, ts, b"")], 0
-    value = records.value()
-    if n == 1 or not records.next():
-        return [(column, ts, value)], len(value)
-    older, before = records.item()
-    if older[:-8] != where:
-        return [(column, ts, value)], len(value)
-    return [(column, ts, value), (column, _INVERT - int.from_bytes(older[-8:], "big"), before)], len(value) + len(
-        before
-    )
 
 
 def _query(view: View, prefix: bytes, query: ScanQuery) -> list[ScanCell]:
