@@ -64,7 +64,7 @@ class Bank:
 
 
 async def _write(db: perco.Database, column: perco.Column[str, int], count: int, seed: int) -> float:
-    """Write so many cells, each in a transaction of its own; returns how many a second."""
+    """Write so many cells, each in a transaction of its own; returns the rate per second."""
     left = iter(range(count))
     rng = random.Random(seed)
 
@@ -112,7 +112,7 @@ async def _writes(run: Run, report: Report, folder: Path) -> None:
 
 
 async def _take_all(db: perco.Database, table: perco.Table[str], wanted: int) -> float:
-    """Read all changes; returns how many a second."""
+    """Read all changes; returns the rate per second."""
     began = time.perf_counter()
     found = 0
     async for changes in db.changes(table, since=0):

@@ -28,6 +28,7 @@ N5  A pending entry decodes, belongs to a signal or to a run for a signal, and n
     signal's column has no records, locks or data; the column of its observer has records, which may overlap.
 N6  Failed changes decode. There is at most one for a row and observer, and it is neither waiting nor acknowledged.
 N9  Notify cells name their cause. N10: columns, observers and locality groups are in the catalogue.
+E1  Each entry of a log of changes has its write record, and each record above the table's cut has its entry.
 O1  Nothing is above the oracle's durable bound. O3: the wall times of the clock's notes rise with their timestamps.
 G1  The watermark decodes, and no table's cut is above it. G3, G4: cells that no reader needs any more count as waste.
 
@@ -49,6 +50,7 @@ import trio
 from perco.check.across import Across
 from perco.check.examine import Finding, examine, unnotified
 from perco.check.image import GROUPS, Book, Image, Rec, lock_of
+from perco.check.logs import Logs
 from perco.check.system import Groups, groups_of, of_system, strange_groups
 from perco.clock.oracle import durable_bound, published
 from perco.errors import Corruption, TooLarge, UsageError
@@ -236,6 +238,7 @@ class _Check:
         self._watermark = 0
         self._cuts: dict[str, int] = {}
         self._book = Book(Catalogue(), 0)
+        self._logs = Logs(store, {})
 
     async def run(self, ts: int) -> CheckResult:
         began = trio.current_time()
@@ -251,6 +254,7 @@ class _Check:
             self._report([finding])
         with contextlib.suppress(Corruption):  # reported by `of_system`
             _, self._watermark, self._cuts = await published(self._store)
+        self._logs = Logs(self._store, self._cuts)
         groups = groups_of(self._store) if self._ask_groups is None else await self._ask_groups()
         await self._refresh()  # the catalogue names a group before it is made
         self._report(strange_groups(groups, self._book.catalogue))
@@ -339,6 +343,8 @@ class _Check:
                     self._unreadable(table, row, error)
             self._tell(seen)
         seen.tables += 1
+        if self._book.catalogue.tables[table].changes and not any(there == table for there, _ in self._unread):
+            self._report([finding async for finding in self._logs.findings(table, self._book)])
 
     async def _whole(self, table: str, row: bytes, columns: Iterable[int]) -> dict[str, list[ScanCell]]:
         """All cells of a row: first the newest of every column, as of one state of the row; then older ones."""
@@ -390,6 +396,7 @@ class _Check:
         seen.cells += sum(map(len, cells.values()))
         seen.locks += sum(len(cells[group]) for group in _LOCKS)
         seen.records += len(cells[WRITE])
+        self._logs.note(image.table, cells[WRITE])
         seen.markers += len(cells[ROLLBACK])
         seen.notifications += len(cells[NOTIFY])
         seen.failed += len(cells[FAILED_LIST])

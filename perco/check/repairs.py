@@ -50,6 +50,7 @@ from perco.storage import (
 _EARLIEST: Final = pack_cause(1, 0)
 
 REMEDIES: Final = {
+    "E1": "the changes of this table cannot be followed in full: copy its rows into a new table",
     "G1": "restore the whole folder from one copy",
     "G3": "the next vacuum removes it",
     "G4": "the next vacuum removes it",

@@ -38,7 +38,7 @@ from perco.errors import (
     UsageError,
     must_be_number,
 )
-from perco.schema.catalogue import CATALOGUE_ROW, COPYING, MOVED, SYSTEM_TABLE, Catalogue, TableEntry
+from perco.schema.catalogue import CATALOGUE_ROW, COPYING, MOVED, SYSTEM_TABLE, Catalogue, TableEntry, schema_of
 from perco.storage import PROTOCOL_GROUPS, RowStore
 from perco.tablets.backend import Backend
 
@@ -242,6 +242,7 @@ class _Copying:
             raise UsageError(
                 f"{refused(self._shown, marker)}. Copy to a new place, or add --replace to discard what is in it"
             )
+        schema_of(catalogue).must_suit(logs=target.logs)
         placed, every = _placed(catalogue, former)
         await put_marker(target, Marker(COPYING, self._source, every))  # first: later passes keep these tablets
         await self._target.adapt(every)

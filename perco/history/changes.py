@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from perco.blocks import AsyncOnly
-from perco.errors import Corruption, HistoryGone, ReadOnly, SessionEnded, TabletSplit, UsageError
+from perco.errors import Corruption, HistoryGone, ReadOnly, SessionEnded, TabletSplit, Unavailable, UsageError
 from perco.protocol.changes import Long, Merge, Source, Taken, value_of
 from perco.protocol.records import PUT_DATA, Cellref, column_of
 from perco.protocol.snapshot import Blocked
@@ -36,9 +36,9 @@ from perco.txn.engine import Engine
 
 _POLL_S, _POLL_MAX_S = 0.01, 0.1  # between two looks at the logs, while nothing is written
 _FRONTIER_S: Final = 1.0  # the frontier advances at least this often, even if nothing is written
-_ENTRIES: Final = 512  # of a log, in a page
 _BYTES_PER_READ: Final = 4 << 20
 _LOCKS: Final = 1 << 16
+_ROUNDS_MAX: Final = 16  # passes over the locks, before a step is given up
 _LONG: Final = bytes([PUT_DATA])
 
 
@@ -72,6 +72,7 @@ class Changes(NamedTuple):
 class ChangeStream(AsyncOnly):
     """An asynchronous iterator over `Changes`. A loop may leave it at any point: there is nothing to close."""
 
+    _entries = 512  # of a log, in a page
     _write = "async for changes in db.changes(...):"
 
     def __init__(
@@ -171,10 +172,7 @@ class ChangeStream(AsyncOnly):
         while (found := merge.take()) is not None:
             taken.append(found)
         values = await self._long_values(taken)
-        for table in self._tables:
-            cut = await self._engine.oracle.cut(table.name)
-            if cut > self._frontier:
-                raise HistoryGone(self._frontier, cut, table.name)  # E4
+        await self._must_be_kept()
         self._merge = None if merge.over else merge
         names = [self._columns(table) for table in self._tables]
         for each in taken:
@@ -188,6 +186,13 @@ class ChangeStream(AsyncOnly):
             self._reached = taken[-1].commit_ts
         if not self._ready:
             self._frontier = self._reached
+
+    async def _must_be_kept(self) -> None:
+        """E4: check that nothing above what has been returned was removed before it was read."""
+        for table in self._tables:
+            cut = await self._engine.oracle.cut(table.name)
+            if cut > self._frontier:
+                raise HistoryGone(self._frontier, cut, table.name)
 
     async def _step(self) -> Merge:
         """E2: draw a frontier, settle what may commit at or below it, and return where to read the logs."""
@@ -207,21 +212,33 @@ class ChangeStream(AsyncOnly):
         return Merge(sources, after, frontier)
 
     async def _settle(self, table: str, frontier: int) -> None:
-        """E2: settle every lock of a cell with start_ts below the frontier."""
+        """E2: settle locks with start_ts below the frontier, until a pass finds none. A single pass is not enough: the
+        mutation that settles a lock may be lost (S4). Raises: Unavailable."""
+        for _ in range(_ROUNDS_MAX):
+            if not await self._locks_found(table, frontier):
+                return
+        raise Unavailable(
+            f"there are locks in table {table!r} that cannot be settled, so its changes cannot be read now"
+        )
+
+    async def _locks_found(self, table: str, frontier: int) -> int:
         driver = self._engine.driver
         query = ScanQuery(LOCK, None, 0, TS_MAX, _LOCKS)
         start: bytes | None = b""
+        found = 0
         while start is not None:
             page = await driver.reads.scan(ScanRequest(table, start, None, (query,)))
             for row, [locks] in page.rows:
                 for column, start_ts, packed in locks:
                     if start_ts < frontier and is_logged(column):
+                        found += 1
                         await driver.clear(Cellref(table, row, column), Blocked(start_ts, packed))
             start = page.next
+        return found
 
     async def _fill(self, merge: Merge, source: Source) -> None:
         """Read a page of a source's log."""
-        request = self._request(source, self._frontier, merge.frontier, 2, _ENTRIES)
+        request = self._request(source, self._frontier, merge.frontier, 2, self._entries)
         page = await self._engine.driver.reads.scan(request)
         if page.next is not None and (source.high is None or page.next < source.high):
             merge.sources.append(source.divide(page.next))  # its tablet has been split meanwhile

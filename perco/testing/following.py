@@ -50,6 +50,8 @@ class Follower:
                 if turn == self._turn:
                     self._cells, self._since = cells, ts
             stream = db.changes(*tables_of(world), since=self._since)
+            if rng is not None and rng.random() < 0.5:
+                stream._entries = 2  # so that a transaction takes several pages
             async for changes in stream:
                 if turn != self._turn:
                     return

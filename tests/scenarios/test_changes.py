@@ -13,9 +13,9 @@ import trio.testing
 import perco
 from perco.database.inside import inside
 from perco.errors import HistoryGone, SchemaMismatch
-from perco.storage import LOG
+from perco.storage import LOG, Mutation
 from tests.support import everywhere
-from tests.support.faults import TWO_PHASES, Fault, Gate, faulty, gated, on
+from tests.support.faults import TWO_PHASES, Fault, Gate, Plan, faulty, gated, kind_of
 from tests.support.left_out import NO_LOGS
 from tests.support.places import local_of
 
@@ -40,6 +40,18 @@ async def put(db: perco.Database, *writes: Write) -> int:
             else:
                 txn.set(column, key, value)
     return txn.commit_ts
+
+
+def after_first(kind: str, fault: Fault, *, times: int) -> Plan:
+    """After the first mutation of this kind, some further ones meet the fault."""
+    seen = 0
+
+    def plan(mutation: Mutation, number: int) -> Fault | None:
+        nonlocal seen
+        seen += kind_of(mutation) == kind
+        return fault if kind_of(mutation) == kind and 1 < seen <= 1 + times else None
+
+    return plan
 
 
 def cancelling(scope: trio.CancelScope, at: int) -> Callable[[], Awaitable[None]]:
@@ -160,9 +172,9 @@ async def test_a_transaction_is_not_passed_while_its_second_phase_is_under_way()
             gate.open()
 
 
-async def test_a_lock_below_the_frontier_whose_client_is_gone_is_settled() -> None:  # E2
+async def test_a_lock_below_the_frontier_is_settled_even_if_that_is_lost_at_first() -> None:  # E2
     async with perco.open("memory:", SCHEMA) as db:
-        faulty(db, on("commit", Fault.LOSE_REQUEST, times=1))
+        faulty(db, after_first("commit", Fault.LOSE_REQUEST, times=3))
         inside(db).driver.options = TWO_PHASES.commit
         await put(db, (body, "a", "both"), (url, "u", "both"))
         [only] = await all_of(db, docs, links)

@@ -143,6 +143,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         "the tablets in memory",
         {
             "scenarios/test_outcomes.py": ("test_asked_after_the_folder_was_opened_again",),
+            "scenarios/test_changes.py": ("test_a_program_that_does_not_declare_the_log_keeps_it_too",),
             "scenarios/test_time_travel.py": ("test_who_opens_a_store_notes_at_once_what_was_committed_before",),
             _READ_LOCKS: ("test_a_store_of_before_has_read_locks_once_it_is_opened",),
         },
@@ -277,7 +278,11 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
         over=(BARE, *_BIGTABLES),
     ),
-    LeftOut("splits a tablet, or looks at the floors of tablets", {_SPLITS: ()}, over=(BARE, *_BIGTABLES)),
+    LeftOut(
+        "splits a tablet, or looks at the floors of tablets",
+        {_SPLITS: (), "scenarios/test_changes.py": ("test_splits_lose_nothing_and_return_nothing_twice",)},
+        over=(BARE, *_BIGTABLES),
+    ),
     LeftOut(
         "counts mutations, and expects that one mutation can span several rows",
         {
@@ -386,7 +391,7 @@ NO_LOGS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
                 "test_a_log_cannot_be_added_later",
                 "test_a_program_that_does_not_declare_the_log_keeps_it_too",
                 "test_a_transaction_is_not_passed_while_its_second_phase_is_under_way",
-                "test_a_lock_below_the_frontier_whose_client_is_gone_is_settled",
+                "test_a_lock_below_the_frontier_is_settled_even_if_that_is_lost_at_first",
                 "test_a_commit_that_is_still_to_be_sent_holds_the_frontier_back",
                 "test_a_one_step_commit_below_the_frontier_is_waited_for",
                 "test_a_transaction_that_is_rolled_back_leaves_nothing",

@@ -26,6 +26,7 @@ from perco.testing.shrink import root_of
 from perco.testing.simulation import BIGTABLE, LOCAL, SimulationOptions, simulate
 from tests.testing.mutants import MUTANTS, Mutant
 from tests.testing.mutants_ahead import AHEAD
+from tests.testing.mutants_changes import CHANGES
 from tests.testing.mutants_direct import DIRECT
 from tests.testing.mutants_failing import FAILING
 from tests.testing.mutants_growing import GROWING
@@ -36,7 +37,8 @@ from tests.testing.mutants_signals import SIGNALS
 FILE: Final = Path(__file__).with_name("seeds.json")
 SEEDS_MAX: Final = 200  # a mutant must die within this many
 RUN_S: Final = 200  # real seconds for one run, which takes some 5: below the limit for a whole test
-ALL: Final[dict[str, Mutant]] = {**MUTANTS, **ONE_STEP, **SIGNALS, **FAILING, **GROWING, **AHEAD, **SERVED, **DIRECT}
+_OTHERS: Final[dict[str, Mutant]] = {**FAILING, **GROWING, **AHEAD, **SERVED, **DIRECT, **CHANGES}
+ALL: Final[dict[str, Mutant]] = {**MUTANTS, **ONE_STEP, **SIGNALS, **_OTHERS}
 
 _CANDIDATES: Final = 4  # seeds that find a mutant; the one with the shortest run is kept
 _LOOKED_AT: Final = 12  # first seeds among which more candidates are sought, once one is found

@@ -1,0 +1,99 @@
+"""Logs of changes in LMDB: while tablets are split and compacted, and when an owner is killed (E1, E3)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import perco
+from perco.check.check import CheckResult, check
+from perco.database.inside import inside
+from perco.storage import LOG, Mutation
+from perco.storage.keys import escape, log_key
+from tests.support.places import local_of
+
+docs = perco.Table("docs", key=perco.TEXT, changes=True)
+n = docs.column("n", perco.INT64)
+text = docs.column("text", perco.TEXT)
+SCHEMA = perco.Schema(docs)
+OPTIONS = perco.Options(durability="process", vacuum=perco.options.VacuumOptions(on=False))
+
+
+async def checked(db: perco.Database) -> CheckResult:
+    return await check(local_of(db).store, ts=inside(db).oracle.last)
+
+
+async def write(db: perco.Database, rng: random.Random, commits: list[int]) -> None:
+    for i in range(300):
+        async with db.transaction() as txn:
+            for _ in range(rng.randint(1, 3)):
+                txn.set(n, f"k{rng.randrange(60):02}", i)
+                txn.set(text, f"k{rng.randrange(60):02}", "long " * rng.choice((1, 100)))
+        commits.append(txn.commit_ts)
+
+
+async def test_splits_and_compactions_while_a_reader_follows(tmp_path: Path) -> None:  # E1 E3 P1 P6
+    rng, commits = random.Random(3), []
+    copy: dict[str, dict[str, Any]] = {}
+    seen: list[int] = []
+    async with perco.open(tmp_path / "store", SCHEMA, options=OPTIONS) as db:
+        stream = db.changes(docs, since=0, follow=True)
+
+        async def follow() -> None:
+            async for changes in stream:
+                seen.append(changes.commit_ts)
+                for row in changes.rows:
+                    here = copy.setdefault(row.key, {})
+                    assert row.before == {column: here.get(column) for column in row.before}
+                    here.update(row.after)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow)
+            async with trio.open_nursery() as writers:
+                writers.start_soon(write, db, rng, commits)
+                for at in ("k30", "k10", "k45"):
+                    await trio.sleep(0.05)
+                    await db.split(docs, at)
+                    await db.compact(docs)
+            while len(seen) < len(commits):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        assert seen == commits
+        async with db.snapshot() as snap:
+            assert copy == {row.key: row.values() async for row in snap.scan(docs)}
+        assert (await checked(db)).clean
+        await db.compact(docs)
+        tablets = [tablet for tablet in local_of(db).store.tablets() if tablet.table == "docs"]
+        records = sum(tablet.entries("write") for tablet in tablets)
+        assert sum(tablet.entries(LOG) for tablet in tablets) == records, "entries of rows that have moved are gone"
+    async with perco.open(tmp_path / "store", SCHEMA, options=OPTIONS) as db:
+        assert [changes.commit_ts async for changes in db.changes(docs, since=0)] == commits
+
+
+async def test_check_finds_an_entry_that_is_missing(tmp_path: Path) -> None:  # E1
+    async with perco.open(tmp_path / "store", SCHEMA, options=OPTIONS) as db:
+        async with db.transaction() as txn:
+            txn.set(n, "a", 1)
+        assert (await checked(db)).clean
+        row = (b"a", (), ((LOG, 1 << 16, txn.commit_ts, None),))
+        await local_of(db).store.apply([Mutation("docs", (row,))])
+        [finding] = (await checked(db)).findings
+        assert finding.invariant == "E1"
+        assert "0 entries, and there are 1 write records" in finding.what
+
+
+async def test_check_finds_an_entry_without_a_record(tmp_path: Path) -> None:  # E1
+    async with perco.open(tmp_path / "store", SCHEMA, options=OPTIONS) as db:
+        async with db.transaction() as txn:
+            txn.set(n, "a", 1)
+        [tablet] = [tablet for tablet in local_of(db).store.tablets() if tablet.table == "docs"]
+        tablet.engine.put_cells([(LOG, log_key(escape(b"b"), 1 << 16, txn.commit_ts), b"")])  # type: ignore[attr-defined]
+        [finding] = (await checked(db)).findings
+        assert finding.invariant == "E1"
+        assert "without a write record" in finding.what
+        with pytest.raises(perco.errors.Corruption, match="no write record"):
+            [_ async for _ in db.changes(docs, since=0)]
