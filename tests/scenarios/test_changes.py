@@ -54,6 +54,19 @@ def after_first(kind: str, fault: Fault, *, times: int) -> Plan:
     return plan
 
 
+def at_look(number: int, act: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[None]]:
+    """What is called before each read and scan: acts once, before the one with this number."""
+    left = number
+
+    async def look() -> None:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            await act()
+
+    return look
+
+
 def cancelling(scope: trio.CancelScope, at: int) -> Callable[[], Awaitable[None]]:
     """What is called at each read and scan: cancels at one of them."""
     left = at
@@ -287,6 +300,32 @@ async def test_splits_lose_nothing_and_return_nothing_twice() -> None:  # E3 P4
         assert seen == commits
         rows = [row.key for changes in await all_of(db, docs) for row in changes.rows]
         assert len(rows) >= 60
+
+
+@pytest.mark.parametrize("look", range(8))
+async def test_a_split_at_any_moment_of_a_step_loses_nothing(look: int) -> None:  # E3 P4
+    async with perco.open("memory:", SCHEMA) as db:
+        commits = [await put(db, (rank, "a", i), (rank, "m", i), (rank, "z", i)) for i in range(3)]
+        store = faulty(db)
+        store.looking = at_look(look, lambda: db.split(docs, "m"))
+        found = await all_of(db, docs)
+        assert [changes.commit_ts for changes in found] == commits
+        assert all([row.key for row in changes.rows] == ["a", "m", "z"] for changes in found)
+
+
+@pytest.mark.parametrize("look", range(8))
+async def test_a_vacuum_at_any_moment_of_a_step_is_noticed(look: int) -> None:  # E4
+    table = perco.Table("docs", key=perco.TEXT, changes=True, keep=perco.Keep(seconds=0), splits=["m"])
+    column = table.column("rank", perco.INT64)
+    async with perco.open("memory:", perco.Schema(table)) as db:
+        commits = [await put(db, (column, "a", i), (column, "z", i)) for i in range(3)]
+        store = faulty(db)
+        store.looking = at_look(look, db.vacuum)
+        try:
+            found = await all_of(db, table)
+        except HistoryGone:
+            return
+        assert [(changes.commit_ts, len(changes.rows)) for changes in found] == [(ts, 2) for ts in commits]
 
 
 async def test_a_large_transaction_comes_whole() -> None:  # E3: it takes several pages of the log

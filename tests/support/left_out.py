@@ -39,6 +39,10 @@ class LeftOut:
         return False
 
 
+_OVER_SPLITS: Final = (
+    "test_splits_lose_nothing_and_return_nothing_twice",
+    "test_a_split_at_any_moment_of_a_step_loses_nothing",
+)
 _VACUUM, _PINS = "scenarios/test_vacuum.py", "scenarios/test_pins.py"
 _ONE_STEP, _SPLITS = "scenarios/test_one_step.py", "scenarios/test_splits.py"
 _SERIALIZABLE, _READ_LOCKS = "scenarios/test_serializable.py", "scenarios/test_read_locks.py"
@@ -280,7 +284,7 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     ),
     LeftOut(
         "splits a tablet, or looks at the floors of tablets",
-        {_SPLITS: (), "scenarios/test_changes.py": ("test_splits_lose_nothing_and_return_nothing_twice",)},
+        {_SPLITS: (), "scenarios/test_changes.py": _OVER_SPLITS},
         over=(BARE, *_BIGTABLES),
     ),
     LeftOut(
@@ -398,6 +402,8 @@ NO_LOGS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
                 "test_follow_waits_for_further_changes",
                 "test_a_call_that_is_cancelled_loses_nothing",
                 "test_splits_lose_nothing_and_return_nothing_twice",
+                "test_a_split_at_any_moment_of_a_step_loses_nothing",
+                "test_a_vacuum_at_any_moment_of_a_step_is_noticed",
                 "test_a_large_transaction_comes_whole",
                 "test_changes_that_the_vacuum_has_removed_are_an_error",
                 "test_a_vacuum_while_a_reader_is_half_way_is_noticed",

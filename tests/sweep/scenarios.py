@@ -33,8 +33,9 @@ class World:
     """Lists in three tablets, what observers make of them in two, and a count of runs by change."""
 
     def __init__(self, keep: perco.Keep | None = None) -> None:
-        self.lists = perco.Table("lists", key=perco.TEXT, splits=["h", "p"])
-        self.derived = perco.Table("derived", key=perco.TEXT, splits=["k"])
+        # Both keep logs, which `check` compares with the records (E1).
+        self.lists = perco.Table("lists", key=perco.TEXT, splits=["h", "p"], changes=True)
+        self.derived = perco.Table("derived", key=perco.TEXT, splits=["k"], changes=True)
         self.names = self.lists.column("names", perco.MSGPACK)
         self.gone = self.lists.column("gone", perco.TEXT)
         self.watched = self.lists.column("watched", perco.MSGPACK)
@@ -126,7 +127,8 @@ class Writing(Scenario):
     keys: ClassVar[tuple[str, ...]] = ()
     deletes: ClassVar[tuple[str, ...]] = ()
     padding: ClassVar[str] = ""
-    meets: ClassVar[str] = ""  # how whoever comes later meets what was left: "read", "scan", "write"; else it sweeps
+    # How whoever comes later meets what was left: "read", "scan", "changes", "write"; else it sweeps.
+    meets: ClassVar[str] = ""
     moves_on: ClassVar[bool] = True  # and writes itself
 
     keep: ClassVar[perco.Keep | None] = None
@@ -174,6 +176,15 @@ class Writing(Scenario):
     async def meet(self, db: Database) -> None:
         if self.meets == "write":
             await self.move_on(db)
+        elif self.meets == "changes":
+            stream, found = db.changes(self.world.lists, since=0), dict.fromkeys(self.keys)
+            async for changes in stream:
+                for row in changes.rows:
+                    before, after = row.before.get("names"), row.after.get("names")
+                    assert before == found[row.key], f"E3: {row.key} was {found[row.key]}, and is {before} before it"
+                    found[row.key] = after
+                assert len(set(map(str, found.values()))) == 1, f"E3: half of a transaction: {found}"
+            self.seen.append((stream.frontier, found))
         elif self.meets:
             async with db.snapshot() as snap:
                 if self.meets == "scan":
@@ -248,6 +259,13 @@ class Read(Swept):
 class Scanned(Swept):
     name = "two tablets, scanned"
     meets = "scan"
+
+
+class Followed(TwoTabletsBackwards):
+    """Whoever comes later first reads the changes, up to a frontier (E2, E3); then it moves on."""
+
+    name = "two tablets, followed"
+    meets = "changes"
 
 
 class WrittenOver(TwoTabletsBackwards):
@@ -874,6 +892,7 @@ _OVER_TABLETS: list[type[Scenario]] = [
     Swept,
     Read,
     Scanned,
+    Followed,
     WrittenOver,
     TwoRows,
     LongValues,

@@ -19,6 +19,7 @@ from perco.testing.plan import Plan
 from perco.testing.shrink import fails
 from tests.testing.mutants import MUTANTS, SLOW
 from tests.testing.mutants_ahead import AHEAD
+from tests.testing.mutants_changes import CHANGES
 from tests.testing.mutants_direct import DIRECT
 from tests.testing.mutants_failing import FAILING
 from tests.testing.mutants_growing import GROWING
@@ -43,6 +44,7 @@ ALL = {
     **AHEAD,
     **SERVED,
     **DIRECT,
+    **CHANGES,
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from perco.history.changes import ChangeStream
 from perco.protocol import changes as merging
-from perco.protocol.changes import Merge, Source, Taken
+from perco.protocol.changes import Merge, Taken
 from perco.storage import TS_MAX, row, splitting
 from tests.testing.mutants import Mutant
 
@@ -32,11 +32,6 @@ def split_without_log(patch: pytest.MonkeyPatch) -> None:
         yield from ()
 
     patch.setattr(splitting.Copying, "_log_pages", none)
-
-
-@mutant("E1 what is written during a split has no entry in the new tablet's log")
-def split_forgets(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(splitting, "is_logged", lambda column: False)
 
 
 @mutant("E2 the frontier does not wait for one-step commits")
@@ -125,33 +120,9 @@ def whole_timestamps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(merging, "log_key", lambda prefix, column, ts: right(prefix, column, ts + 1))
 
 
-@mutant("E3 after a split, the log of the new tablet is not read")
-def divided(patch: pytest.MonkeyPatch) -> None:
-    right = Source.divide
-
-    def divide(self: Source, at: bytes) -> Source:
-        other = right(self, at)
-        other.ended = True
-        return other
-
-    patch.setattr(Source, "divide", divide)
-
-
 @mutant("E4 changes that the vacuum has removed are not missed")
 def not_missed(patch: pytest.MonkeyPatch) -> None:
     async def must_be_kept(self: ChangeStream) -> None:
         """Check nothing."""
 
     patch.setattr(ChangeStream, "_must_be_kept", must_be_kept)
-
-
-@mutant("E4 the cut is read before the logs")
-def cut_first(patch: pytest.MonkeyPatch) -> None:
-    right, kept = ChangeStream._fetch, ChangeStream._must_be_kept
-
-    async def fetch(self: ChangeStream) -> None:
-        await kept(self)
-        await right(self)
-
-    not_missed(patch)
-    patch.setattr(ChangeStream, "_fetch", fetch)

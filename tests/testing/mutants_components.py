@@ -11,16 +11,19 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from perco.history.changes import ChangeStream
 from perco.notify.rowlocks import DONE, HELD
 from perco.notify.scanner import Scanner
+from perco.protocol.changes import Source
 from perco.serve import sessions, wakes
 from perco.serve.pulse import Pulse
-from perco.storage import lmdb_engine
+from perco.storage import lmdb_engine, splitting
 from perco.storage.lmdb_engine import LmdbEngine
 from tests.testing.mutants import MUTANTS, Mutant
 from tests.testing.mutants_served import SERVED
 
 _SERVE: Final = "tests/component/serve"
+_STORAGE: Final = "tests/integration/storage"
 
 
 class Found(NamedTuple):
@@ -166,3 +169,47 @@ _SENT: Final = "D7 a waiting read is sent although its session has ended"
 by("tests/component/batching/test_window.py::test_a_read_whose_session_ends_while_it_waits_is_not_sent", _SENT)(
     SERVED[_SENT]
 )
+
+
+# ------------------------------------------------------------ logs of changes
+
+
+@by(
+    f"{_STORAGE}/test_changes.py::test_what_is_written_while_a_tablet_is_copied_is_in_the_new_log",
+    "E1 what is written during a split has no entry in the new tablet's log",
+)
+def split_forgets(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(splitting, "is_logged", lambda column: False)
+
+
+@by(
+    "tests/scenarios/test_changes.py::test_a_split_at_any_moment_of_a_step_loses_nothing",
+    "E3 after a split, the log of the new tablet is not read",
+)
+def divided(patch: pytest.MonkeyPatch) -> None:
+    right = Source.divide
+
+    def divide(self: Source, row: bytes) -> Source:
+        other = right(self, row)
+        other.ended = True
+        return other
+
+    patch.setattr(Source, "divide", divide)
+
+
+@by(
+    "tests/scenarios/test_changes.py::test_a_vacuum_at_any_moment_of_a_step_is_noticed",
+    "E4 the cut is read before the logs",
+)
+def cut_first(patch: pytest.MonkeyPatch) -> None:
+    right, kept = ChangeStream._fetch, ChangeStream._must_be_kept
+
+    async def fetch(self: ChangeStream) -> None:
+        await kept(self)
+        await right(self)
+
+    async def nothing(self: ChangeStream) -> None:
+        """Check nothing."""
+
+    patch.setattr(ChangeStream, "_must_be_kept", nothing)
+    patch.setattr(ChangeStream, "_fetch", fetch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import trio
 import perco
 from perco.check.check import CheckResult, check
 from perco.database.inside import inside
-from perco.storage import LOG, Mutation
+from perco.storage import LOG, LmdbTablet, Mutation
 from perco.storage.keys import escape, log_key
 from tests.support.places import local_of
 
@@ -27,13 +28,20 @@ async def checked(db: perco.Database) -> CheckResult:
     return await check(local_of(db).store, ts=inside(db).oracle.last)
 
 
-async def write(db: perco.Database, rng: random.Random, commits: list[int]) -> None:
+async def write(db: perco.Database, rng: random.Random, commits: list[int], at: dict[int, trio.Event]) -> None:
+    """`at`: set once so many transactions have committed."""
     for i in range(300):
-        async with db.transaction() as txn:
-            for _ in range(rng.randint(1, 3)):
-                txn.set(n, f"k{rng.randrange(60):02}", i)
-                txn.set(text, f"k{rng.randrange(60):02}", "long " * rng.choice((1, 100)))
-        commits.append(txn.commit_ts)
+        if i in at:
+            at[i].set()
+        cells = [(rng.randrange(60), rng.randrange(60), rng.choice((1, 100))) for _ in range(rng.randint(1, 3))]
+
+        async def once(txn: perco.Transaction, i: int, cells: list[tuple[int, int, int]]) -> int:
+            for one, other, size in cells:
+                txn.set(n, f"k{one:02}", i)
+                txn.set(text, f"k{other:02}", "long " * size)
+            return await txn.commit()
+
+        commits.append(await db.run(once, i, cells))
 
 
 async def test_splits_and_compactions_while_a_reader_follows(tmp_path: Path) -> None:  # E1 E3 P1 P6
@@ -41,7 +49,7 @@ async def test_splits_and_compactions_while_a_reader_follows(tmp_path: Path) -> 
     copy: dict[str, dict[str, Any]] = {}
     seen: list[int] = []
     async with perco.open(tmp_path / "store", SCHEMA, options=OPTIONS) as db:
-        stream = db.changes(docs, since=0, follow=True)
+        stream, ended = db.changes(docs, since=0, follow=True), trio.Event()
 
         async def follow() -> None:
             async for changes in stream:
@@ -50,17 +58,22 @@ async def test_splits_and_compactions_while_a_reader_follows(tmp_path: Path) -> 
                     here = copy.setdefault(row.key, {})
                     assert row.before == {column: here.get(column) for column in row.before}
                     here.update(row.after)
+                    if row.key == "the end":
+                        ended.set()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(follow)
             async with trio.open_nursery() as writers:
-                writers.start_soon(write, db, rng, commits)
-                for at in ("k30", "k10", "k45"):
-                    await trio.sleep(0.05)
+                begun = {50: trio.Event(), 120: trio.Event(), 200: trio.Event()}
+                writers.start_soon(write, db, rng, commits, begun)
+                for event, at in zip(begun.values(), ("k30", "k10", "k45"), strict=True):
+                    await event.wait()
                     await db.split(docs, at)
                     await db.compact(docs)
-            while len(seen) < len(commits):  # noqa: ASYNC110
-                await trio.sleep(0.01)
+            async with db.transaction() as txn:
+                txn.set(n, "the end", 1)
+            commits.append(txn.commit_ts)
+            await ended.wait()
             nursery.cancel_scope.cancel()
         assert seen == commits
         async with db.snapshot() as snap:
@@ -72,6 +85,30 @@ async def test_splits_and_compactions_while_a_reader_follows(tmp_path: Path) -> 
         assert sum(tablet.entries(LOG) for tablet in tablets) == records, "entries of rows that have moved are gone"
     async with perco.open(tmp_path / "store", SCHEMA, options=OPTIONS) as db:
         assert [changes.commit_ts async for changes in db.changes(docs, since=0)] == commits
+
+
+async def test_what_is_written_while_a_tablet_is_copied_is_in_the_new_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # E1 P2
+    right, commits = LmdbTablet.copy_from, []
+
+    async def copy_from(self: LmdbTablet, row: bytes, stop: bytes | None, path: Path, groups: Sequence[str]) -> int:
+        cells = await right(self, row, stop, path, groups)
+        async with db.transaction() as txn:
+            txn.set(n, "z", 2)
+        commits.append(txn.commit_ts)
+        return cells
+
+    async with perco.open(tmp_path / "store", SCHEMA, options=OPTIONS) as db:
+        for key in ("a", "z"):
+            async with db.transaction() as txn:
+                txn.set(n, key, 1)
+            commits.append(txn.commit_ts)
+        monkeypatch.setattr(LmdbTablet, "copy_from", copy_from)
+        await db.split(docs, "m")
+        assert len(commits) == 3
+        assert [changes.commit_ts async for changes in db.changes(docs, since=0)] == commits
+        assert (await checked(db)).clean
 
 
 async def test_check_finds_an_entry_that_is_missing(tmp_path: Path) -> None:  # E1
