@@ -423,9 +423,7 @@ def _merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
             "Declare it as it was made, or use another name."
         )
     elif table.changes and not entry.changes:
-        raise SchemaMismatch(
-            f"table {table.name!r} was made without changes=True, and cannot get a log later; use another name for it"
-        )
+        raise SchemaMismatch(f"table {table.name!r} was made without changes=True, and cannot get a log later")
     columns = dict(entry.columns)
     declared_ones: list[Column[Any, Any] | Signal[Any]] = [*table.columns.values(), *table.signals.values()]
     for column in [*declared_ones, *table.hidden.values()]:

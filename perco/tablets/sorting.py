@@ -13,8 +13,8 @@ from typing import Final
 from perco.errors import TooLarge, UsageError
 from perco.protocol.records import PUT, PUT_DATA, SHORT_VALUE_BYTES, ack_of, column_of, pack_cause, pack_record
 from perco.schema.catalogue import Catalogue, observers_of
-from perco.storage import NOTIFY, PROTOCOL_GROUPS, ROW_BYTES_MAX, VALUE_BYTES_MAX, WRITE, LmdbEngine, LmdbOptions
-from perco.storage.keys import cell_key, escape
+from perco.storage import LOG, NOTIFY, PROTOCOL_GROUPS, ROW_BYTES_MAX, VALUE_BYTES_MAX, WRITE, LmdbEngine, LmdbOptions
+from perco.storage.keys import cell_key, escape, log_key
 
 _FLUSHED_BYTES: Final = 8 << 20  # written in one transaction
 _CELL_BYTES: Final = 64  # of a cell, besides its value
@@ -45,7 +45,7 @@ class Layout:
             if not column.is_signal:
                 told = tuple(number for number in observers_of(catalogue, table, name) if number not in not_told)
                 columns[name] = (column_of(column.number), column.group, told)
-        return cls(table, (*PROTOCOL_GROUPS, *catalogue.groups(table)), columns)
+        return cls(table, (*PROTOCOL_GROUPS, *catalogue.all_groups(table)), columns)
 
 
 class SortedFile:
@@ -78,6 +78,7 @@ class SortedFile:
             )
             for name, (number, group, told) in layout.columns.items()
         }
+        self._logs = LOG in layout.groups  # E1
         self._order = {name: number for name, (number, _, _) in layout.columns.items()}
         self._short = pack_record(PUT, ts - 1, b"")
         self.rows = self.cells = 0
@@ -105,6 +106,8 @@ class SortedFile:
         for name, value in names:
             record, group, data, told = self._of[name]
             size += len(value)
+            if self._logs:
+                waiting[LOG].append((log_key(prefix, self._order[name], self._ts), b""))
             if len(value) <= SHORT_VALUE_BYTES:
                 records.append((prefix + record, self._short + value))
             elif len(value) > VALUE_BYTES_MAX:

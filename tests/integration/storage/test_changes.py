@@ -111,6 +111,19 @@ async def test_what_is_written_while_a_tablet_is_copied_is_in_the_new_log(
         assert (await checked(db)).clean
 
 
+async def test_a_bulk_load_is_one_transaction_in_the_log(tmp_path: Path) -> None:  # E1 P7
+    async with perco.open(tmp_path / "store", SCHEMA, options=OPTIONS) as db:
+        rows = [(f"k{i:04}", {n: i, text: "long " * (i % 100)}) for i in range(1500)]
+        published = await db.bulk_load({docs: rows})
+        async with db.transaction() as txn:
+            txn.set(n, "k0000", -1)
+        first, second = [changes async for changes in db.changes(docs, since=0)]
+        assert (first.commit_ts, second.commit_ts) == (published.ts, txn.commit_ts)
+        assert [(row.key, row.after["n"]) for row in first.rows] == [(key, values[n]) for key, values in rows]
+        assert second.rows == (perco.RowChange("docs", "k0000", {"n": 0}, {"n": -1}),)
+        assert (await checked(db)).clean
+
+
 async def test_check_finds_an_entry_that_is_missing(tmp_path: Path) -> None:  # E1
     async with perco.open(tmp_path / "store", SCHEMA, options=OPTIONS) as db:
         async with db.transaction() as txn:
