@@ -32,6 +32,7 @@ MADE: list[PercoError] = [
     errors.SnapshotTooOld(3, 9, "docs", why="a pin went"),
     errors.SnapshotTooOld(1.5, "not noted yet", newer=True),
     errors.OwnerChanged(3),
+    errors.HistoryGone(3, 7, "docs"),
     errors.StoreError("no"),
     errors.StoreFull("/x", "no space"),
     errors.StoreLocked("/x", 3, "perco"),

@@ -38,7 +38,7 @@ from tests.component.storage.stores import (
 from tests.integration.storage.children import child
 
 TINY = LmdbOptions(sync=False, map_bytes=4096)
-ROOM = len(PROTOCOL_GROUPS) + GROUPS_MAX
+ROOM = len(PROTOCOL_GROUPS) + GROUPS_MAX + 1  # and the log (E1)
 BOUNDED = replace(TINY, map_bytes_max=3 << 20)
 
 
