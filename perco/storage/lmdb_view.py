@@ -48,7 +48,7 @@ class LmdbView:
 
     def __init__(self, txn: Any, dbs: dict[str, Any]) -> None:
         self._txn, self._dbs = txn, dbs
-        self.logs = LOG in dbs  # E1
+        self.logs: bool = LOG in dbs  # E1
         self.cursor: Callable[[str], Cursor] = _Cursors(txn, dbs).__getitem__  # saves a Python frame at every seek
 
     def get(self, group: str, key: bytes) -> bytes | None:
