@@ -79,16 +79,16 @@ class ChangeStream(AsyncOnly):
         self, engine: Engine, tables: Sequence[Table[Any] | str], since: int | datetime | None, follow: bool
     ) -> None:
         engine.usable(writing=False)
-        if engine.place.readonly:
-            raise ReadOnly(
-                "this store was opened with readonly=True beside its owner, and then it is not known which commits are "
-                "complete: to read its changes, open it without that option"
-            )
         self._engine, self._follow = engine, follow
         self._tables = [_logged(engine, table) for table in tables]
         if not self._tables:
             raise UsageError("db.changes takes the tables to follow, such as db.changes(docs)")
         self._since = _must_be_since(since)
+        if engine.place.readonly:
+            raise ReadOnly(
+                "this store was opened with readonly=True beside its owner, and then it is not known which commits are "
+                "complete: to read its changes, open it without that option"
+            )
         self._began = False
         self._frontier = self._since if isinstance(self._since, int) else 0
         self._merge: Merge | None = None

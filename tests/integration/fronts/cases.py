@@ -27,7 +27,9 @@ sums = perco.Table("sums", key=perco.INT64)
 total = sums.column("total", perco.INT64)
 loaded = perco.Table("loaded", key=perco.INT64)
 size = loaded.column("size", perco.INT64)
-SCHEMA = perco.Schema(docs, sums, loaded, keep=perco.Keep(seconds=0))
+logged = perco.Table("logged", key=perco.TEXT, changes=True)
+kept = logged.column("kept", perco.INT64)
+SCHEMA = perco.Schema(docs, sums, loaded, logged, keep=perco.Keep(seconds=0))
 elsewhere = perco.Table("elsewhere", key=perco.TEXT).column("n", perco.INT64)  # not in the schema
 
 LONG = 60.0  # seconds, for what ends by itself
@@ -423,6 +425,24 @@ async def bulk_loading(asked: Asked) -> Any:
     async with asked.block(db.snapshot()) as snap:
         told.append([row[size] async for row in asked.each(snap.scan(loaded))])
     return told
+
+
+@covers("Database.changes")
+async def changes(asked: Asked) -> Any:
+    db = asked.db
+    async with asked.block(db.snapshot()) as snap:
+        since = snap.start_ts
+    for value in (1, 2):
+        async with asked.block(db.transaction()) as txn:
+            txn.set(kept, "followed", value)
+    found = [each.rows async for each in asked.each(db.changes(logged, since=since))]
+    return [
+        [(row.table, row.key, row.after) for rows in found for row in rows],
+        await asked.told(db.changes),
+        await asked.told(db.changes, docs, since=since),
+        await asked.told(db.changes, "nowhere"),
+        await asked.told(db.changes, logged, since=-1),
+    ]
 
 
 @covers("Database.backfill", "Database.observers", "Database.unserved")

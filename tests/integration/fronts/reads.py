@@ -89,6 +89,7 @@ READS: Final[dict[str, Case]] = {
     "begin": told("begin"),
     "pins": told("pins"),
     "watermark": told("watermark"),
+    "changes": told("changes", docs),
     "trace": told("trace", docs, "nothing there"),
     "drop_pin": told("drop_pin", "kept"),
     "outcome": told("outcome", "not a token"),
