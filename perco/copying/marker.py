@@ -13,16 +13,8 @@ from typing import Any, Final
 import msgpack
 
 from perco.errors import Unavailable
-from perco.schema.catalogue import (
-    CATALOGUE_ROW,
-    COPYING,
-    MARKER_TS,
-    MARKER_WORD,
-    SYSTEM_TABLE,
-    Catalogue,
-    refusal,
-    unpack_marker,
-)
+from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue
+from perco.schema.marker import COPYING, MARKER_TS, MARKER_WORD, refusal, unpack_marker
 from perco.storage import APPLIED, DATA, TS_MAX, Failed, Mutation, RowStore, Write
 
 _TRIES: Final = 16

@@ -31,17 +31,13 @@ from perco.protocol.records import ack_of, column_of, signal_of
 from perco.protocol.retention import Keep
 from perco.schema.codecs import codec_named
 from perco.schema.lost import unknown_if_lost
+from perco.schema.marker import MARKER_TS, refusal, unpack_marker
 from perco.schema.schema import Column, Manner, Observer, Schema, Signal, Table
 from perco.schema.tombstones import Tombstone, pack_tombstones, unpack_tombstones
 from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, LOG, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict
 
 SYSTEM_TABLE: Final = "_perco"
 CATALOGUE_ROW: Final = b"catalogue"
-# A cell by which `perco copy` keeps programs out of a store (M2). Bigtable takes no timestamp after the year 9999.
-MARKER_TS: Final = (1 << 47) - 1
-MARKER_WORD: Final = "perco copy"
-COPYING: Final = "copying"
-MOVED: Final = "moved"
 _COLUMNS_MAX: Final = 1 << 15
 _OBSERVERS_MAX: Final = (1 << 16) - 1  # the number of an observer has 16 bits of a cell's column
 _TRIES: Final = 16
@@ -467,24 +463,6 @@ async def _newest(store: RowStore) -> tuple[int, bytes]:
         kind, other, _ = unpack_marker(cells[0][1])
         raise StoreError(f"this store {refusal(kind, other)}")
     return cells[0]
-
-
-def unpack_marker(data: bytes) -> tuple[str, str, bytes]:
-    """The kind of a marker, the address of the other store, and the packed catalogue. Raises: Corruption."""
-    try:
-        word, kind, other, catalogue = msgpack.unpackb(data)
-        if word != MARKER_WORD or kind not in {COPYING, MOVED} or not isinstance(other, str):
-            raise ValueError("not a marker of perco copy")
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise Corruption("catalogue", f"its cell at {MARKER_TS} cannot be decoded: {error}") from error
-    return kind, other, catalogue
-
-
-def refusal(kind: str, other: str) -> str:
-    """Say why a store that has a marker cannot be opened."""
-    if kind == MOVED:
-        return f"has moved to {other}"
-    return f"is an unfinished copy of {other}"
 
 
 async def declare(store: RowStore, schema: Schema, found: Callable[[int], None] = lambda version: None) -> Catalogue:

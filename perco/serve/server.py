@@ -34,6 +34,7 @@ from perco.rpc.crossing import pack_error
 from perco.rpc.framing import Message, WireError
 from perco.rpc.link import BACK_S
 from perco.rpc.peer import Peer
+from perco.serve import loads
 from perco.serve.door import Door
 from perco.serve.draws import Draws
 from perco.serve.folders import place_of
@@ -97,7 +98,7 @@ class Server(Door[Session]):
         driver, oracle, fates = parts.driver, parts.oracle, parts.fates
         self.sessions = Sessions(oracle.holds, fates, options.lease_s, driver.leave_orphans)
         self.sessions.on_wake = self._woken
-        self.sessions.on_load_left = lambda id: parts.background.spawn(partial(self._owner.end_load, id))
+        self.loads = loads.Loads(self._owner, self.sessions, parts.background)
         if servers is not None:
             self.sessions.on_begin, self.sessions.on_end = servers.session_began, servers.session_ended
             self.sessions.on_held = servers.session_held
@@ -168,9 +169,9 @@ class Server(Door[Session]):
             Method.SERVERS: self._later(self._servers_are),
             Method.SPLIT: self._later(self._split, lambda where: read_typed(where, (str,), (bytes, type(None)))),
             Method.COMPACT: self._later(self._compact, lambda table: read_typed((table,), (str, type(None)))),
-            Method.BEGIN_LOAD: self._later(self._begin_load),
-            Method.PUBLISH_LOAD: self._later(self._publish_load),
-            Method.END_LOAD: self._later(lambda session, id: self._owner.end_load(str(id))),
+            Method.BEGIN_LOAD: self._later(self.loads.begin, loads.names),
+            Method.PUBLISH_LOAD: self._later(self.loads.publish, loads.files),
+            Method.END_LOAD: self._later(self.loads.end, loads.name),
             Method.TICKET: self._later(self._ticket),
             Method.NEWS: self._untold(lambda session, what: self._news(what)),
             Method.BYE: self._bye,
@@ -576,16 +577,6 @@ class Server(Door[Session]):
 
     async def _compact(self, session: Session, table: Any) -> list[Any]:
         return [astuple(each) for each in await self._owner.compact(table)]
-
-    async def _begin_load(self, session: Session, tables: Any) -> tuple[Any, ...]:
-        begun = await self._owner.begin_load([str(table) for table in tables])
-        session.loads.add(begun.id)
-        return astuple(begun)
-
-    async def _publish_load(self, session: Session, what: Any) -> tuple[Any, ...]:
-        id, files = what
-        made = {str(table): [(bytes(row), str(name)) for row, name in some] for table, some in files}
-        return astuple(await self._owner.publish_load(str(id), made))
 
     async def _backfill(self, session: Session, _: Any) -> list[Any]:
         return [astuple(each) for each in await self._owner.backfill(None)]

@@ -17,7 +17,8 @@ from perco.copying.copy import Copied, CopyOptions, copy
 from perco.copying.marker import Marker, marker_of
 from perco.copying.passes import FLOOR, Sums
 from perco.database.inside import inside
-from perco.schema.catalogue import COPYING, MOVED, SYSTEM_TABLE, Catalogue
+from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
+from perco.schema.marker import COPYING, MOVED
 from perco.storage import (
     APPLIED,
     PROTOCOL_GROUPS,
