@@ -71,6 +71,8 @@ class Still:
     Attributes: `bound`, that bound: no timestamp above it is handed out.
     """
 
+    bound: int
+
     def __init__(self, timestamps: Timestamps) -> None:
         self._timestamps, self.bound = timestamps, timestamps.bound
 

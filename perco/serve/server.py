@@ -82,6 +82,7 @@ class Server(Door[Session]):
     rows: Rows
     draws: Draws
     one_step: OneStep
+    loads: loads.Loads
     told_tasks: ToldTasks
     served: int
 

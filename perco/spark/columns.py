@@ -43,6 +43,8 @@ class Columns:
         ts: the timestamp to read at.
     """
 
+    schema: pa.Schema
+
     def __init__(
         self,
         table: perco.Table[Any],

@@ -232,6 +232,11 @@ class Group:
         loading: whether the loader runs, for input number `done`.
     """
 
+    inputs: list[tuple[Mark, Any]]
+    done: int
+    taken: int
+    loading: bool
+
     __slots__ = ("done", "inputs", "loading", "taken")
 
     def __init__(self, inputs: list[tuple[Mark, Any]]) -> None:

@@ -134,6 +134,7 @@ class Asked:
     stop: Any | None
     prefix: Any | None
     partitions: int
+    files: str
     batch: int
 
     def __init__(self, options: Any, store: Store | None, known: tuple[str, ...], zone: str = "UTC") -> None:

@@ -270,11 +270,12 @@ class Folder:
 
     # ------------------------------------------------------------ bulk loads
 
-    def begin_load(self, id: str) -> Path:
-        """Make an empty folder for the files of a bulk load (P7)."""
+    def begin_load(self, id: str, token: str) -> Path:
+        """Make a folder for the files of a bulk load, with a file `token` (P7)."""
         path = self.path / _LOADS / id
         try:
             path.mkdir(parents=True)
+            (path / "token").write_text(token)
         except OSError as error:
             raise _unusable(path, error) from error
         return path

@@ -100,10 +100,11 @@ _stores: weakref.WeakSet[LocalStore] = weakref.WeakSet()
 class LocalStore:
     """The row store of this process, and its folder, if any.
 
-    Attributes: `store`, the row store; `readonly`; `path`, None for memory.
+    Attributes: `store`, the row store; `readonly`; `path`, None for memory; `changing`, held while a table is changed.
     """
 
     store: LocalRowStore
+    changing: trio.Lock
     forked: bool
 
     remote = False
@@ -130,7 +131,7 @@ class LocalStore:
         self._folder: Folder | None = None
         self._groups: dict[str, set[str]] = {}
         self._numbers: dict[str, dict[int, bytes]] = {}  # by table and number, the first rows of the open tablets
-        self.changing = trio.Lock()  # held while groups, or a tablet, are added to a table
+        self.changing = trio.Lock()
         self.forked = False
         self._thread = threading.get_ident()
         self.path: Path | None = None
@@ -389,9 +390,7 @@ class LocalStore:
     def begin_load(self, id: str, token: str) -> Path:
         """Make the folder of a bulk load, with a token. On any thread."""
         assert self._folder is not None
-        path = self._folder.begin_load(id)
-        (path / "token").write_text(token)
-        return path
+        return self._folder.begin_load(id, token)
 
     def end_load(self, id: str) -> None:
         """Remove what is left of a bulk load. On any thread."""
