@@ -1,6 +1,6 @@
 """Loading through Spark against the same loader without it, and reading back against Parquet.
 
-First, narrow rows (`bench/spark_narrow.py`). Then pages:
+First, narrow rows (`bench/spark_narrow.py`), also in bulk (`bench/spark_bulk.py`). Then pages:
 
 One served store, durable. The loader is the web index's: it reads a page's cells, writes its contents (some 3 KB) and
 its rank, and notifies observers, which do not run. Each page has its own transaction; each of two processes has 64 in
@@ -143,11 +143,12 @@ def main(run: Run) -> None:
     """Prints the tables and the RESULT line."""
     import pyspark
 
-    from bench import spark_narrow
+    from bench import spark_bulk, spark_narrow
 
     report = Report("spark_load", "power")
     facts = run.machine("power (fsync before every answer)", {"pyspark": pyspark.__version__})
     spark_narrow.main(run, report)
+    spark_bulk.main(run, report)
     pages(run, report)
     run.finish(report, facts)
 
