@@ -189,8 +189,8 @@ class LocalOwner:
     async def compact(self, table: str | None) -> list[Compacted]:
         return await self.compacting.compact(table)
 
-    async def begin_load(self, tables: Sequence[str]) -> BulkLoad:
-        return await self.loads.begin(tables)
+    async def begin_load(self, tables: Sequence[str], build: str = "") -> BulkLoad:
+        return await self.loads.begin(tables, build)
 
     async def publish_load(self, id: str, files: Files) -> Published:
         return await self.loads.publish(id, files)

@@ -98,8 +98,8 @@ class ObserverEntry:
             registration. The backfill puts its notify cells at this timestamp. 0: not drawn yet, or not needed.
         manner: when the observer runs, as last declared for this version.
         told: True if a change may leave it without a notification, because its work was done with the change (V12).
-        paused: True if it does not run until it is resumed; `building`: True if a job makes all that it derives from
-            the data that is there, so it needs no backfill (`building.py`). It is paused meanwhile.
+        paused: True if it does not run until it is resumed; `building`: the id of a job that makes all that it
+            derives from the data that is there, so it needs no backfill (`building.py`). It is paused meanwhile.
         built: the timestamp up to which that job has seen all changes, and the one at which it has published its rows.
         code: the fingerprint of the code that this version was registered with; "": unknown.
     """
@@ -115,7 +115,7 @@ class ObserverEntry:
     manner: Manner = Manner()
     paused: bool = False
     told: bool = False
-    building: bool = False
+    building: str = ""
     built: tuple[int, int] = (0, 0)
     code: str = ""
 
@@ -133,7 +133,7 @@ class ObserverEntry:
         if self.told:
             more["told"] = True
         if self.building:
-            more["building"] = True
+            more["building"] = self.building
         if self.built != (0, 0):
             more["built"] = list(self.built)
         if self.code:
@@ -182,6 +182,7 @@ class ObserverEntry:
             manner=observer.manner,
             code=_code_of(observer),
             told=observer.told,
+            built=(0, 0) if again else self.built,
         )
 
 
@@ -315,7 +316,12 @@ class Catalogue:
         if self.observers[id].paused == paused:
             return self
         entry = self.observers[id]
-        entry = replace(entry, paused=paused, building=entry.building and paused)
+        if entry.building and entry.built[1] and not paused:
+            raise UsageError(
+                f"observer {id!r} belongs to views that are being built, and some of their rows are published: call "
+                "perco.spark.build again, which completes them"
+            )
+        entry = replace(entry, paused=paused, building=entry.building if paused else "")
         return replace(self._with(id, entry), binds=self.version + 1)
 
     def _with(self, id: str, entry: ObserverEntry) -> Catalogue:

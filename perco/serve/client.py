@@ -32,7 +32,7 @@ from perco.database.inside import close, inside
 from perco.database.making import gathered
 from perco.database.options import Options
 from perco.database.owner import Now
-from perco.errors import SchemaMismatch, UsedAfterFork, WriteUnknown
+from perco.errors import NOTHING_WRITTEN, SchemaMismatch, Unavailable, UsedAfterFork, WriteUnknown
 from perco.history.vacuum import VacuumResult, VacuumStatistics
 from perco.notify.backfill import BackfillProgress
 from perco.notify.concerned import Freshness
@@ -363,9 +363,12 @@ class RemoteOwner:
             raise WriteUnknown("compacting tablets", str(error)) from error
         return [Compacted(*each) for each in done]
 
-    async def begin_load(self, tables: Sequence[str]) -> BulkLoad:
+    async def begin_load(self, tables: Sequence[str], build: str = "") -> BulkLoad:
         """Have the owner begin a bulk load. If this client's session ends, so does the load."""
-        begun = BulkLoad(*await self.link.call(Method.BEGIN_LOAD, list(tables), again=True))
+        try:
+            begun = BulkLoad(*await self.link.call(Method.BEGIN_LOAD, (list(tables), build), again=False))
+        except LostError as error:
+            raise Unavailable("beginning a bulk load", remedy=f"{NOTHING_WRITTEN} ({error})") from error
         await self.keeper.renew()
         return begun
 

@@ -18,8 +18,9 @@ class Loads:
         self._owner = owner
         sessions.on_load_left = lambda id: background.spawn(partial(owner.end_load, id))
 
-    async def begin(self, session: Session, tables: Any) -> tuple[Any, ...]:
-        begun = await self._owner.begin_load(tables)
+    async def begin(self, session: Session, what: Any) -> tuple[Any, ...]:
+        names, build = what
+        begun = await self._owner.begin_load(names, build)
         if session.ended:  # meanwhile
             await self._owner.end_load(begun.id)
             must_go_on(session)
@@ -37,8 +38,9 @@ class Loads:
 
 
 def names(what: Any) -> None:
-    """Raises: TypeError unless these are names of tables."""
-    _must_be(isinstance(what, tuple) and all(isinstance(each, str) for each in what), "names of tables")
+    """Raises: TypeError unless these are names of tables, and the id of a build."""
+    shape = isinstance(what, tuple) and [type(part) for part in what] == [tuple, str]
+    _must_be(shape and all(isinstance(each, str) for each in what[0]), "names of tables, and the id of a build")
 
 
 def name(what: Any) -> None:

@@ -85,7 +85,7 @@ class Method(IntEnum):
     NOW = 32  # -> (whether the store is idle, changes that wait, changes on the failed list), at this moment (N7)
     FOLDER = 34  # -> the folder, its owner's process, what is in each of its files, and how many processes use it
     COMPACT = 33  # (a table; None: all) -> what the compaction did, for each tablet (P6)
-    BEGIN_LOAD = 44  # names of tables -> a bulk load that has begun (P7)
+    BEGIN_LOAD = 44  # (names of tables; the build of views to which it belongs, or "") -> a bulk load (P7)
     PUBLISH_LOAD = 45  # (its id; each table, with the first row and the name of each file) -> what was published
     END_LOAD = 46  # its id -> nothing
     TICKET = 35  # -> the client's ticket, once the store accepts mutations under it (F3)
@@ -114,7 +114,8 @@ class Order(IntEnum):
     REMOVE = 78  # (table, number, row): remove some of the rows from there on -> whether there may be more (P4)
 
 
-_ONCE: Final = {Method.APPLY, Method.COMMIT, Method.COMMITS, Method.SPLIT, Method.COMPACT, Method.PUBLISH_LOAD}
+_LOADS: Final = (Method.BEGIN_LOAD, Method.PUBLISH_LOAD)
+_ONCE: Final = {Method.APPLY, Method.COMMIT, Method.COMMITS, Method.SPLIT, Method.COMPACT, *_LOADS}
 AGAIN: Final = frozenset(Method) - _ONCE
 
 # Messages that a server pushes.

@@ -11,7 +11,9 @@ incremental. It proceeds in this order:
     5. The observers are resumed. Changes that were committed after the timestamp of step 2 wait for them.
 
 If it is interrupted before step 3, nothing has been built, and another call begins again. If it is interrupted later,
-another call rebuilds the views row by row (`perco.views.rebuild`), which does not rely on memories.
+another call rebuilds the views row by row (`perco.views.rebuild`), which does not rely on memories; until then, the
+observers cannot be resumed. A build has an id, which the catalogue has for each of its observers. Another build, or
+the end of this one, replaces it: what a task of this build sends afterwards has no effect.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,6 +36,7 @@ from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.protocol.records import ack_of, column_of
 from perco.schema import building
+from perco.schema.catalogue import raise_for
 from perco.spark import ranges
 from perco.spark.bulk import published
 from perco.spark.partition import one_error
@@ -53,7 +56,7 @@ from perco.spark.stages import (
     Write,
 )
 from perco.spark.store import Store, serve
-from perco.storage import NOTIFY, Mutation, ScanQuery, ScanRequest
+from perco.storage import APPLIED, NOTIFY, Mutation, ScanQuery, ScanRequest
 from perco.tablets.loading import BulkLoad
 from perco.tablets.sorting import Layout
 from perco.txn.snapshot import scan_between
@@ -63,7 +66,8 @@ from perco.views.compiled import Components, Each, Grouped, Joined, View
 from perco.views.components import labels
 from perco.views.wiring import own_tables
 
-_LEASE_S: Final = 600.0
+_LEASE_S: Final = 60.0
+_PIN: Final = "build "  # a build that is under way has a pin of that name, followed by its id
 _PAGE: Final = 1000
 _LABELLED: Final = "node binary, label binary"
 
@@ -148,6 +152,7 @@ class _Job:
     def __init__(self, views: Views, name: Views | str, spark: SparkSession, store: Store, parts: int) -> None:
         self._views, self._name, self._spark, self._store, self._parts = views, name, spark, store, parts
         self._ids = [id for view in views.declared for id in views.observers(view)]
+        self._build_id = secrets.token_hex(8)
         self._made: list[DataFrame] = []  # persisted
         self._read: dict[str, DataFrame] = {}  # by table, its rows in the store
         self._outputs: list[tuple[set[str], DataFrame]] = []  # what each view writes: columns as "table.column"
@@ -155,26 +160,52 @@ class _Job:
 
     async def run(self, began: float) -> Built:
         async with self._store.joining() as db:
-            await inside(db).keeper.catch_up()
-            interrupted = building.is_built(inside(db).catalogue, self._ids)
-            if not interrupted and (found := await self._derived(db)):
+            await self._must_be_possible(db)
+            catalogue = inside(db).catalogue
+            earlier = building.under_way(catalogue, self._ids)
+            if alive := {pin.name for pin in await db.pins() if pin.name.removeprefix(_PIN) in earlier}:
+                raise UsageError(
+                    "another build of these views is under way, or was killed less than a minute ago: wait until its "
+                    f"pin has expired ({', '.join(sorted(alive))}; `perco pins` lists it)"
+                )
+            if not earlier and (found := await self._derived(db)):
                 raise UsageError(
                     f"table {found[0]!r} has derived rows already, such as {found[1]!r}: observers have made them. "
                     "perco.views.check and `perco views check` say whether they are right; perco.views.rebuild makes "
                     "them anew"
                 )
-            await inside(db).observers.change(
-                lambda catalogue: building.begin(catalogue, self._views.schema, self._ids)
+            schema, build = self._views.schema, self._build_id
+            complete = building.must_be_completed(catalogue, self._ids)
+            await inside(db).observers.change(lambda catalogue: building.begin(catalogue, schema, self._ids, build))
+        try:
+            with one_error():
+                async with self._store.joining() as db, self._pinned(db) as ts:
+                    if complete or await self._derived(db):
+                        return await self._complete(db, ts, began)
+                    return await self._build(db, ts, began)
+        except Exception as error:
+            error.add_note(
+                "perco: the observers of these views are paused. Call perco.spark.build again; or, if no rows have "
+                "been published yet, resume them (`perco observers STORE --resume ID`): then they make the views"
             )
-        with one_error():
-            async with self._store.joining() as db, self._pinned(db) as ts:
-                if await self._derived(db):
-                    return await self._complete(db, ts, began)
-                return await self._build(db, ts, began)
+            raise
+
+    async def _must_be_possible(self, db: perco.Database) -> None:
+        """Raises: UsageError if the store takes no bulk loads, or this process does not see its folder."""
+        owner = inside(db).owner
+        try:
+            probe = await owner.begin_load([])
+            await owner.end_load(probe.id)
+            probe.check()
+        except UsageError as error:
+            raise UsageError(
+                f"perco.spark.build publishes rows by a bulk load, which is not possible: {error}"
+            ) from None
+        await inside(db).keeper.catch_up()
 
     async def _build(self, db: perco.Database, ts: int, began: float) -> Built:
         numbers = {table: number for number, table in enumerate(sorted(db.schema.tables))}
-        program = Program(self._name, self._store, ts, numbers)
+        program = Program(self._name, self._store, ts, numbers, self._build_id, tuple(self._ids))
         sources = await self._ranges(db, ts)
         try:
             await trio.to_thread.run_sync(self._derive, program, sources)
@@ -185,7 +216,7 @@ class _Job:
     @asynccontextmanager
     async def _pinned(self, db: perco.Database) -> Any:
         """Hold the timestamp at which the sources are read."""
-        name = f"build {secrets.token_hex(8)}"
+        name = f"{_PIN}{self._build_id}"
         async with db.pin(name, lease_s=_LEASE_S, owner="perco.spark.build") as pin, trio.open_nursery() as nursery:
 
             async def renew() -> None:
@@ -324,7 +355,8 @@ class _Job:
         for frame in self._made[1:]:
             whole = whole.unionAll(frame)
         bulk = await self._empty(db, program)
-        in_bulk = functions.col("t").isin([program.numbers[table] for table in bulk])
+        # The row with the empty key cannot be in a file of a bulk load.
+        in_bulk = functions.col("t").isin([program.numbers[table] for table in bulk]) & (functions.length("row") > 0)
         rows: dict[str, int] = {}
 
         def write(load: BulkLoad) -> dict[str, list[tuple[bytes, str]]]:
@@ -338,31 +370,37 @@ class _Job:
                 rows[table] = rows.get(table, 0) + each["rows"]
             return {table: sorted(some) for table, some in files.items()}
 
-        done = await published(db, sorted(bulk), write)
+        build = self._build_id
+        done = await published(db, sorted(bulk), write, build)
+        published_ts = done.ts if done.tablets else 0
+        await inside(db).observers.change(lambda catalogue: building.publish(catalogue, build, max(done.ts, 1)))
 
         def overlay() -> int:
             left = whole.where(~in_bulk)
             return sum(each["rows"] for each in left.mapInArrow(Overlay(program, names), "rows bigint").collect())
 
         written = await trio.to_thread.run_sync(overlay)
+        await inside(db).keeper.renew()
+        building.must_go_on(inside(db).catalogue, self._ids, build)
         for id in self._ids:
             await _forget_waiting(db, id, program.ts)
-        await self._resume(db, (program.ts, done.ts))
+        await self._resume(db, (program.ts, published_ts))
         seconds = time.perf_counter() - began
-        return Built(tuple(self._views.declared), program.ts, done.ts, rows, written, False, seconds)
+        return Built(tuple(self._views.declared), program.ts, published_ts, rows, written, False, seconds)
 
     async def _empty(self, db: perco.Database, program: Program) -> set[str]:
-        """The derived tables that have no rows at all, which are loaded in bulk."""
+        """The derived tables that take a bulk load: those that have no rows, and one tablet."""
         out = set()
-        async with db.snapshot(ts=program.ts) as snap:
-            for name in self._written():
-                table = db.schema.tables[name]
-                if not await _first(snap, table, {*table.columns, *table.hidden}):
-                    out.add(name)
+        owner = inside(db).owner
+        for name in self._written():
+            with suppress(UsageError):
+                probe = await owner.begin_load([name])
+                await owner.end_load(probe.id)
+                out.add(name)
         return out
 
     async def _resume(self, db: perco.Database, built: tuple[int, int]) -> None:
-        await inside(db).observers.change(lambda catalogue: building.end(catalogue, self._ids, built))
+        await inside(db).observers.change(lambda catalogue: building.end(catalogue, self._ids, self._build_id, built))
 
     async def _complete(self, db: perco.Database, ts: int, began: float) -> Built:
         """Complete a build that was interrupted after its publication."""
@@ -396,6 +434,7 @@ async def _forget_waiting(db: perco.Database, id: str, ts: int) -> None:
             for row, (found,) in page.rows
             if found
         ]
-        if gone:
-            await store.apply(gone)
+        for verdict in await store.apply(gone) if gone else ():
+            if verdict is not APPLIED:
+                raise_for(verdict, f"notifications of observer {id!r}")
         start = page.next

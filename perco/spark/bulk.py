@@ -131,11 +131,15 @@ def bulk_load(
 
 
 async def published(
-    db: perco.Database, tables: Sequence[str], write: Callable[[BulkLoad], dict[str, list[tuple[bytes, str]]]]
+    db: perco.Database,
+    tables: Sequence[str],
+    write: Callable[[BulkLoad], dict[str, list[tuple[bytes, str]]]],
+    build: str = "",
 ) -> Published:
-    """Begin a bulk load, have its files written, in a thread, and publish them."""
+    """Begin a bulk load, have its files written, in a thread, and publish them. `build`: the build of views to which it
+    belongs."""
     owner = inside(db).owner
-    load = await owner.begin_load(tables)
+    load = await owner.begin_load(tables, build)
     try:
         files = await trio.to_thread.run_sync(write, load)
         return await owner.publish_load(load.id, files)

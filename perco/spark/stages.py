@@ -19,8 +19,10 @@ import trio
 from pyspark import TaskContext
 
 import perco
+from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.naming import named
+from perco.schema import building
 from perco.spark.ranges import Range
 from perco.spark.store import WHERE, Store, in_task
 from perco.spark.streaming import streamed
@@ -63,12 +65,15 @@ class Program:
         store: the store.
         ts: the timestamp at which the sources are read.
         numbers: the tables' numbers, by name.
+        build: the id of the build; `observers`: the ids of its observers.
     """
 
     views: Views | str
     store: Store
     ts: int
     numbers: Mapping[str, int]
+    build: str = ""
+    observers: tuple[str, ...] = ()
 
     def declared(self) -> Views:
         """The views. Raises: UsageError."""
@@ -420,6 +425,9 @@ class Overlay:
         return count
 
     async def _put(self, txn: perco.Transaction, db: perco.Database, some: list[Record]) -> None:
+        # N10: the end of a build binds. A transaction of a task that Spark has given up cannot commit afterwards: it
+        # runs again, and finds that the build has ended.
+        building.must_go_on(inside(db).catalogue, self.program.observers, self.program.build)
         for t, row, cells in some:
             table = db.schema.tables[self.names[t]]
             columns = {**table.columns, **table.hidden}

@@ -30,8 +30,22 @@ import trio
 
 from perco.clock.oracle import Oracle, Still
 from perco.errors import Corruption, StoreError, Unavailable, UsageError
-from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue, ObserverEntry, load, raise_for
-from perco.storage import ABSENT, APPLIED, DATA, PROTOCOL_GROUPS, TS_MAX, WRITE, Mutation, NoReply, Refused, Tablet
+from perco.schema import building
+from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue, load, raise_for
+from perco.storage import (
+    ABSENT,
+    APPLIED,
+    DATA,
+    PROTOCOL_GROUPS,
+    TS_MAX,
+    WRITE,
+    Mutation,
+    NoReply,
+    Refused,
+    ScanQuery,
+    ScanRequest,
+    Tablet,
+)
 from perco.tablets.local import LocalStore
 from perco.tablets.splitter import Splitter
 from perco.txn.background import Background
@@ -77,7 +91,7 @@ class BulkLoad:
         if found != self.token:
             raise UsageError(
                 f"a bulk load writes its files into the store's folder, and this process does not find {self.path}: "
-                "run it on the machine that has the store, or load in transactions"
+                "the load has ended, or the store is on another machine; load in transactions there"
             )
 
 
@@ -99,7 +113,21 @@ Files = Mapping[str, Sequence[tuple[bytes, str]]]
 class _Begun:
     load: BulkLoad
     tables: Sequence[str]
-    observers: dict[str, ObserverEntry]  # of these tables
+    observers: set[tuple[str, int, str, str]]  # of these tables
+    build: str  # the build of views to which it belongs (N10); "": none
+    building: set[str]  # ids of the observers that are being built by it
+
+    def check(self, catalogue: Catalogue) -> None:
+        """Raises: UsageError if observers are not as they were when the load began."""
+        if self.observers != _observers(catalogue, self.tables):
+            raise UsageError("observers of these tables were registered or dropped since the load began: begin again")
+        if self.building != building.of(catalogue, self.build):
+            raise UsageError("observers that are being built were resumed or dropped, or another build has begun")
+
+    def after(self, catalogue: Catalogue, files: Files) -> Catalogue:
+        """The next version of the catalogue, with the tablets."""
+        wanted = catalogue.with_splits({table: [row for row, _ in made] for table, made in files.items()})
+        return building.published(wanted, self.build, self.load.ts)
 
 
 class BulkLoads:
@@ -118,8 +146,8 @@ class BulkLoads:
         self._adopt, self._notified = adopt, notified
         self._begun: dict[str, _Begun] = {}
 
-    async def begin(self, tables: Sequence[str]) -> BulkLoad:
-        """Begin a load into these tables, which must be empty.
+    async def begin(self, tables: Sequence[str], build: str = "") -> BulkLoad:
+        """Begin a load into these tables, which must be empty. `build`: the build of views to which it belongs.
 
         Raises: UsageError if they are not, or the store takes no bulk loads; StoreFull.
         """
@@ -135,7 +163,9 @@ class BulkLoads:
         if ts >= TS_MAX:
             raise StoreError("the store has used up its timestamps")
         id, token = secrets.token_hex(8), secrets.token_hex(16)
-        begun = self._begun[id] = _Begun(BulkLoad(id, ts, "", token), tables, _observers(catalogue, tables))
+        begun = self._begun[id] = _Begun(
+            BulkLoad(id, ts, "", token), tables, _observers(catalogue, tables), build, building.of(catalogue, build)
+        )
         try:
             path = await trio.to_thread.run_sync(partial(self._local.begin_load, id, token))
         except BaseException:
@@ -167,7 +197,7 @@ class BulkLoads:
 
         try:
             if not any(files.values()):
-                return Published(begun.load.ts, 0, 0.0)
+                return Published(self._oracle.last, 0, 0.0)
             return await self._background.apart(act, "bulk load")
         finally:
             with trio.CancelScope(shield=True):
@@ -194,31 +224,30 @@ class BulkLoads:
         local, store = self._local, self._local.store
         files = {table: made for table, made in files.items() if made}
         newest = await load(store)
-        if begun.observers != _observers(newest, begun.tables):
-            raise UsageError("observers of these tables were registered, or changed, since the load began: begin again")
-        wanted = newest.with_splits({table: [row for row, _ in made] for table, made in files.items()})
+        begun.check(newest)
+        wanted = begun.after(newest, files)
         cut: list[Tablet] = []
         placed: list[tuple[str, int]] = []
+        new: list[tuple[Tablet, list[Tablet]]] = []
         recording = recorded = False
         try:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(local.changing)
                 opened = stack.enter_context(ExitStack())
-                paused = trio.current_time()
-                new: list[tuple[Tablet, list[Tablet]]] = []
                 for table, made in files.items():
-                    tablet = store.tablet(table, b"")
-                    cut.append(tablet)
-                    await self._cut(tablet, made[0][0], Path(begun.load.path) / f"cut {len(cut)}")
-                    self._empty_tablet(newest, table)
-                    tablets = []
+                    tablets: list[Tablet] = []
                     for (row, name), (_, stop) in zip(made, _bounds(made), strict=True):
                         number = wanted.tables[table].added[row]
                         placed.append((table, number))
                         file = Path(begun.load.path) / name / DATA_FILE
                         tablets.append(await local.open_loaded(file, table, (number, row, stop), opened))
                         _check_rows(tablets[-1], name, row, stop)
-                    new.append((tablet, tablets))
+                    new.append((store.tablet(table, b""), tablets))
+                paused = trio.current_time()
+                for tablet, tablets in new:
+                    cut.append(tablet)
+                    await self._cut(tablet, tablets[0].start, Path(begun.load.path) / f"cut {len(cut)}")
+                    self._empty_tablet(newest, tablet.table)
                 still = await stack.enter_async_context(self._oracle.still())
                 if still.bound >= begun.load.ts - 1:
                     raise UsageError(
@@ -227,7 +256,7 @@ class BulkLoads:
                     )
                 recording = True
                 with trio.CancelScope(shield=True):
-                    catalogue = await self._recorded(wanted, files, still, begun.load.ts)
+                    catalogue = await self._recorded(wanted, begun, files, still)
                 recorded = True
                 opened.pop_all()
                 # P7: no await from the record on, so no timestamp is handed out before the tablets are in use.
@@ -238,7 +267,7 @@ class BulkLoads:
                         store.add_split(tablet, each)
                     store.submit_held(tablet.let_go())
         except BaseException as error:
-            if recorded or (recording and not isinstance(error, StoreError)):
+            if recorded or (recording and not isinstance(error, StoreError | UsageError)):
                 raise AssertionError("P7: it is unknown whether the load is published") from error
             with trio.CancelScope(shield=True):
                 for tablet in cut:
@@ -259,10 +288,10 @@ class BulkLoads:
         await tablet.copy_from(row, None, scratch, PROTOCOL_GROUPS)
         await tablet.cut(row)
 
-    async def _recorded(self, wanted: Catalogue, files: Files, still: Still, ts: int) -> Catalogue:
-        """Record the tablets and the oracle's bound. Returns the catalogue with the tablets. Raises: StoreError, if
-        they are certainly not recorded."""
-        store = self._local.store
+    async def _recorded(self, wanted: Catalogue, begun: _Begun, files: Files, still: Still) -> Catalogue:
+        """Record the tablets and the oracle's bound. Returns the catalogue with the tablets. Raises: StoreError,
+        UsageError, if they are certainly not recorded."""
+        store, ts = self._local.store, begun.load.ts
         table, made = next(iter(files.items()))
         for _ in range(_TRIES):
             put = (DATA, 0, wanted.version, wanted.pack())
@@ -280,14 +309,16 @@ class BulkLoads:
                 return newest
             if not isinstance(verdict, Refused | NoReply):
                 raise_for(verdict, "a bulk load")
-            after = newest.with_splits({table: [row for row, _ in made] for table, made in files.items()})
+            begun.check(newest)
+            after = begun.after(newest, files)
             assert all(after.tables[name].added == wanted.tables[name].added for name in files), "P4"
             wanted = after
-        raise Unavailable("other processes kept changing the catalogue, so the bulk load could not be published")
+            await trio.sleep(_AGAIN_S)
+        raise Unavailable("the catalogue, or the oracle's bound, kept changing, so the bulk load was not published")
 
 
-def _observers(catalogue: Catalogue, tables: Sequence[str]) -> dict[str, ObserverEntry]:
-    return {id: entry for id, entry in catalogue.observers.items() if entry.table in tables}
+def _observers(catalogue: Catalogue, tables: Sequence[str]) -> set[tuple[str, int, str, str]]:
+    return {(id, e.number, e.table, e.column) for id, e in catalogue.observers.items() if e.table in tables}
 
 
 def _bounds(made: Sequence[tuple[bytes, str]]) -> list[tuple[bytes, bytes | None]]:
@@ -309,8 +340,11 @@ def _check_files(files: Files, tables: Sequence[str]) -> None:
 
 def _check_rows(tablet: Tablet, name: str, row: bytes, stop: bytes | None) -> None:
     """Raises: UsageError unless a file has rows from `row` on, and none from `stop` on."""
+    query = ScanQuery(WRITE, None, 0, TS_MAX, 1)
     try:
-        right = tablet.entries(WRITE) and not (stop is not None and tablet.has_from(stop))
+        above = stop is not None and tablet.has_from(stop)
+        below = tablet.scan(ScanRequest(tablet.table, b"", row, (query,), False, 1)).rows
+        right = tablet.entries(WRITE) and not above and not below
     except Corruption as error:
         raise UsageError(f"the file {name!r} of this bulk load cannot be read: {error}") from error
     if not right:

@@ -62,7 +62,7 @@ class SortedFile:
     def __init__(self, path: Path, layout: Layout, ts: int) -> None:
         """Args: `path`: a folder, which is made; `ts`: the timestamp, of which the one before it is the start_ts."""
         self._layout, self._ts = layout, ts
-        path.mkdir(parents=True)
+        path.mkdir()  # not the load's folder: if that has gone, the load has ended
         options = LmdbOptions(sync=False, map_bytes=_MAP_BYTES, map_bytes_max=_MAP_BYTES)
         self._engine = LmdbEngine(path, layout.groups, options, readonly=False, lock=True)
         self._waiting: dict[str, list[tuple[bytes, bytes]]] = {group: [] for group in layout.groups}

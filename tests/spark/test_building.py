@@ -220,7 +220,7 @@ def test_changes_while_spark_builds(spark: SparkSession, tmp_path: Path, monkeyp
             trio.from_thread.run(change)
             return files
 
-        done = await published(*args[:2], writing)
+        done = await published(*args[:2], writing, *args[3:])
         await change()
         return done
 
@@ -253,6 +253,9 @@ def test_an_interrupted_build(
         perco.spark.build(SMALL, spark, folder, partitions=2)
     monkeypatch.undo()
     write_texts(folder, texts(2, 10))
+    if where == "after":
+        with pytest.raises(UsageError, match=r"call perco\.spark\.build again"):
+            small_is_right(folder, resume=True)
     if where != "given up":
         built = perco.spark.build(SMALL, spark, folder, partitions=2)
         assert built.rebuilt == (where == "after")

@@ -12,6 +12,7 @@ import pytest
 from perco.check import check, examine
 from perco.clock import oracle
 from perco.clock.timestamps import Timestamps
+from perco.schema import building
 from perco.schema.catalogue import Catalogue
 from perco.tablets import loading, sorting
 from tests.testing.mutants_components import by
@@ -54,9 +55,12 @@ def too_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(oracle.Still, "row", lambda self, bound: (b"other", (), ()))
 
 
-@by(f"{_LOADS}::test_an_observer_that_is_registered_meanwhile", "P7 observers may change while the files are made")
+@by(
+    f"{_LOADS}::test_an_observer_that_is_registered_meanwhile[publish]",
+    "P7 observers may change while the files are made",
+)
 def any_observers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(loading, "_observers", lambda catalogue, tables: {})
+    patch.setattr(loading, "_observers", lambda catalogue, tables: set())
 
 
 @by(f"{_LOADS}::test_rows_values_history_and_observers", "P7 the files have no notifications")
@@ -90,3 +94,33 @@ def lost(patch: pytest.MonkeyPatch) -> None:
         return unnotified(image, book)
 
     patch.setattr(check, "unnotified", all_of_them)
+
+
+@by(f"{_LOADS}::test_an_observer_that_is_registered_meanwhile[_cut]", "P7 observers are compared only once")
+def compared_once(patch: pytest.MonkeyPatch) -> None:
+    check, checked = loading._Begun.check, 0
+
+    def once(self: Any, catalogue: Catalogue) -> None:
+        nonlocal checked
+        checked += 1
+        if checked == 1:
+            check(self, catalogue)
+
+    patch.setattr(loading._Begun, "check", once)
+
+
+@by(
+    f"{_BUILDING}::test_a_build_ends_when_another_begins_or_an_observer_is_resumed",
+    "N10 a build that has ended goes on",
+)
+def goes_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(building, "must_go_on", lambda catalogue, ids, build: None)
+
+
+@by(
+    f"{_BUILDING}::test_a_build_that_has_published_rows_has_to_be_completed",
+    "N10 observers without their memories are resumed",
+)
+def resumed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(building, "publish", lambda catalogue, build, ts: catalogue)
+    patch.setattr(building, "must_be_completed", lambda catalogue, ids: True)

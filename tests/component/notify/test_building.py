@@ -23,11 +23,13 @@ async def findings(db: perco.Database) -> list[str]:
 
 
 async def begin(db: perco.Database, web: Web) -> None:
-    await inside(db).observers.change(lambda catalogue: building.begin(catalogue, web.schema, ["count"]))
+    await inside(db).observers.change(lambda catalogue: building.begin(catalogue, web.schema, ["count"], "b1"))
 
 
 async def end(db: perco.Database, seen_ts: int, published_ts: int = 0) -> None:
-    await inside(db).observers.change(lambda catalogue: building.end(catalogue, ["count"], (seen_ts, published_ts)))
+    await inside(db).observers.change(
+        lambda catalogue: building.end(catalogue, ["count"], "b1", (seen_ts, published_ts))
+    )
 
 
 async def building_store(web: Web) -> tuple[Any, list[perco.Change[Any, Any]]]:
@@ -90,7 +92,41 @@ async def test_it_survives_in_the_store(web: Web) -> None:
     local, _ = await building_store(web)
     async with client(local, web.schema, options=ALWAYS, backfilled=False) as db:
         entry = (await load(inside(db).store)).observers["count"]
-        assert (entry.building, entry.paused, entry.ready) == (True, True, False)
+        assert (entry.building, entry.paused, entry.ready) == ("b1", True, False)
         await end(db, 17, 18)
         entry = (await load(inside(db).store)).observers["count"]
-        assert (entry.building, entry.paused, entry.ready, entry.built) == (False, False, True, (17, 18))
+        assert (entry.building, entry.paused, entry.ready, entry.built) == ("", False, True, (17, 18))
+
+
+async def test_a_build_that_has_published_rows_has_to_be_completed(web: Web) -> None:  # N10
+    """Runs would not find the memories that are still to be written."""
+    local, _ = await building_store(web)
+    async with client(local, web.schema, options=ALWAYS, backfilled=False) as db:
+        await inside(db).observers.change(lambda catalogue: building.publish(catalogue, "b1", 9))
+        version = inside(db).catalogue.version
+        await inside(db).observers.change(lambda catalogue: building.publish(catalogue, "b1", 9))
+        assert inside(db).catalogue.version == version
+        assert building.must_be_completed(inside(db).catalogue, ["count"])
+        with pytest.raises(perco.UsageError, match=r"call perco\.spark\.build again"):
+            await db.resume("count")
+        await begin(db, web)  # another call
+        await end(db, 17)
+        assert not await db.paused()
+
+
+async def test_a_build_ends_when_another_begins_or_an_observer_is_resumed(web: Web) -> None:  # N10
+    local, _ = await building_store(web)
+    async with client(local, web.schema, options=ALWAYS, backfilled=False) as db:
+
+        def other(catalogue: Catalogue) -> Catalogue:
+            return building.begin(catalogue, web.schema, ["count"], "b2")
+
+        building.must_go_on(inside(db).catalogue, ["count"], "b1")
+        await inside(db).observers.change(other)
+        with pytest.raises(perco.UsageError, match="another one has begun"):
+            building.must_go_on(inside(db).catalogue, ["count"], "b1")
+        with pytest.raises(perco.UsageError, match="another one has begun"):
+            await end(db, 17)
+        await db.resume("count")
+        with pytest.raises(perco.UsageError, match="resumed"):
+            building.must_go_on(inside(db).catalogue, ["count"], "b2")

@@ -36,7 +36,7 @@ class FakeLink:
 class FakeRows:
     """Answers with the verdicts that are set; `at`: where the server is by now."""
 
-    groups = once = True
+    groups = once = logs = True
 
     def __init__(self) -> None:
         self.verdicts: list[Verdict] = []

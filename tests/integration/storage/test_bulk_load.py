@@ -19,6 +19,7 @@ import perco
 from perco.check.check import check
 from perco.database.inside import inside, local_owner
 from perco.errors import Corruption, StoreError, StoreFull, Unavailable, UsageError
+from perco.schema import catalogue as catalogues
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import APPLIED, Failed, Folder, LocalRowStore, Mutation, NoReply, Verdict
 from perco.tablets import loading
@@ -168,14 +169,14 @@ async def test_writes_meanwhile_wait_and_go_to_the_new_tablets(
 ) -> None:  # P1 P7
     async with opened(tmp_path / "s") as db:
         held = trio.Event()
-        open_loaded = loading.LocalStore.open_loaded
+        recorded = loading.BulkLoads._recorded
 
         async def slowly(self: Any, *args: Any) -> Any:
             held.set()
             await trio.testing.wait_all_tasks_blocked()  # the writer below has submitted its write
-            return await open_loaded(self, *args)
+            return await recorded(self, *args)
 
-        monkeypatch.setattr(loading.LocalStore, "open_loaded", slowly)
+        monkeypatch.setattr(loading.BulkLoads, "_recorded", slowly)
 
         async def write() -> None:
             await held.wait()
@@ -223,20 +224,33 @@ async def test_a_table_that_is_not_empty(tmp_path: Path, monkeypatch: pytest.Mon
         assert not list((tmp_path / "s" / "loads").glob("*"))
 
 
-async def test_an_observer_that_is_registered_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("moment", ["publish", "_cut"])
+async def test_an_observer_that_is_registered_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:  # P7 N1
     """It would not be notified of the rows, whose files were made before."""
     async with opened(tmp_path / "s") as db:
-        publish = loading.BulkLoads.publish
+        right = getattr(loading.BulkLoads, moment)
+        more = perco.Schema(docs, words, lengths)
+
+        @more.observe(count, id="new")
+        async def new(txn: perco.Transaction, change: perco.Change[Any, int]) -> None:
+            pass
 
         async def after_a_registration(self: Any, *args: Any) -> Any:
-            await inside(db).keeper.change(lambda catalogue: catalogue.with_paused("measure", True))
-            return await publish(self, *args)
+            await catalogues.declare(inside(db).store, more)
+            return await right(self, *args)
 
-        monkeypatch.setattr(loading.BulkLoads, "publish", after_a_registration)
+        monkeypatch.setattr(loading.BulkLoads, moment, after_a_registration)
         with pytest.raises(UsageError, match="begin again"):
             await load(db)
+        monkeypatch.undo()
         async with db.snapshot() as snap:
             assert await contents(snap) == ({}, {})
+        await inside(db).keeper.renew()
+        await db.pause("measure")  # that changes nothing of what the files have
+        await load(db)
+        assert (await db.waiting())["new"] == len(WORDS)
 
 
 async def test_of_two_loads_at_once_the_later_may_be_published_first(tmp_path: Path) -> None:  # P7
