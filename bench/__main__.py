@@ -27,6 +27,7 @@ BENCHES = {
     "brokerage": "a load after TPC-E on every store, beside SQL by hand (the paper's figure 9)",
     "space": "what overwritten cells take, with a vacuum, beside a fresh store",
     "spark_load": "what loading through Spark costs, and what reading back",
+    "figure7": "how long documents wait to be clustered: perco, Spark's batch and streaming (figure 7)",
     "views": "what a change in a large group costs, and the web index on views beside that by hand",
     "changes": "what a log of changes costs the writes, how fast it is read, and whether following it is right",
     "near": "how many near-duplicates are found, and what a document costs that comes, changes or goes",
