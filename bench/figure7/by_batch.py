@@ -51,11 +51,6 @@ def session(temporary: Path) -> Iterator[Any]:
         ("spark.sql.shuffle.partitions", str(CORES)),
         ("spark.sql.adaptive.enabled", "false"),
         ("spark.sql.parquet.compression.codec", "lz4"),
-        ("spark.sql.streaming.stateStore.providerClass", _STATE),
-        ("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true"),
-        ("spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows", "false"),
-        ("spark.sql.streaming.noDataMicroBatches.enabled", "false"),
-        ("spark.sql.streaming.numRecentProgressUpdates", "100000"),
     ):
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
@@ -63,9 +58,6 @@ def session(temporary: Path) -> Iterator[Any]:
         yield spark
     finally:
         spark.stop()
-
-
-_STATE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 def clustered(documents: Any) -> Any:

@@ -42,7 +42,7 @@ WARM_DOCUMENTS = 64
 _CHUNK = 100_000  # documents, or clusters, that are Python objects at a time
 
 _DOCUMENT, _CLUSTER, _NUMBER = struct.Struct(">cI"), struct.Struct(">BI"), struct.Struct(">I")
-_KEYS = struct.Struct(f">{CLUSTERINGS}I")
+KEYS = struct.Struct(f">{CLUSTERINGS}I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,11 @@ class Load:
         return self.late_s <= WAITING_MOST_S
 
     @property
+    def clustered_per_s(self) -> float:
+        """Documents, from the first arrival until all were clustered."""
+        return len(self.delays_s) / (self.seconds + self.late_s)
+
+    @property
     def cpu_us(self) -> float:
         """CPU time of a document."""
         return 1e6 * self.cpu_s / len(self.delays_s)
@@ -92,7 +97,7 @@ class Repository:
         document = change.key[1:]
         keys = await txn.get(self.keys, change.key)
         assert keys is not None, "documents are never deleted"
-        clusters = [_CLUSTER.pack(clustering, key) for clustering, key in enumerate(_KEYS.unpack(keys))]
+        clusters = [_CLUSTER.pack(clustering, key) for clustering, key in enumerate(KEYS.unpack(keys))]
         found = await txn.get_many(self.canonical, clusters)
         for cluster in clusters:
             canonical = found.get(cluster)
@@ -100,7 +105,8 @@ class Repository:
                 txn.set(self.canonical, cluster, document)
 
 
-def _row(document: int) -> bytes:
+def row_of(document: int) -> bytes:
+    """The key of a document's row."""
     return _DOCUMENT.pack(b"d", document)
 
 
@@ -118,7 +124,7 @@ async def load(store: Path, documents: Documents) -> float:
         for at in range(0, documents.size, _CHUNK):
             keys_of = documents.keys(at, min(at + _CHUNK, documents.size)).tolist()
             for document, keys in enumerate(keys_of, at):
-                yield _row(document), {plain.keys: _KEYS.pack(*keys)}
+                yield row_of(document), {plain.keys: KEYS.pack(*keys)}
 
     async with perco.open(store, plain.schema) as db:
         await db.bulk_load({plain.table: rows()})
@@ -138,7 +144,7 @@ class Clustering:
         worker.on_run(self._on_run)
 
     def _on_run(self, _: str, key: bytes, __: float) -> None:
-        self._ended[key] = time.perf_counter()
+        self._ended[key] = trio.current_time()
 
     async def arrive(self, per_s: float, seconds: float, least: int = 1) -> Load:
         """Documents arrive at random times for so long, or, at low rates, until `least` have arrived."""
@@ -146,14 +152,14 @@ class Clustering:
         while (at := at + self._rng.expovariate(per_s)) < seconds or len(due) < least:
             due.append(at)
         first, self.next = self.next, self.next + len(due)
-        rows = [_KEYS.pack(*keys) for keys in self._documents.keys(first, self.next).tolist()]
+        rows = [KEYS.pack(*keys) for keys in self._documents.keys(first, self.next).tolist()]
         self._ended.clear()
         cpu = time.process_time()
-        began = time.perf_counter()
+        began = trio.current_time()
         await self._feed(first, rows, [began + each for each in due])
         await self._db.wait_idle()
         cpu = time.process_time() - cpu
-        ended = [self._ended[_row(first + i)] - began for i in range(len(due))]
+        ended = [self._ended[row_of(first + i)] - began for i in range(len(due))]
         delays = [end - each for end, each in zip(ended, due, strict=True)]
         return Load(per_s, due[-1], delays, cpu, max(ended) - due[-1])
 
@@ -168,15 +174,15 @@ class Clustering:
                 async with turn:
                     if taken == len(rows):
                         return
-                    await trio.sleep(max(0.0, due[taken] - time.perf_counter()))
-                    now, begin = time.perf_counter(), taken
+                    await trio.sleep_until(due[taken])
+                    now, begin = trio.current_time(), taken
                     taken += 1
                     while taken < len(rows) and taken < begin + AT_ONCE and due[taken] <= now:
                         taken += 1
                     end = taken
                 async with self._db.transaction() as txn:
                     for i in range(begin, end):
-                        txn.set(self._repository.keys, _row(first + i), rows[i])
+                        txn.set(self._repository.keys, row_of(first + i), rows[i])
 
         async with trio.open_nursery() as nursery:
             for _ in range(LOADERS):
@@ -192,11 +198,11 @@ class Clustering:
         await self.capacity(WARM_DOCUMENTS)
 
     async def saturation(self, seconds: float) -> Load:
-        """The load at the highest rate that is sustained: from the rate of a backlog downwards, in small steps."""
+        """The load at the highest rate that is sustained: from the rate of a backlog downwards, in steps."""
         await self.warm_up()
         rate = await self.capacity(BACKLOG)
         while not (found := await self.arrive(rate, seconds)).sustained:
-            rate *= STEP_DOWN
+            rate = min(STEP_DOWN * rate, found.clustered_per_s)
         return found
 
     async def canonicals(self) -> Canonicals:
@@ -214,7 +220,7 @@ class Clustering:
 
 
 @asynccontextmanager
-async def clustering(store: Path, documents: Documents, first: int) -> AsyncIterator[Clustering]:
+async def clustering(store: Path | str, documents: Documents, first: int) -> AsyncIterator[Clustering]:
     """Open a loaded repository. `first`: the document that arrives first."""
     repository = Repository(observed=True)
     async with perco.open(store, repository.schema) as db, db.worker(concurrency=IN_FLIGHT) as worker:

@@ -25,6 +25,15 @@ from bench.figure7.documents import Canonicals, Documents
 from bench.harness import percentile
 
 TICK_S = 0.05
+SETTINGS = {
+    "spark.sql.shuffle.partitions": str(CORES),
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state"
+    ".RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.streaming.numRecentProgressUpdates": "100000",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,8 @@ class Streaming:
         self._done: list[float] = []  # when each trigger had written its result
         self.next = 0
         (folder / "in").mkdir(parents=True)
-        spark.conf.set("spark.sql.shuffle.partitions", str(CORES))
+        for name, value in SETTINGS.items():
+            spark.conf.set(name, value)
         stream = spark.readStream.schema(SCHEMA).parquet(str(folder / "in"))
         writer = clustered(stream).writeStream.outputMode("update").foreachBatch(self._write)
         self._query = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
