@@ -48,6 +48,11 @@ class Streamed:
     def delay_s(self, share: float) -> float:
         return percentile(self.delays_s, share)
 
+    @property
+    def cpu_us(self) -> float:
+        """CPU time of a document."""
+        return 1e6 * self.cpu_s / len(self.delays_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Backlog:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pyarrow.parquet
@@ -14,10 +15,13 @@ import trio
 import trio.testing
 
 import perco
+from bench import figure7
 from bench.figure7 import Found, by_perco
 from bench.figure7.by_batch import Cycles, Ran, delays_s
 from bench.figure7.by_perco import Clustering, Load, Repository
+from bench.figure7.by_streaming import Backlog, Streamed
 from bench.figure7.documents import CLUSTERINGS, SHIFT, Documents, same, smallest
+from bench.harness import Report
 
 LOAD = Load(per_s=100.0, seconds=10.0, delays_s=(0.001, 0.003), cpu_s=0.0004, late_s=0.01)
 
@@ -119,7 +123,7 @@ async def test_what_was_loaded_in_bulk_counts_as_clustered(tmp_path: Path, monke
 
 @pytest.mark.parametrize(
     ("late_s", "expected"),
-    [(0.3, [1000.0, 950.0, 902.5]), (1.0, [1000.0, 1000.0 / 1.1])],
+    [(0.3, [1100.0, 1045.0, 992.75, 943.1125]), (2.0, [1100.0, 1100.0 / 1.2])],
     ids=["in small steps", "at once to what was clustered, if that is less"],
 )
 async def test_the_saturation_is_the_first_sustained_rate_from_above(
@@ -171,3 +175,78 @@ def test_the_ratio_is_that_of_the_medians() -> None:
 def test_what_waits_at_the_end_is_not_sustained() -> None:
     late: Sequence[float] = (0.0, by_perco.WAITING_MOST_S, 2 * by_perco.WAITING_MOST_S)
     assert [replace(LOAD, late_s=each).sustained for each in late] == [True, True, False]
+
+
+def whole(size: int, saturation: float = 5000.0) -> Found:
+    each = replace(found(1000.0), size=size, saturated=[replace(LOAD, per_s=saturation)])
+    streamed = Streamed(1.0, delays_s=(0.6, 0.9), cpu_s=0.1, triggers=1)
+    return replace(each, streaming={1: streamed}, backlogs=[Backlog(20_000, 2.0, 1.0)])
+
+
+def test_the_largest_repository_is_judged() -> None:
+    report = Report("figure7", "power")
+    figure7._note(report, whole(100_000, 3000.0), "_1e5")
+    figure7._note(report, whole(1_000_000), "_1e6")
+    figure7._judge(report, whole(1_000_000), "_1e6")
+    assert report.figures["saturation_docs_per_s_1e5"] == 3000.0
+    assert report.figures["saturation_docs_per_s"] == report.figures["saturation_docs_per_s_1e6"] == 5000.0
+    assert report.ratios["batch_vs_perco_median_1pct"] == report.ratios["batch_vs_perco_median_1pct_1e6"] != "void"
+    assert len(report.bars) == 3
+    assert not report.missed
+
+
+def test_a_slow_baseline_voids_its_ratio() -> None:
+    report, slow = Report("figure7", "power"), whole(100_000)
+    slow.backlogs = [Backlog(20_000, 20.0, 1.0)]
+    slow.batch = {1: [Cycles(1.0, runs(0.0, 20.0, 40.0, 60.0))]}
+    figure7._note(report, slow, "_1e5")
+    figure7._judge(report, slow, "_1e5")
+    assert report.ratios["batch_vs_perco_median_1pct"] == report.ratios["streaming_vs_perco_median_1pct"] == "void"
+    assert [what for what, *_ in report.bars] == ["p50_ms_60pct", "saturation_docs_per_s"]
+
+
+class Side:
+    """A side that has clustered some documents, and is asked for the rest."""
+
+    def __init__(self, documents: Documents, end: int, wrong: bool) -> None:
+        self._documents, self.next, self._wrong = documents, end, wrong
+
+    def take(self, end: int) -> None:
+        self.next = end
+
+    backlog = take
+
+    def run(self) -> None: ...
+
+    def measure(self, function: Callable[[Any], Awaitable[Any]]) -> Any:
+        return trio.run(function, self)
+
+    async def capacity(self, count: int) -> None:
+        self.next += count
+
+    def canonicals(self) -> Any:
+        clusters, firsts = self._documents.canonicals(self.next)
+        if self._wrong:
+            firsts[-1] += 1
+        return clusters, firsts
+
+
+class AsyncSide(Side):
+    async def canonicals(self) -> Any:  # type: ignore[override]
+        return super().canonicals()
+
+
+@pytest.mark.parametrize("wrong", [None, "perco", "the batch", "Structured Streaming"])
+def test_all_three_results_have_to_be_equal(wrong: str | None) -> None:
+    documents = Documents(50)
+    sides: Any = (
+        AsyncSide(documents, 70, wrong == "perco"),
+        Side(documents, 60, wrong == "the batch"),
+        Side(documents, 80, wrong == "Structured Streaming"),
+    )
+    if wrong is None:
+        figure7._equal(*sides, documents)
+        assert [side.next for side in sides] == [80] * 3
+    else:
+        with pytest.raises(AssertionError, match=f"the result of {wrong} over 80 documents is wrong"):
+            figure7._equal(*sides, documents)
