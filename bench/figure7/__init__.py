@@ -45,7 +45,8 @@ SECONDS, QUICK_SECONDS = 20.0, 8.0  # of arrivals at a rate; longer if too few a
 LEAST, QUICK_LEAST = 10, 5  # documents at a rate
 ROUNDS = 3
 RUNS = 3  # of the batch at a rate
-WARM = 4  # runs of the batch before those that count, of the first repository; half of them of the others
+WARM, WARM_LATER = 12, 2  # runs of the batch before those that count: over the first repository, over the others
+WARM_TRIGGERS = 3  # of backlogs, before those that count
 PIECE = 1_000_000  # documents that one trigger takes at most while the repository is loaded
 BACKLOG = 20_000  # documents that wait for a trigger
 SHARE = 0.6  # of the saturation, at which delays are judged
@@ -154,7 +155,7 @@ def main(run: Run) -> None:
     every: list[Found] = []
     with run.scratch() as folder, by_batch.session(folder / "spark") as spark:
         for size in QUICK_SIZES if run.quick else SIZES:
-            every.append(_measure(run, spark, folder / str(size), size, WARM if not every else WARM // 2))
+            every.append(_measure(run, spark, folder / str(size), size, WARM_LATER if every else WARM))
             _tell(run, every[-1])
     for found in every:
         _note(report, found, f"_1e{len(str(found.size)) - 1}")
@@ -196,7 +197,8 @@ def _measure(run: Run, spark: Any, folder: Path, size: int, warm: int) -> Found:
     with by_streaming.streaming(spark, folder / "streaming", documents) as streaming:
         while streaming.next < size:
             streaming.backlog(min(streaming.next + PIECE, size))
-        found.backlogs = [streaming.backlog(streaming.next + BACKLOG) for _ in range(ROUNDS)]
+        backlogs = [streaming.backlog(streaming.next + BACKLOG) for _ in range(WARM_TRIGGERS + ROUNDS)]
+        found.backlogs = backlogs[WARM_TRIGGERS:]
         for rate in baseline:
             found.streaming[rate] = streaming.arrive(found.per_s(rate), 2 * seconds, least)
         _equal(perco, batch, streaming, documents)
@@ -266,6 +268,10 @@ def _tell(run: Run, found: Found) -> None:
             ("perco, saturated", *_rated(found, found.saturation), f"{found.perco_cpu_us:.0f}", ""),
             (f"perco, at {SHARE:.0%} of that", *_rated(found, SHARE * found.saturation), "", f"p50 {judged[0]} ms"),
             ("", "", "", "", f"p99 {judged[1]} ms"),
+            *(
+                (f"perco, at {rate} %", *_rated(found, found.per_s(rate)), f"{found.perco[rate][-1].cpu_us:.0f}", "")
+                for rate in found.streaming
+            ),
             ("batch, a run", "", "", f"{found.run_cpu_us:.1f} of the repository", f"{found.run_s:.2f} s"),
             ("streaming, backlog", *_rated(found, found.streaming_per_s), f"{found.streaming_cpu_us:.0f}", ""),
             *(
@@ -282,7 +288,7 @@ def _spread(delay_s: Callable[[float], float]) -> str:
 
 
 def _rated(found: Found, per_s: float) -> Sequence[str]:
-    return f"{per_s:.0f}", f"{per_s * 360_000 / found.size:.0f}"
+    return f"{per_s:.3g}" if per_s < 100 else f"{per_s:.0f}", f"{per_s * 360_000 / found.size:.0f}"
 
 
 def _note(report: Report, found: Found, suffix: str) -> None:
