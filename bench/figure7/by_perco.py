@@ -193,7 +193,7 @@ class Clustering:
                 nursery.start_soon(feed)
 
     async def capacity(self, count: int) -> float:
-        """How many a second are clustered of `count` that arrive all at once."""
+        """The rate at which `count` documents are clustered that arrive all at once."""
         found = await self.arrive(1e9, 0.0, count)
         return count / found.late_s
 
