@@ -195,8 +195,10 @@ class _Job:
         owner = inside(db).owner
         try:
             probe = await owner.begin_load([])
-            await owner.end_load(probe.id)
-            probe.check()
+            try:
+                probe.check()
+            finally:
+                await owner.end_load(probe.id)
         except UsageError as error:
             raise UsageError(
                 f"perco.spark.build publishes rows by a bulk load, which is not possible: {error}"
