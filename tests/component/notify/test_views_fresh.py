@@ -366,7 +366,7 @@ async def test_a_view_that_a_job_builds_is_not_fresh() -> None:  # V14, N10
         async with db.worker():
             ts = await put(db, site.text, "a", "sun")
             await settle(db)
-        await inside(db).keeper.change(lambda catalogue: building.begin(catalogue, site.schema, ids))
+        await inside(db).keeper.change(lambda catalogue: building.begin(catalogue, site.schema, ids, "b"))
         assert (await db.freshness("totals"))["totals"].ts == 0
         with pytest.raises(perco.UsageError, match="a job is building what these observers derive: 'totals', "):
             await db.wait_for(ts, views="totals", timeout=30)
@@ -374,7 +374,7 @@ async def test_a_view_that_a_job_builds_is_not_fresh() -> None:  # V14, N10
             await db.drop_observer("totals")
         await db.wait_for(ts, views="index", timeout=30)
         now = await inside(db).oracle.draw()
-        await inside(db).keeper.change(lambda catalogue: building.end(catalogue, ids, (now, now)))
+        await inside(db).keeper.change(lambda catalogue: building.end(catalogue, ids, "b", (now, now)))
         assert (await db.freshness("totals"))["totals"].ts >= ts
         await db.wait_for(ts, views="totals", timeout=30)
 
