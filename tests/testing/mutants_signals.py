@@ -170,8 +170,8 @@ def not_counted(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(driver.Driver, "commit", commit)
     patch.setattr(idle.Idle, "entries", lambda self, group: 0 if group == PENDING else right_entries(self, group))
-    looked, pending, notified = waiting._WAITING
-    patch.setattr(waiting, "_WAITING", (looked, pending._replace(to_ts=0), notified))
+    waits = tuple(query._replace(to_ts=0) if query.group == PENDING else query for query in waiting._WAITING)
+    patch.setattr(waiting, "_WAITING", waits)
 
 
 # ------------------------------------------------------------ harmless changes
