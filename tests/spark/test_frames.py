@@ -556,7 +556,8 @@ def test_bad_options_are_told(spark: SparkSession, store: perco.spark.Store, opt
 
 def test_other_formats_names_of_a_moment(spark: SparkSession, store: perco.spark.Store) -> None:
     now = str(transact(store, _now))
-    assert read(spark, table="pages", versionAsOf=now).count() == read(spark, table="pages", ts=now).count() == 300
+    there = read(spark, table="pages", ts=now).count()  # other tests add some
+    assert read(spark, table="pages", versionAsOf=now).count() == there >= 300
     with pytest.raises(PySparkException, match="no snapshot in the future"):
         read(spark, table="pages", timestampAsOf="2999-01-01")
 
