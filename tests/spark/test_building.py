@@ -17,7 +17,7 @@ from perco.check.check import check
 from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.schema.catalogue import load, schema_of
-from perco.spark import building
+from perco.spark import building, stages
 from perco.views.memory import Memory
 from tests.spark import view_app as app
 
@@ -311,3 +311,19 @@ def test_near_duplicates_in_the_documents_own_table(spark: SparkSession, tmp_pat
     assert "paper 0" not in later.values()
     assert later["paper 1"] == "paper 1"
     assert len(set(later.values())) == 5
+
+
+def test_what_a_task_of_an_ended_build_sends_has_no_effect(tmp_path: Path) -> None:  # N10
+    async def main() -> None:
+        async with perco.open(tmp_path / "s", app.small.schema, options=OPTIONS) as db:
+            overlay = stages.Overlay(
+                stages.Program("", perco.spark.Store(url=""), 1, {}, "gone", ("uses",)), {0: "uses"}
+            )
+            row = app.uses.row(("a", "b"))
+            late = [(0, row, stages.packed([("times", app.times.codec.encode(7))]))]
+            with pytest.raises(UsageError, match="this build of views has ended"):
+                await db.run(overlay._put, db, late)
+            async with db.snapshot() as snap:
+                assert await snap.get(app.times, ("a", "b")) is None
+
+    trio.run(main)
