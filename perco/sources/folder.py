@@ -274,8 +274,9 @@ class Folder(Generic[V]):
         """Look at these files, and at all files below these folders."""
         synced = Synced()
         async with turn:
-            files, others = await trio.to_thread.run_sync(self._look, paths)
-            for some in _portions(files):
+            files, others, read, rest = await trio.to_thread.run_sync(self._look_and_read, paths)
+            await self._take(db, read, synced)
+            for some in rest:
                 await self._take(db, await trio.to_thread.run_sync(self._read_all, some), synced)
         listed = {file.key for file in files}
         gone: list[str] = []
@@ -346,6 +347,15 @@ class Folder(Generic[V]):
             _File(self.prefix + below, path, stamp, now - max(stamp.modified_ns, stamp.changed_ns) < _FRESH_NS)
             for below, path, stamp in found
         ]
+
+    def _look_and_read(
+        self, paths: set[str]
+    ) -> tuple[list[_File], list[str], list[_Change | Skipped], Iterator[list[_File]]]:
+        """What `_look` finds, the first portion of the files as read, and the other portions. One thread does both: the
+        way to another takes longer than to read a file. Raises: as `_listed`."""
+        files, others = self._look(paths)
+        portions = _portions(files)
+        return files, others, self._read_all(next(portions, [])), portions
 
     def _look(self, paths: set[str]) -> tuple[list[_File], list[str]]:
         """The files that match, of those at these paths or below; and the keys of paths at which there is no file that

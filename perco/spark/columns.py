@@ -6,8 +6,9 @@ below the timestamp. It neither settles locks nor explains damaged cells: a row 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,14 +22,17 @@ from perco.errors import Corruption
 from perco.protocol.records import PUT, PUT_DATA, RECORD_HEAD, data_group, unpack_record
 from perco.schema.codecs import TupleCodec
 from perco.spark import types
+from perco.spark.leaves import Bytes, Cells, Places
 from perco.storage.keys import TAIL_BYTES, unescape
-from perco.storage.walking import Walked
 
 _INVERT: Final = (1 << 64) - 1
 _PLAIN_ZEROS: Final = 32  # a row with fewer zero bytes has each of them escaped by itself (`keys.py`)
 _KINDS: Final = 4  # kinds of records are 1 to 4
+_TAIL: Final = struct.Struct(">IQ")
+_WORD: Final = 8
 
-Bytes = NDArray[np.uint8]
+T = TypeVar("T", np.uint32, np.uint64)
+Value = Callable[[str, bytes, int], "bytes | None"]
 
 
 class TooMuch(Exception):
@@ -61,42 +65,50 @@ class Columns:
 
     def blocked(self, locks: list[bytes]) -> bool:
         """Whether one of these locks is in the way: a transaction that began at or before the timestamp may commit."""
-        columns, inverted = _tails(pa.array(locks, pa.binary()))
-        return bool(np.any((inverted >= self._inverted) & np.isin(columns, self._numbers)))
+        return any(
+            inverted >= self._inverted and column in self._numbers
+            for column, inverted in (_TAIL.unpack_from(key, len(key) - TAIL_BYTES) for key in locks)
+        )
 
-    def batch(self, walked: Walked, bytes_max: int) -> pa.RecordBatch:
-        """The rows that have a value in any of the columns.
+    def batch(self, walked: Cells, value: Value, bytes_max: int) -> pa.RecordBatch:
+        """The rows that have a value in any of the columns. `value`: reads long values, see `View`.
 
         Raises: TooMuch, if there are several rows; Corruption, ValueError for a cell that cannot be read.
         """
-        if not walked.cells:
-            return self._empty()
-        keys = pa.array([key for key, _ in walked.cells], pa.binary())
-        records = pa.array([record for _, record in walked.cells], pa.binary())
-        columns, inverted = _tails(keys)
-        rows, firsts, prefixes = _rows(keys)
+        tails = walked.ends - TAIL_BYTES
+        columns = _windows(walked.buffer, np.uint32)[tails].byteswap()
+        inverted = _windows(walked.buffer, np.uint64)[tails + 4].byteswap()
         seen = np.flatnonzero((inverted >= self._inverted) & np.isin(columns, self._numbers))
-        newest = np.ones(len(seen), dtype=bool)
-        newest[1:] = (rows[seen][1:] != rows[seen][:-1]) | (columns[seen][1:] != columns[seen][:-1])
-        at = seen[newest]
-        found = records.take(pa.array(at))
-        kinds = _kinds(found)
-        live = (kinds == PUT) | (kinds == PUT_DATA)
-        there = np.unique(rows[at][live])
-        if not len(there):
+        if not len(seen):
             return self._empty()
-        bodies = _bodies(found, kinds, keys, at, walked.value, bytes_max if len(there) > 1 else None)
-        made = []
+        columns, begins, tails = columns[seen], walked.begins[seen], tails[seen]
+        first = _firsts(walked.buffer, begins, tails - begins)
+        newest = first.copy()
+        newest[1:] |= columns[1:] != columns[:-1]
+        at = seen[newest]
+        kinds = _kinds(walked, at)
+        live = (kinds == PUT) | (kinds == PUT_DATA)
+        rows = (np.cumsum(first) - 1)[newest][live]
+        has = np.zeros(int(np.count_nonzero(first)), dtype=bool)
+        has[rows] = True
+        count = int(np.count_nonzero(has))
+        if not count:
+            return self._empty()
+        at, kinds, columns, rows = at[live], kinds[live], columns[newest][live], (np.cumsum(has) - 1)[rows]
+        made, left = [], bytes_max if count > 1 else None
         for each, field in zip(self._columns, self.schema, strict=True):
             if each is None:
-                made.append(_decoded(self._key, _unescaped(prefixes.take(pa.array(firsts[there]))), field.type))
+                keys = _gathered(walked.buffer, begins[first][has], tails[first][has])
+                made.append(_decoded(self._key, _unescaped(keys), field.type))
                 continue
             column, number = each
-            mine = np.flatnonzero(live & (columns[at] == number))
-            values = _decoded(column.codec, bodies.take(pa.array(mine)), field.type)
-            if len(mine) != len(there):
-                places = np.full(len(there), -1)
-                places[np.searchsorted(there, rows[at][mine])] = np.arange(len(mine))
+            mine = np.flatnonzero(columns == number)
+            bodies, long = _bodies(walked, at[mine], kinds[mine], value, left)
+            left = None if left is None else left - long
+            values = _decoded(column.codec, bodies, field.type)
+            if len(mine) != count:
+                places = np.full(count, -1)
+                places[rows[mine]] = np.arange(len(mine))
                 values = values.take(pa.array(places, mask=places < 0))
             made.append(values)
         return pa.RecordBatch.from_arrays(made, schema=self.schema)
@@ -126,61 +138,65 @@ def _cut(array: pa.Array, head: int, tail: int) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(array), [None, pa.py_buffer(bounds), pa.py_buffer(left)])
 
 
-def _tails(keys: pa.Array) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
-    """The columns of keys, and their inverted timestamps."""
-    offsets, data = _parts(keys)
-    if len(keys) and int(np.diff(offsets).min()) < TAIL_BYTES + 2:
-        raise Corruption("key", "too short for a cell")
-    tails = data[(offsets[1:] - TAIL_BYTES)[:, None] + np.arange(TAIL_BYTES)]
-    columns = np.ascontiguousarray(tails[:, :4]).view(">u4").ravel().astype(np.uint32)
-    inverted = np.ascontiguousarray(tails[:, 4:]).view(">u8").ravel().astype(np.uint64)
-    return columns, inverted
+def _windows(buffer: Bytes, type: type[T]) -> NDArray[T]:
+    """The number that begins at each byte of a buffer."""
+    return np.ndarray((max(0, len(buffer) - np.dtype(type).itemsize + 1),), type, buffer, strides=(1,))
 
 
-def _rows(keys: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64], pa.Array]:
-    """The number of each key's row, the first key of each row, and the prefixes of the keys."""
-    prefixes = _cut(keys, 0, TAIL_BYTES)
-    begins = np.ones(len(keys), dtype=bool)
-    if len(keys) > 1:
-        begins[1:] = compute.not_equal(prefixes[1:], prefixes[:-1]).to_numpy(zero_copy_only=False)
-    return np.cumsum(begins) - 1, np.flatnonzero(begins), prefixes
+def _firsts(buffer: Bytes, begins: Places, lengths: Places) -> NDArray[np.bool_]:
+    """Whether each of some prefixes differs from the one before it: compared eight bytes at a time."""
+    first = np.ones(len(begins), dtype=bool)
+    first[1:] = lengths[1:] != lengths[:-1]
+    words, at, left = _windows(buffer, np.uint64), 0, np.arange(1, len(begins))
+    while len(left := left[~first[left]]):  # those that may be equal to the one before
+        rest = lengths[left] - at
+        differ = words[begins[left] + at] ^ words[begins[left - 1] + at]
+        differ <<= (8 * np.maximum(_WORD - rest, 0)).astype(np.uint64)  # on little-endian machines, the bytes after it
+        first[left] = differ != 0
+        left, at = left[rest > _WORD], at + _WORD
+    return first
 
 
-def _kinds(records: pa.Array) -> Bytes:
-    offsets, data = _parts(records)
-    if len(records) and int(np.diff(offsets).min()) < RECORD_HEAD:
+def _gathered(buffer: Bytes, begins: Places, ends: Places) -> pa.Array:
+    """The byte strings between these places."""
+    lengths = ends - begins
+    bounds = np.zeros(len(begins) + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
+    if len(begins) and bool((lengths == _WORD).all()):
+        data = _windows(buffer, np.uint64)[begins].view(np.uint8)
+    else:
+        data = buffer[np.arange(int(bounds[-1])) + np.repeat(begins - bounds[:-1], lengths)]
+    parts = [None, pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(begins), parts)
+
+
+def _kinds(cells: Cells, at: Places) -> Bytes:
+    if bool(np.any(cells.stops[at] - cells.ends[at] < RECORD_HEAD)):
         raise Corruption("write group", "not a write record")
-    kinds = data[offsets[:-1]]
-    if len(kinds) and (int(kinds.min()) < 1 or int(kinds.max()) > _KINDS):
+    kinds = cells.buffer[cells.ends[at]]
+    if int(kinds.min()) < 1 or int(kinds.max()) > _KINDS:
         raise Corruption("write group", "not a write record")
     return kinds
 
 
-def _bodies(
-    records: pa.Array,
-    kinds: Bytes,
-    keys: pa.Array,
-    at: NDArray[np.int64],
-    value: Callable[[str, bytes, int], bytes | None],
-    bytes_max: int | None,
-) -> pa.Array:
-    """The values of records: what is in them, or in a data group."""
-    bodies = _cut(records, RECORD_HEAD, 0)
+def _bodies(cells: Cells, at: Places, kinds: Bytes, value: Value, bytes_max: int | None) -> tuple[pa.Array, int]:
+    """The values of records: what is in them, or in a data group; and the bytes of the latter."""
+    bodies = _gathered(cells.buffer, cells.ends[at] + RECORD_HEAD, cells.stops[at])
     long = np.flatnonzero(kinds == PUT_DATA)
     if not len(long):
-        return bodies
+        return bodies, 0
     out = bodies.to_pylist()
     size = 0
     for n in long:
-        _, start_ts, body = unpack_record(records[int(n)].as_py())
-        found = value(data_group(body), keys[int(at[n])].as_py()[:-8], start_ts)
+        _, start_ts, body = unpack_record(cells.value(int(at[n])))
+        found = value(data_group(body), cells.key(int(at[n]))[:-8], start_ts)
         if found is None:
             raise Corruption("data group", "a value is missing")
         size += len(found)
         if bytes_max is not None and size > bytes_max:
             raise TooMuch
         out[n] = found
-    return pa.array(out, pa.binary())
+    return pa.array(out, pa.binary()), size
 
 
 def _unescaped(prefixes: pa.Array) -> pa.Array:

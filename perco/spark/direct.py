@@ -7,7 +7,8 @@ tablets itself, as `perco.open(folder, readonly=True)` does, and leave the owner
   makes the pin, so readers beside it see all commits up to the pin's timestamp (O3, C4).
 - A task reads the files only if it runs on the same host, and finds that pin in the folder: then the folder is the
   store in which the pin was made. The pin's random name is the proof.
-- A task walks its range, some thousand cells in each view of LMDB, because a view pins pages (S3). Where a lock is in
+- A task walks its range, some thousand cells in each view of LMDB, because a view pins pages (S3). It reads the pages
+  itself (`leaves.py`). Where a lock is in
   the way, it reads these rows as a snapshot beside the owner does: it waits for the lock's transaction (T9). After each
   page, it checks that the versions were still kept (G5), and that the owner is still the same (T9).
 
@@ -18,6 +19,7 @@ the owner.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -34,9 +36,11 @@ from perco.errors import OwnerChanged, PercoError, PercoWarning, SnapshotTooOld,
 from perco.rpc import addresses
 from perco.serve.opening import SOCKET, open
 from perco.spark.columns import Columns, TooMuch
+from perco.spark.leaves import walk
 from perco.spark.ranges import Range
 from perco.spark.store import Store
-from perco.storage.walking import engine_of, walked
+from perco.storage.pages import PageDamaged
+from perco.storage.walking import engine_of, viewed
 from perco.txn.snapshot import Snapshot
 
 Send = Callable[[pa.RecordBatch], Awaitable[None]]
@@ -81,7 +85,7 @@ def beside(store: Store) -> Beside | None:
     elif not folder and os.path.isdir(store.url):
         folder = store.url
     host = Host.here()
-    if not folder or host is None or not os.path.isdir(folder):
+    if not folder or host is None or not os.path.isdir(folder) or sys.byteorder != "little":  # as `leaves.py` reads it
         return None
     return Beside(os.path.abspath(folder), host)
 
@@ -189,19 +193,21 @@ class Walk:
         stop = store.stop_of(tablet)
         end = range.high if stop is None or (range.high is not None and range.high <= stop) else stop
         while True:
-            with walked(engine, range.low, end, self._cells) as page:
-                if page is None:  # one row has more cells
+            with viewed(engine, range.low, end) as view:
+                page = walk(view, range.low, end, self._cells)
+                if page is None:  # one row may have more cells
                     self._cells *= 4
                     continue
                 after = page.next if page.next is not None else end if end != range.high else None
                 rest = Range(after, range.high) if after is not None else None
-                if page.locks and self._columns.blocked(page.locks):
-                    if len(page.cells) > _CELLS_BY_ROW < self._cells:
+                locks = view.locks(range.low, end if page.next is None else page.next)
+                if locks and self._columns.blocked(locks):
+                    if len(page.cells.begins) > _CELLS_BY_ROW < self._cells:
                         self._cells = _CELLS_BY_ROW
                         continue
                     return rest, None
                 try:
-                    batch = self._columns.batch(page, _BATCH_BYTES)
+                    batch = self._columns.batch(page.cells, view.value, _BATCH_BYTES)
                 except TooMuch:
                     self._cells = max(self._cells // 4, 1)
                     continue
@@ -214,4 +220,4 @@ def warn(error: Exception) -> None:
     warnings.warn(f"perco reads through the store's owner: {error}", PercoWarning, stacklevel=2)
 
 
-FALLS_BACK: Final = (PercoError, Elsewhere, ValueError)
+FALLS_BACK: Final = (PercoError, Elsewhere, PageDamaged, ValueError)

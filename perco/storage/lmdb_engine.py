@@ -99,6 +99,7 @@ class LmdbEngine:
     readonly: bool
     still: LockType
     map_bytes: int
+    page_bytes: int
 
     def __init__(self, path: Path, groups: Sequence[str], options: LmdbOptions, *, readonly: bool, lock: bool) -> None:
         self.path, self.options, self.readonly = path, options, readonly
@@ -135,7 +136,7 @@ class LmdbEngine:
         self._data = -1
         self._log_at = b"\0"  # where the search for entries of rows that have moved goes on
         try:
-            self._page = int(self._env.stat()["psize"])
+            self.page_bytes = int(self._env.stat()["psize"])
             self._check_size(data)
             self._open_groups(groups)
             self._allocated = 0 if readonly else data.stat().st_size
@@ -311,7 +312,7 @@ class LmdbEngine:
             for _ in range(_SURVEYS_MAX):
                 with self._begin() as txn:
                     try:
-                        yield from survey(file, self._page, txn.id())
+                        yield from survey(file, self.page_bytes, txn.id())
                         return
                     except LookupError:  # another process has committed twice since
                         continue
@@ -348,7 +349,7 @@ class LmdbEngine:
 
     def used_bytes(self) -> int:
         """The bytes of the file that have ever been written; freed pages are reused. (A damaged file: any number.)"""
-        return min(int(self._env.info()["last_pgno"] + 1) * self._page, sys.maxsize)
+        return min(int(self._env.info()["last_pgno"] + 1) * self.page_bytes, sys.maxsize)
 
     def live_bytes(self) -> int:
         """The bytes that cells take: the pages of all groups. The rest of `used_bytes` is free, or LMDB's free list."""
@@ -358,7 +359,7 @@ class LmdbEngine:
         except lmdb.Error as error:
             raise self._unreadable(error) from error
         pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
-        return int(_META_PAGES + pages) * self._page
+        return int(_META_PAGES + pages) * self.page_bytes
 
     # ------------------------------------------------------------ writing (the writer's thread)
 
@@ -481,14 +482,14 @@ class LmdbEngine:
             found: list[tuple[bytes, bytes]] = list(islice(cells_from, cells + 1))
         after = found.pop()[0] if len(found) > cells else None
         size = sum(len(key) + len(value) + _NODE_BYTES for key, value in found)
-        if any(len(value) > self._page // 3 for _, value in found):
+        if any(len(value) > self.page_bytes // 3 for _, value in found):
             return after, False  # long values have pages of their own
         for key, _ in found:
             txn.delete(key, b"", db)
         for key, value in found:
             txn.put(key, value, True, True, False, db)
         saved = before - txn.stat(db)["leaf_pages"]
-        return after, saved * self._page > size * _WORTH
+        return after, saved * self.page_bytes > size * _WORTH
 
     # ------------------------------------------------------------ splitting
 
@@ -577,6 +578,11 @@ class LmdbEngine:
     def file_bytes(self) -> int:
         """The length of the file."""
         return os.fstat(self._data).st_size
+
+    def replaced_by(self, file: int) -> bool:
+        """Whether this is another file than the one that this engine, of a process beside the owner, has open (P6)."""
+        found = os.fstat(file)
+        return self.readonly and (found.st_dev, found.st_ino) != self._identity
 
     def moved(self, path: Path) -> bool:
         """Whether another file has replaced the one that is open (P6)."""

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import os
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 _META: Final = struct.Struct("=16xII16x")  # magic, version
 _TREE: Final = struct.Struct("=IHHQQQQQ")  # pad, flags, depth, branch, leaf and overflow pages, entries, root
@@ -37,8 +38,9 @@ _OVERFLOW: Final = 4
 _KINDS: Final = 0x6F  # bits of a page's flags that determine how the page is read
 _BIG: Final = 1  # flags of a leaf's node
 _SUBTREE: Final = 2
-_NO_ROOT: Final = (1 << 64) - 1
+NO_ROOT: Final = (1 << 64) - 1
 _DEPTH_MAX: Final = 32
+_NUMBERS: Final = 1 << 48  # of pages; a branch has so many bits for one
 _KEY_MAX: Final = 511
 _METAS: Final = 2
 _STEPS: Final = 256  # pages between two yields
@@ -46,6 +48,65 @@ _STEPS: Final = 256  # pages between two yields
 
 class PageDamaged(Exception):
     """A page is impossible; the message says which page, and why."""
+
+
+class Tree(NamedTuple):
+    """A tree of cells: how many pages lie between its root and a leaf, both included, and the number of the root."""
+
+    depth: int
+    root: int
+
+
+def tree_of(packed: bytes) -> Tree:
+    """The tree of a named database, from its value in the list of names. Raises: PageDamaged."""
+    if len(packed) != _TREE.size:
+        raise PageDamaged(f"the head of a tree has {len(packed)} bytes")
+    _, _, depth, _, _, _, _, root = _TREE.unpack(packed)
+    if not (0 < depth <= _DEPTH_MAX and root < _NUMBERS if root != NO_ROOT else depth == 0):
+        raise PageDamaged(f"page {root} is the root of a tree of depth {depth}")
+    return Tree(depth, root)
+
+
+def leaf_numbers(file: int, size: int, tree: Tree, start: bytes) -> Iterator[list[int]]:
+    """The numbers of a tree's leaves from the one in which `start` belongs, in order, some at a time.
+
+    Args:
+        file: the file's descriptor.
+        size: bytes of a page.
+
+    Raises: PageDamaged.
+    """
+    if tree.root == NO_ROOT:
+        return
+    left = [(tree.root, tree.depth, start)]
+    while left:
+        page, level, low = left.pop()
+        if level == 1:
+            yield [page]
+            continue
+        keys, below = _branch(page, os.pread(file, size, page * size), size)
+        first = bisect_right(keys, low, lo=1) - 1  # the first key of a branch stands for the least of all
+        if level == 2:
+            yield below[first:]
+        else:
+            left += [(below[n], level - 1, low if n == first else b"") for n in range(len(below) - 1, first - 1, -1)]
+
+
+def _branch(page: int, data: bytes, size: int) -> tuple[list[bytes], list[int]]:
+    """The keys of a branch, and the pages to which it leads."""
+    if len(data) != size or _PAGE.unpack_from(data)[0] != page:
+        raise PageDamaged(f"page {page} has another page's number")
+    if _PAGE.unpack_from(data)[2] & _KINDS != _BRANCH:
+        raise PageDamaged(f"page {page} is of another kind than its place in the tree says")
+    keys, below = [], []
+    for place in _places(page, data, size):
+        low, high, top, length = _NODE.unpack_from(data, place)
+        at = place + _NODE.size
+        if length > _KEY_MAX or at + length > size:
+            raise PageDamaged(f"page {page}: a key is longer than it can be")
+        keys.append(data[at : at + length])
+        below.append(low | high << 16 | top << 32)
+    return keys, below
 
 
 @dataclass(slots=True)
@@ -178,7 +239,7 @@ class _Walk:
 
     def _pages(self, root: int, depth: int, least: int = 2) -> Iterator[tuple[int, bytes | None]]:
         """Every page of a tree: its number and, if it is a leaf, its contents."""
-        if root == _NO_ROOT:
+        if root == NO_ROOT:
             if depth:
                 raise PageDamaged(f"a tree of depth {depth} has no root")
             return
@@ -194,7 +255,7 @@ class _Walk:
             if kind == _LEAF:
                 yield page, data
                 continue
-            below = [self._child(page, data, place) for place in self._places(page, data)]
+            _, below = _branch(page, data, self._size)
             if len(below) < least:
                 raise PageDamaged(f"page {page} leads to {len(below)} pages")
             left += [(child, level - 1) for child in reversed(below)]
@@ -214,25 +275,9 @@ class _Walk:
             raise PageDamaged(f"page {page} {what} has another use already")
         self._seen[page : page + count] = b"\1" * count
 
-    def _places(self, page: int, data: bytes) -> tuple[int, ...]:
-        """The offsets of a page's nodes."""
-        _, _, _, lower, upper = _PAGE.unpack_from(data)
-        if not _PAGE.size <= lower <= upper <= self._size or lower % 2:
-            raise PageDamaged(f"page {page}: its header is impossible")
-        places: tuple[int, ...] = struct.unpack_from(f"={(lower - _PAGE.size) // 2}H", data, _PAGE.size)
-        if not places or min(places) < upper or max(places) + _NODE.size > self._size:
-            raise PageDamaged(f"page {page}: a cell lies outside of it")
-        return places
-
-    def _child(self, page: int, data: bytes, place: int) -> int:
-        low, high, top, key = _NODE.unpack_from(data, place)
-        if key > _KEY_MAX or place + _NODE.size + key > self._size:
-            raise PageDamaged(f"page {page}: a key is longer than it can be")
-        return int(low | high << 16 | top << 32)
-
     def _nodes(self, page: int, data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
         """Each node of a leaf: flags, key, and value; for a long value, its first page and its size instead."""
-        for place in self._places(page, data):
+        for place in _places(page, data, self._size):
             low, high, flags, length = _NODE.unpack_from(data, place)
             at = place + _NODE.size + length
             size = low | high << 16
@@ -254,6 +299,17 @@ class _Walk:
         if count > 1:
             self._take(page + 1, count - 1, "is of a long value, and")
         return int(count)
+
+
+def _places(page: int, data: bytes, size: int) -> tuple[int, ...]:
+    """The offsets of a page's nodes."""
+    _, _, _, lower, upper = _PAGE.unpack_from(data)
+    if not _PAGE.size <= lower <= upper <= size or lower % 2:
+        raise PageDamaged(f"page {page}: its header is impossible")
+    places: tuple[int, ...] = struct.unpack_from(f"={(lower - _PAGE.size) // 2}H", data, _PAGE.size)
+    if not places or min(places) < upper or max(places) + _NODE.size > size:
+        raise PageDamaged(f"page {page}: a cell lies outside of it")
+    return places
 
 
 def _named(page: int, key: bytes, value: bytes) -> tuple[str, bytes]:
