@@ -31,7 +31,7 @@ ROWS: Final = 50_000
 BATCH: Final = 10_000  # rows that Spark puts into an Arrow batch
 READ_ROWS: Final = 300_000
 READ_RATE, READ_SHARE = 100_000, 0.5
-FILES, SERVED, PARQUET = "perco, files", "perco, served", "Parquet"
+FILES, SERVED, ROWWISE, PARQUET = "perco, files", "perco, served", "perco, row by row", "Parquet"
 RATE, CPU_US, SHARE = 15_000, 80, 0.75
 GROUPED, ALONE, EACH = "Spark, grouped", "without Spark, grouped", "Spark, a transaction each"
 NAMES: Final = ("key", "count", "name", "score", "good")
@@ -200,7 +200,7 @@ def main(run: Run, report: Report) -> None:
 
 
 def read(run: Run, report: Report, spark: Any, folder: Path) -> None:
-    """Read a table back: from its files, through its server, and from Parquet."""
+    """Read a table back: from its files, through its server by pages and by rows, and from Parquet."""
     from pyspark.sql import functions as F
 
     import perco.spark
@@ -219,13 +219,14 @@ def read(run: Run, report: Report, spark: Any, folder: Path) -> None:
             assert tuple(row)[:2] == (READ_ROWS, READ_ROWS * (READ_ROWS - 1) // 2)
             return rate
 
-        def from_perco(files: str) -> float:
-            options = {"table": things.name, "partitions": str(TASKS), "files": files}
+        def from_perco(read: str) -> float:
+            options = {"table": things.name, "partitions": str(TASKS), "read": read}
             return summed(spark.read.format("perco").options(**options).load())
 
         sides: dict[str, Callable[[], float]] = {
-            FILES: partial(from_perco, "true"),
-            SERVED: partial(from_perco, "false"),
+            FILES: partial(from_perco, "files"),
+            SERVED: partial(from_perco, "pages"),
+            ROWWISE: partial(from_perco, "rows"),
             PARQUET: lambda: summed(spark.read.parquet(parquet)),
         }
         for side in sides.values():

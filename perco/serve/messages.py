@@ -35,11 +35,13 @@ from perco.storage import (
     Verdict,
 )
 from perco.storage.fencing import NotHere
+from perco.storage.walking import Leaves
 
-WIRE_VERSION: Final = 12
+WIRE_VERSION: Final = 13
 # Limits of one call. A client keeps within them; a server ends the connection on a call that exceeds them (R1).
 DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows
+LEAF_CELLS_MAX: Final = 1 << 24
 _MAGIC: Final = "perco"
 
 
@@ -49,6 +51,7 @@ class Method(IntEnum):
 
     READ = 1  # requests -> cells of each; if all are too much, only of the first ones (`RowStore.read_first`)
     SCAN = 2  # a request -> a page
+    LEAVES = 48  # (table, start, stop, a timestamp, how many cells) -> leaves with them (`Prompt.find_leaves`), or None
     APPLY = 3  # mutations -> verdicts
     COMMIT = 4  # (header, part, version) -> the result of a one-step commit (C1)
     DRAW = 5  # (how many start timestamps, how many others) -> timestamps, catalogue's version, wall time, last issued
@@ -408,6 +411,24 @@ def read_scan(packed: Any) -> ScanRequest:
 def read_page(packed: Any) -> ScanPage:
     rows, next = packed
     return ScanPage([(row, [list(cells) for cells in found]) for row, found in rows], next)
+
+
+def must_be_leaves(asked: Any) -> Any:
+    """Return the arguments. Raises: TypeError, ValueError unless this is a call for leaves."""
+    read_typed(asked, (str,), (bytes,), (bytes, type(None)), (int,), (int,))
+    if not 0 < asked[4] <= LEAF_CELLS_MAX:
+        raise ValueError(f"leaves with {asked[4]} cells")
+    return asked
+
+
+def read_leaves(packed: Any) -> Leaves | None:
+    """Raises: WireError."""
+    if packed is None:
+        return None
+    page, numbers, data, more, locks, stop = packed
+    if type(data) is not bytes or type(numbers) not in (list, tuple) or type(page) is not int:
+        raise WireError("an answer that has no leaves")
+    return Leaves(page, list(numbers), data, bool(more), list(locks), stop)
 
 
 def pack_vacuum(result: VacuumResult) -> dict[str, Any]:

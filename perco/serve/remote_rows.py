@@ -23,10 +23,12 @@ from perco.serve.messages import (
     LOST,
     NOT_HERE,
     Method,
+    read_leaves,
     read_page,
     unpack_verdict,
 )
 from perco.storage import Failed, Mutation, NoReply, ReadRequest, RowCells, ScanPage, ScanRequest, Tablet, Verdict
+from perco.storage.walking import Leaves
 
 _REACHED_S: Final = 0.2  # how long to wait for a tablet server before asking where its tablet is now
 
@@ -178,6 +180,14 @@ class RemoteRowStore:
         if self.spread:
             return await self._scan_spread(request)
         return read_page(await self._link.call(_SCAN, request, again=True, held=True))
+
+    async def leaves(self, table: str, start: bytes, stop: bytes | None, ts: int, cells: int) -> Leaves | None:
+        """The owner's `find_leaves`, once all commits up to `ts` are in them (C4). None: the owner has no file of the
+        tablet, or tablet servers have it. Raises: also WireError."""
+        if self.spread:
+            return None
+        asked = (table, start, stop, ts, cells)
+        return read_leaves(await self._link.call(Method.LEAVES, asked, again=True, held=True))
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
         if self.spread:

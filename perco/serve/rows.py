@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from perco.database.parts import Parts
 from perco.errors import StoreError
 from perco.rpc.channel import WireOptions
 from perco.rpc.peer import Peer
 from perco.serve.messages import (
+    must_be_leaves,
     pack_verdict,
     read_mutations,
     read_scan,
@@ -23,6 +24,8 @@ from perco.serve.sessions import Session, Sessions
 from perco.storage import NOTIFY, WRITE, Failed, Mutation, OwnerStore, RowCells, Verdict
 from perco.storage.call import Call
 from perco.txn.entered import Entry
+
+_LEAF_CELLS: Final = 10_000  # of one answer: under a megabyte, if they are short
 
 
 class Rows:
@@ -130,6 +133,24 @@ class Rows:
                 peer.fail(id, error)
 
         parts.background.spawn(run)
+
+    def leaves(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
+        """Answer with leaves of a tablet that have all commits up to a timestamp (C4), or with None if this process has
+        no file of it."""
+        table, start, stop, ts, cells = must_be_leaves(asked)
+
+        async def run() -> None:
+            try:
+                for entry in self._parts.driver.entered.within(table, start, stop, _Every(), ts):
+                    await self._parts.driver.past(entry)
+                await peer.room()
+                prompt = self._prompt
+                leaves = None if prompt is None else prompt.find_leaves(table, start, stop, min(cells, _LEAF_CELLS))
+                peer.reply(id, leaves)
+            except Exception as error:
+                peer.fail(id, error)
+
+        self._parts.background.spawn(run)
 
     def apply(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
         mutations = read_mutations(packed)

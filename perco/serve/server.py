@@ -135,6 +135,7 @@ class Server(Door[Session]):
         return {
             Method.READ: rows.read,
             Method.SCAN: rows.scan,
+            Method.LEAVES: rows.leaves,
             Method.APPLY: rows.apply,
             Method.COMMIT: one_step.commit,
             Method.DRAW: self.draws.draw,

@@ -7,8 +7,8 @@ below the timestamp. It neither settles locks nor explains damaged cells: a row 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,17 +26,49 @@ from perco.spark.leaves import Bytes, Cells, Places
 from perco.storage.keys import TAIL_BYTES, unescape
 
 _INVERT: Final = (1 << 64) - 1
-_PLAIN_ZEROS: Final = 32  # a row with fewer zero bytes has each of them escaped by itself (`keys.py`)
+_PLAIN_ZEROS: Final = 32  # a prefix with fewer zero bytes has each of the row's escaped by itself (`keys.py`)
 _KINDS: Final = 4  # kinds of records are 1 to 4
 _TAIL: Final = struct.Struct(">IQ")
 _WORD: Final = 8
 
 T = TypeVar("T", np.uint32, np.uint64)
-Value = Callable[[str, bytes, int], "bytes | None"]
 
 
-class TooMuch(Exception):
-    """The rows' long values have more bytes than a batch should have."""
+class Long(NamedTuple):
+    """A value that a data group has: where it is."""
+
+    group: str
+    row: bytes
+    column: int
+    start_ts: int
+
+
+class Found(NamedTuple):
+    """Rows of cells.
+
+    Attributes:
+        at: the newest record of each row and column that has a value; is_long: whether a data group has the value;
+            columns: its column; rows: the number of its row.
+        begins, ends: of each row, where a key's prefix lies.
+    """
+
+    cells: Cells
+    at: Places
+    is_long: NDArray[np.bool_]
+    columns: NDArray[np.uint32]
+    rows: Places
+    begins: Places
+    ends: Places
+
+    @property
+    def long(self) -> list[Long]:
+        """The values that data groups have. Raises: Corruption."""
+        found = []
+        for n in np.flatnonzero(self.is_long).tolist():
+            _, start_ts, body = unpack_record(self.cells.value(int(self.at[n])))
+            row = unescape(self.cells.prefix(int(self.at[n])))
+            found.append(Long(data_group(body), row, int(self.columns[n]), start_ts))
+        return found
 
 
 class Columns:
@@ -70,51 +102,55 @@ class Columns:
             for column, inverted in (_TAIL.unpack_from(key, len(key) - TAIL_BYTES) for key in locks)
         )
 
-    def batch(self, walked: Cells, value: Value, bytes_max: int) -> pa.RecordBatch:
-        """The rows that have a value in any of the columns. `value`: reads long values, see `View`.
-
-        Raises: TooMuch, if there are several rows; Corruption, ValueError for a cell that cannot be read.
-        """
-        tails = walked.ends - TAIL_BYTES
-        columns = _windows(walked.buffer, np.uint32)[tails].byteswap()
-        inverted = _windows(walked.buffer, np.uint64)[tails + 4].byteswap()
+    def find(self, cells: Cells) -> Found | None:
+        """The rows that have a value in any of the columns; None: there are none. Raises: Corruption."""
+        tails = cells.ends - TAIL_BYTES
+        columns = _windows(cells.buffer, np.uint32)[tails].byteswap()
+        inverted = _windows(cells.buffer, np.uint64)[tails + 4].byteswap()
         seen = np.flatnonzero((inverted >= self._inverted) & np.isin(columns, self._numbers))
-        if not len(seen):
-            return self._empty()
-        columns, begins, tails = columns[seen], walked.begins[seen], tails[seen]
-        first = _firsts(walked.buffer, begins, tails - begins)
+        columns, begins, tails = columns[seen], cells.begins[seen], tails[seen]
+        first = _firsts(cells.buffer, begins, tails - begins)
         newest = first.copy()
         newest[1:] |= columns[1:] != columns[:-1]
         at = seen[newest]
-        kinds = _kinds(walked, at)
+        kinds = _kinds(cells, at)
         live = (kinds == PUT) | (kinds == PUT_DATA)
         rows = (np.cumsum(first) - 1)[newest][live]
         has = np.zeros(int(np.count_nonzero(first)), dtype=bool)
         has[rows] = True
-        count = int(np.count_nonzero(has))
-        if not count:
-            return self._empty()
-        at, kinds, columns, rows = at[live], kinds[live], columns[newest][live], (np.cumsum(has) - 1)[rows]
-        made, left = [], bytes_max if count > 1 else None
+        if not len(rows):
+            return None
+        rows = (np.cumsum(has) - 1)[rows]
+        return Found(
+            cells, at[live], kinds[live] == PUT_DATA, columns[newest][live], rows, begins[first][has], tails[first][has]
+        )
+
+    def batch(self, found: Found | None, long: Sequence[bytes]) -> pa.RecordBatch:
+        """`long`: the values of `found.long`. Raises: Corruption, ValueError for a cell that cannot be read."""
+        if found is None:
+            return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in self.schema], schema=self.schema)
+        cells, count, made = found.cells, len(found.begins), []
         for each, field in zip(self._columns, self.schema, strict=True):
             if each is None:
-                keys = _gathered(walked.buffer, begins[first][has], tails[first][has])
+                keys = _gathered(cells.buffer, found.begins, found.ends)
                 made.append(_decoded(self._key, _unescaped(keys), field.type))
                 continue
             column, number = each
-            mine = np.flatnonzero(columns == number)
-            bodies, long = _bodies(walked, at[mine], kinds[mine], value, left)
-            left = None if left is None else left - long
+            mine = np.flatnonzero(found.columns == number)
+            at = found.at[mine]
+            bodies = _gathered(cells.buffer, cells.ends[at] + RECORD_HEAD, cells.stops[at])
+            if bool(found.is_long[mine].any()):
+                which = (np.cumsum(found.is_long) - 1)[mine]
+                is_long = found.is_long[mine]
+                short = bodies.to_pylist()
+                bodies = pa.array([long[which[n]] if is_long[n] else body for n, body in enumerate(short)], pa.binary())
             values = _decoded(column.codec, bodies, field.type)
             if len(mine) != count:
                 places = np.full(count, -1)
-                places[rows[mine]] = np.arange(len(mine))
+                places[found.rows[mine]] = np.arange(len(mine))
                 values = values.take(pa.array(places, mask=places < 0))
             made.append(values)
         return pa.RecordBatch.from_arrays(made, schema=self.schema)
-
-    def _empty(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.schema], schema=self.schema)
 
 
 def _parts(array: pa.Array) -> tuple[NDArray[np.int32], Bytes]:
@@ -171,32 +207,13 @@ def _gathered(buffer: Bytes, begins: Places, ends: Places) -> pa.Array:
 
 
 def _kinds(cells: Cells, at: Places) -> Bytes:
+    """The kinds of records. Raises: Corruption."""
     if bool(np.any(cells.stops[at] - cells.ends[at] < RECORD_HEAD)):
         raise Corruption("write group", "not a write record")
     kinds = cells.buffer[cells.ends[at]]
-    if int(kinds.min()) < 1 or int(kinds.max()) > _KINDS:
+    if len(kinds) and (int(kinds.min()) < 1 or int(kinds.max()) > _KINDS):
         raise Corruption("write group", "not a write record")
     return kinds
-
-
-def _bodies(cells: Cells, at: Places, kinds: Bytes, value: Value, bytes_max: int | None) -> tuple[pa.Array, int]:
-    """The values of records: what is in them, or in a data group; and the bytes of the latter."""
-    bodies = _gathered(cells.buffer, cells.ends[at] + RECORD_HEAD, cells.stops[at])
-    long = np.flatnonzero(kinds == PUT_DATA)
-    if not len(long):
-        return bodies, 0
-    out = bodies.to_pylist()
-    size = 0
-    for n in long:
-        _, start_ts, body = unpack_record(cells.value(int(at[n])))
-        found = value(data_group(body), cells.key(int(at[n]))[:-8], start_ts)
-        if found is None:
-            raise Corruption("data group", "a value is missing")
-        size += len(found)
-        if bytes_max is not None and size > bytes_max:
-            raise TooMuch
-        out[n] = found
-    return pa.array(out, pa.binary()), size
 
 
 def _unescaped(prefixes: pa.Array) -> pa.Array:
@@ -204,7 +221,7 @@ def _unescaped(prefixes: pa.Array) -> pa.Array:
     zeros = compute.max(compute.count_substring(prefixes, "\0")).as_py()
     if zeros == 1:
         return _cut(prefixes, 0, 2)
-    if zeros > _PLAIN_ZEROS:
+    if zeros >= _PLAIN_ZEROS:
         return pa.array([unescape(prefix) for prefix in prefixes.to_pylist()], pa.binary())
     return compute.replace_substring(_cut(prefixes, 0, 2), b"\x00\xff", b"\x00")
 

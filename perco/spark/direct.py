@@ -1,19 +1,20 @@
-"""Reads a table's files in the executors, beside the store's owner, and makes Arrow columns of them.
+"""Reads the pages of a table's files in the executors, and makes Arrow columns of them.
 
-A served read sends every row through the owner. If an executor is on the owner's machine, it can read the files of the
-tablets itself, as `perco.open(folder, readonly=True)` does, and leave the owner alone:
+A read of rows makes the owner, and then the executor, decode every cell. If an executor is on the owner's machine, it
+reads the files of the tablets itself, as `perco.open(folder, readonly=True)` does, and leaves the owner alone:
 
 - The driver pins the snapshot, and tells the tasks the folder and its own `Host`. The owner notes the clock when it
   makes the pin, so readers beside it see all commits up to the pin's timestamp (O3, C4).
 - A task reads the files only if it runs on the same host, and finds that pin in the folder: then the folder is the
   store in which the pin was made. The pin's random name is the proof.
-- A task walks its range, some thousand cells in each view of LMDB, because a view pins pages (S3). It reads the pages
-  itself (`leaves.py`). Where a lock is in
-  the way, it reads these rows as a snapshot beside the owner does: it waits for the lock's transaction (T9). After each
-  page, it checks that the versions were still kept (G5), and that the owner is still the same (T9).
+- A task walks its range, some thousand cells in each view of LMDB, because a view pins pages (S3). It parses the pages
+  itself (`leaves.py`). Where a lock is in the way, it reads these rows as a snapshot does: it waits for the lock's
+  transaction (T9). After each step, it checks that the versions were still kept (G5), and that the owner is still the
+  same (T9).
 
-If anything is in the way, such as a tablet that is split while it is read, the task reads the rest of its range through
-the owner.
+Elsewhere, the owner of a folder sends the pages as they are, which costs it a tenth of what rows do, and the executor
+walks them in the same way; the owner holds the versions of its client's snapshot. If anything is in the way, such as a
+tablet that is split while it is read, the task reads the rest of its range row by row.
 """
 
 from __future__ import annotations
@@ -31,16 +32,18 @@ import trio
 
 import perco
 from perco.clock.pins import pins_in
-from perco.database.inside import inside, local_owner
-from perco.errors import OwnerChanged, PercoError, PercoWarning, SnapshotTooOld, Unavailable
+from perco.database.inside import inside
+from perco.errors import Corruption, OwnerChanged, PercoError, PercoWarning, SnapshotTooOld
 from perco.rpc import addresses
 from perco.serve.opening import SOCKET, open
-from perco.spark.columns import Columns, TooMuch
+from perco.serve.remote_rows import RemoteRowStore
+from perco.spark.columns import Columns, Long
 from perco.spark.leaves import walk
 from perco.spark.ranges import Range
 from perco.spark.store import Store
+from perco.storage.keys import escape
 from perco.storage.pages import PageDamaged
-from perco.storage.walking import engine_of, viewed
+from perco.storage.walking import Leaves
 from perco.txn.snapshot import Snapshot
 
 Send = Callable[[pa.RecordBatch], Awaitable[None]]
@@ -49,6 +52,7 @@ _CELLS_FIRST: Final = 2_000  # in one view, at first
 _CELLS_MAX: Final = 50_000
 _BATCH_BYTES: Final = 8 << 20  # long values in a batch, unless one row has more
 _CELLS_BY_ROW: Final = 500  # in a page that is read row by row
+_LONG_AT_ONCE: Final = 1_000  # values of data groups
 _POLL_S: Final = 0.01
 _NOTED_S: Final = 5.0  # how long to wait for the owner's note of the clock
 
@@ -94,6 +98,10 @@ class Elsewhere(Exception):
     """The files cannot be read here; the message says why."""
 
 
+class NoPages(Exception):
+    """The tablet is in no file of the process that has been asked."""
+
+
 @asynccontextmanager
 async def opened(place: Beside, pin: str, ts: int) -> AsyncIterator[perco.Database]:
     """Open the folder beside its owner, once all that has committed up to `ts` can be read there.
@@ -117,7 +125,7 @@ async def opened(place: Beside, pin: str, ts: int) -> AsyncIterator[perco.Databa
 
 
 class Walk:
-    """A walk over a range of a table, beside its owner.
+    """A walk over a range of a table, in its files beside the owner or in the pages that the owner sends.
 
     Attributes: `left`, the part of the range that has not been read.
     """
@@ -142,10 +150,8 @@ class Walk:
         by_name = {column.name: column for column in columns}
         named = [None if name == key else (by_name[name], bounds[name]) for name in schema.names]
         self._columns = Columns(table, named, schema, ts)
-        self._term = parts.place.term
-        local = local_owner(db).backend.local
-        assert local is not None, "the folder is open in this process"
-        self._local = local
+        self._here = parts.owner.is_here
+        self._term = parts.place.term if self._here else 0
         self._cells = _CELLS_FIRST
         self.left = range
 
@@ -153,11 +159,11 @@ class Walk:
         """Send the rows of the range, in batches. A batch is sent only after it has been checked; what has been sent is
         no part of `left`.
 
-        Raises: PercoError, ValueError if the walk cannot go on.
+        Raises: NoPages, PercoError, PageDamaged, ValueError if the walk cannot go on.
         """
         async with self._db.snapshot(ts=self._ts) as snap:
             while self.left is not None:
-                rest, batch = self._page(self.left)
+                rest, batch = await self._page(self.left)
                 batches = [] if batch is None else [batch]
                 if batch is None:
 
@@ -173,51 +179,82 @@ class Walk:
                 await trio.lowlevel.checkpoint()
 
     async def _check(self) -> None:
-        """G5, T9: what has been read before this call was complete. Raises: SnapshotTooOld, OwnerChanged."""
+        """G5, T9: what a reader beside the owner had read by then was complete. (The owner holds the versions that its
+        clients' snapshots need; R5.) Raises: SnapshotTooOld, OwnerChanged."""
+        if not self._here:
+            return
         if self._parts.place.term != self._term:
             raise OwnerChanged(self._ts)
         cut = await self._parts.oracle.cut(self._table.name)
         if self._ts < cut:
             raise SnapshotTooOld(self._ts, cut, self._table.name)
 
-    def _page(self, range: Range) -> tuple[Range | None, pa.RecordBatch | None]:
+    async def _page(self, range: Range) -> tuple[Range | None, pa.RecordBatch | None]:
         """The rest of the range after the next page, and the page; None: it has to be read row by row.
 
-        Raises: TabletSplit, Corruption, Unavailable.
+        Raises: as `run`.
         """
-        store = self._local.store
-        tablet = store.tablet(self._table.name, range.low)
-        engine = engine_of(tablet)
-        if engine is None:
-            raise Unavailable("a tablet has no files here")
-        stop = store.stop_of(tablet)
-        end = range.high if stop is None or (range.high is not None and range.high <= stop) else stop
+        grown = False  # the first row needs so many cells: with fewer, this would begin again and again
         while True:
-            with viewed(engine, range.low, end) as view:
-                page = walk(view, range.low, end, self._cells)
-                if page is None:  # one row may have more cells
-                    self._cells *= 4
+            leaves = await self._leaves(range)
+            page = walk(leaves, range.low, range.high, self._cells)
+            if page is None:  # not even the first row fits
+                self._cells, grown = self._cells * 4, True
+                continue
+            rest = None if page.next is None else Range(page.next, range.high)
+            if leaves.locks and self._blocked(leaves.locks, page.next):
+                if not grown and len(page.cells.begins) > _CELLS_BY_ROW < self._cells:
+                    self._cells = _CELLS_BY_ROW
                     continue
-                after = page.next if page.next is not None else end if end != range.high else None
-                rest = Range(after, range.high) if after is not None else None
-                locks = view.locks(range.low, end if page.next is None else page.next)
-                if locks and self._columns.blocked(locks):
-                    if len(page.cells.begins) > _CELLS_BY_ROW < self._cells:
-                        self._cells = _CELLS_BY_ROW
-                        continue
+                return rest, None
+            found = self._columns.find(page.cells)
+            long = [] if found is None else await self._long(found.long, len(found.begins) == 1)
+            if long is None:
+                if grown:
                     return rest, None
-                try:
-                    batch = self._columns.batch(page.cells, view.value, _BATCH_BYTES)
-                except TooMuch:
-                    self._cells = max(self._cells // 4, 1)
-                    continue
+                self._cells = max(self._cells // 4, 1)
+                continue
             self._cells = max(min(self._cells * 2, _CELLS_MAX), 1)
-            return rest, batch
+            return rest, self._columns.batch(found, long)
+
+    async def _leaves(self, range: Range) -> Leaves:
+        found: Leaves | None = None
+        store, asked = self._parts.store, (self._table.name, range.low, range.high)
+        if store.prompt is not None:
+            found = store.prompt.find_leaves(*asked, self._cells)
+        elif isinstance(store, RemoteRowStore):
+            found = await store.leaves(*asked, self._ts, self._cells)
+        if found is None:
+            raise NoPages
+        return found
+
+    def _blocked(self, locks: list[bytes], next: bytes | None) -> bool:
+        end = None if next is None else escape(next)
+        return self._columns.blocked([key for key in locks if end is None or key < end])
+
+    async def _long(self, wanted: list[Long], one_row: bool) -> list[bytes] | None:
+        """Values that data groups have. They are read after the page: no version that it needs is collected meanwhile,
+        as `_check` finds out. None: they are too many bytes for a batch of several rows. Raises: Corruption."""
+        found: list[bytes] = []
+        size = 0
+        while len(found) < len(wanted):
+            requests = [
+                (self._table.name, row, ((group, column, ts, ts, 1),))
+                for group, row, column, ts in wanted[len(found) : len(found) + _LONG_AT_ONCE]
+            ]
+            for [cells] in await self._parts.store.read_first(requests, _BATCH_BYTES):
+                if not cells:
+                    raise Corruption("data group", "a value is missing")
+                found.append(cells[0][1])
+                size += len(found[-1])
+            if size > _BATCH_BYTES and not one_row:
+                return None
+        return found
 
 
-def warn(error: Exception) -> None:
-    """Say in the executor's log why a range is read through the owner after all."""
-    warnings.warn(f"perco reads through the store's owner: {error}", PercoWarning, stacklevel=2)
+def warn(error: Exception, how: str) -> None:
+    """Say in the executor's log why a range is read in a slower way."""
+    warnings.warn(f"perco reads {how}: {error}", PercoWarning, stacklevel=2)
 
 
 FALLS_BACK: Final = (PercoError, Elsewhere, PageDamaged, ValueError)

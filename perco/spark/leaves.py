@@ -1,30 +1,27 @@
-"""Finds the cells in the leaves of an LMDB tree, thousands of pages at a time, without an object for each cell.
+"""Finds the cells in the leaves of an LMDB tree, thousands of pages at a time, without an object for each cell. Pure.
 
-A cursor makes three Python objects of a cell, which cost more than all else that a columnar read does. Here numpy reads
-the pages themselves, while a view pins them. Format: `perco/storage/pages.py`. The checks are those of a walk there: an
-impossible page raises PageDamaged, before anything of it is used.
+A cursor makes three Python objects of a cell, which cost more than all else that a columnar read does. Here numpy
+parses the pages that `perco/storage/walking.py` finds (format: `perco/storage/pages.py`). An impossible page raises
+PageDamaged, before anything of it is used.
 """
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
-from itertools import chain, islice
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perco.storage.keys import TAIL_BYTES, escape, unescape
-from perco.storage.pages import PageDamaged, leaf_numbers
-from perco.storage.walking import View
+from perco.storage.pages import PageDamaged
+from perco.storage.walking import Leaves
 
 _HEAD, _NODE = 16, 8  # bytes before the places of a page's nodes; of a node before its key
 _FLAGS, _LOWER, _UPPER = 5, 6, 7  # of a page's head, in units of two bytes
 _KINDS, _LEAF = 0x6F, 2
 _KEY_MIN, _KEY_MAX = TAIL_BYTES + 2, 511
-_AT_ONCE: Final = 256  # pages
-_CELL_BYTES: Final = 60  # that a short cell takes
+_WORD: Final = 8
 
 Bytes = NDArray[np.uint8]
 Places = NDArray[np.int64]
@@ -63,47 +60,37 @@ class Walked(NamedTuple):
     next: bytes | None
 
 
-def walk(view: View, start: bytes, stop: bytes | None, count: int) -> Walked | None:
-    """The rows from `start` up to but excluding `stop`, as many as fit into `count` cells, or fewer. None: not even the
-    first row does.
+def walk(leaves: Leaves, start: bytes, stop: bytes | None, count: int) -> Walked | None:
+    """The rows from `start` up to but excluding `stop`, or the end of the tablet, as many as fit into `count` cells, or
+    fewer. None: `count` has to be greater.
 
     Raises: PageDamaged; Corruption for a key that no row has.
     """
-    numbers = chain.from_iterable(leaf_numbers(view.file, view.page, view.tree, escape(start)))
-    pages, found = [], 0
-    while found <= count and (
-        some := list(islice(numbers, min(_AT_ONCE, 1 + (count + 1 - found) * _CELL_BYTES // view.page)))
-    ):
-        pages.append(_read(view.file, view.page, some))
-        found += int(_counts(pages[-1]).sum())
-    if not pages:
-        return Walked(Cells(np.empty(0, np.uint8), *(np.empty(0, np.int64),) * 3), None)
-    cells = _cells(np.concatenate(pages))
-    first, total, after = bisect_left(range(found), escape(start), key=cells.key), found, None
-    if found > first + count or next(numbers, None) is not None:
+    if leaves.stop is not None and (stop is None or leaves.stop < stop):
+        further: bytes | None = leaves.stop
+        end = escape(leaves.stop)
+    else:
+        further, end = None, b"" if stop is None else escape(stop)
+    if not leaves.numbers:
+        return Walked(Cells(np.empty(0, np.uint8), *(np.empty(0, np.int64),) * 3), further)
+    cells = _cells(_checked(leaves))
+    found, low = len(cells.begins), escape(start)
+    first, total, after = bisect_left(range(found), low, key=cells.key), found, b""
+    if found > first + count or leaves.more:
         after = cells.prefix(min(first + count, found - 1))
         total = bisect_left(range(found), after, key=cells.key)
-    end = None if stop is None else escape(stop)
-    if end is not None and (after is None or after >= end):
-        after = None
-        total = bisect_left(range(total), end, key=cells.key)
-    elif after is not None and (total <= first or after <= escape(start)):
+    if end and (not after or after >= end):
+        total, after = bisect_left(range(total), end, key=cells.key), b""
+    elif after and (total <= first or after <= low):
         return None
-    return Walked(cells.between(first, max(first, total)), None if after is None else unescape(after))
+    return Walked(cells.between(first, max(first, total)), unescape(after) if after else further)
 
 
-def _read(file: int, size: int, numbers: list[int]) -> Bytes:
-    """Leaves, a row of bytes for each. Raises: PageDamaged."""
-    data, n = bytearray(), 0
-    while n < len(numbers):
-        last = n + 1
-        while last < len(numbers) and numbers[last] == numbers[last - 1] + 1:
-            last += 1
-        data += os.pread(file, (last - n) * size, numbers[n] * size)
-        n = last
-    if len(data) != len(numbers) * size:
-        raise PageDamaged(f"the file ends before page {max(numbers)}")
-    pages = np.frombuffer(data, np.uint8).reshape(len(numbers), size)
+def _checked(leaves: Leaves) -> Bytes:
+    """The leaves, a row of bytes for each. Raises: PageDamaged."""
+    size, numbers = leaves.page, leaves.numbers
+    _need(len(leaves.data) == len(numbers) * size and size % _WORD == 0, "leaves are missing")
+    pages = np.frombuffer(leaves.data, np.uint8).reshape(len(numbers), size)
     heads = pages.view(np.uint16)[:, : _HEAD // 2]
     _need(pages.view(np.uint64)[:, 0] == np.array(numbers, np.uint64), "a page has another page's number")
     _need((heads[:, _FLAGS] & _KINDS) == _LEAF, "a page is of another kind than its place in the tree says")
@@ -139,6 +126,6 @@ def _cells(pages: Bytes) -> Cells:
     return Cells(pages.ravel(), begins, ends, stops)
 
 
-def _need(holds: NDArray[np.bool_], what: str) -> None:
-    if not bool(holds.all()):
+def _need(holds: NDArray[np.bool_] | bool, what: str) -> None:
+    if not np.all(holds):
         raise PageDamaged(what)

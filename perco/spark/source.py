@@ -56,8 +56,9 @@ _OPTIONS: Final = (
     "prefix",
     "key",
     "partitions",
-    "files",
+    "read",
 )
+FILES, PAGES, ROWS = "files", "pages", "rows"  # values of the option `read`
 _ALIASES: Final = {"timestampasof": "at", "versionasof": "ts"}  # names that other formats of Spark use
 _ZONE: Final = "spark.sql.session.timeZone"
 _LEASE_S: Final = 600.0
@@ -134,7 +135,7 @@ class Asked:
     stop: Any | None
     prefix: Any | None
     partitions: int
-    files: str
+    read: str
     batch: int
 
     def __init__(self, options: Any, store: Store | None, known: tuple[str, ...], zone: str = "UTC") -> None:
@@ -173,9 +174,9 @@ class Asked:
             raise UsageError("give either ts or at, not both")
         self.start, self.stop, self.prefix = (given.get(name) for name in ("start", "stop", "prefix"))
         self.partitions = _number("partitions", given.get("partitions"), most=_PARTITIONS_MAX) or 1
-        self.files = given.get("files", "true").lower()
-        if self.files not in ("true", "false"):
-            raise UsageError(f"files={given['files']!r}: it is true or false")
+        self.read = given.get("read", FILES).lower()
+        if self.read not in (FILES, PAGES, ROWS):
+            raise UsageError(f"read={given['read']!r}: it is {FILES}, {PAGES} or {ROWS}")
         self.job: str = given.get("job", "")
         self.batch = _number("batch", given.get("batch"), least=0) or 0
         if bool(self.job) != ("batch" in given):
@@ -319,7 +320,7 @@ class PercoReader(DataSourceReader):
             parts = ranges.cut(whole, await _starts_of(db, table, asked.partitions))
             if len(parts) < asked.partitions:
                 parts = await self._finer(db, table, ts, parts)
-            files = direct.beside(asked.store) if pin and asked.files == "true" else None
+            files = direct.beside(asked.store) if pin and asked.read == FILES else None
             return [Span(part, ts, pin, files) for part in parts]
 
     async def _finer(self, db: perco.Database, table: perco.Table[Any], ts: int, parts: list[Range]) -> list[Range]:
@@ -353,6 +354,8 @@ class PercoReader(DataSourceReader):
             left: Range | None = span.range
             if span.beside is not None:
                 left = await self._read_files(span, span.beside, send)
+            if left is not None and self._asked.read != ROWS:
+                left = await self._walk(db, span, left, send, "row by row")
             if left is not None:
                 async with db.snapshot(ts=span.ts) as snap:
                     await self._rows(db, snap, left, send)
@@ -360,20 +363,26 @@ class PercoReader(DataSourceReader):
 
     async def _read_files(self, span: Span, place: Beside, send: Any) -> Range | None:
         """Read a range from the files, as far as that is possible; returns the rest."""
-        left: Range | None = span.range
         try:
             async with direct.opened(place, span.pin, span.ts) as db:
-                table = self._asked.table_of(db)
-                columns = self._columns_of(table)
-                rows = functools.partial(self._rows, db)
-                walk = Walk(db, table, columns, self._asked.key, self._schema, span.range, span.ts, rows)
-                try:
-                    await walk.run(send)
-                finally:
-                    left = walk.left
+                return await self._walk(db, span, span.range, send, "through the store's owner")
         except direct.FALLS_BACK as error:
-            direct.warn(error)
-        return left
+            direct.warn(error, "through the store's owner")
+        return span.range
+
+    async def _walk(self, db: perco.Database, span: Span, range: Range, send: Any, instead: str) -> Range | None:
+        """Read the pages of a range, as far as that is possible; returns the rest."""
+        table = self._asked.table_of(db)
+        columns = self._columns_of(table)
+        rows = functools.partial(self._rows, db)
+        walk = Walk(db, table, columns, self._asked.key, self._schema, range, span.ts, rows)
+        try:
+            await walk.run(send)
+        except direct.NoPages:
+            pass  # nothing is wrong: such stores have none
+        except direct.FALLS_BACK as error:
+            direct.warn(error, instead)
+        return walk.left
 
     async def _rows(self, db: perco.Database, snap: perco.Snapshot, range: Range, send: Any) -> None:
         """Read a range row by row."""

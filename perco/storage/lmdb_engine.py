@@ -579,10 +579,20 @@ class LmdbEngine:
         """The length of the file."""
         return os.fstat(self._data).st_size
 
-    def replaced_by(self, file: int) -> bool:
-        """Whether this is another file than the one that this engine, of a process beside the owner, has open (P6)."""
+    def file_of_view(self) -> int:
+        """A descriptor of the file, for pages that a view pins. Close it. Raises: Unavailable if another file is just
+        taking the place of this one (P6), which a process beside the owner still has open."""
+        if not self.readonly:
+            return os.dup(self._data)
+        try:
+            file = os.open(self.path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise Unavailable(f"{self.path}: {error.strerror or error}") from error
         found = os.fstat(file)
-        return self.readonly and (found.st_dev, found.st_ino) != self._identity
+        if (found.st_dev, found.st_ino) != self._identity:
+            os.close(file)
+            raise Unavailable(f"{self.path}: another file has replaced the one that is open")
+        return file
 
     def moved(self, path: Path) -> bool:
         """Whether another file has replaced the one that is open (P6)."""

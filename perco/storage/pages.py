@@ -92,6 +92,18 @@ def leaf_numbers(file: int, size: int, tree: Tree, start: bytes) -> Iterator[lis
             left += [(below[n], level - 1, low if n == first else b"") for n in range(len(below) - 1, first - 1, -1)]
 
 
+def last_key(data: bytes, size: int) -> bytes:
+    """The key of the last cell of leaves that lie one after the other. Raises: PageDamaged."""
+    data = data[-size:]
+    page = int(_PAGE.unpack_from(data)[0])
+    place = _places(page, data, size)[-1]
+    length = _NODE.unpack_from(data, place)[3]
+    at = place + _NODE.size
+    if not 0 < length <= _KEY_MAX or at + length > size:
+        raise PageDamaged(f"page {page}: a key is longer than it can be")
+    return data[at : at + length]
+
+
 def _branch(page: int, data: bytes, size: int) -> tuple[list[bytes], list[int]]:
     """The keys of a branch, and the pages to which it leads."""
     if len(data) != size or _PAGE.unpack_from(data)[0] != page:

@@ -28,6 +28,7 @@ from perco.storage.call import Call, Then
 from perco.storage.cells import Failed, Mutation, ReadRequest, RowCells, ScanPage, ScanRequest, Verdict
 from perco.storage.handover import Handover
 from perco.storage.tablet import Tablet
+from perco.storage.walking import Leaves, leaves_of
 
 # Reads do not wait for anything, so after this many reads, other tasks get a turn.
 _READS_PER_CHECKPOINT = 64
@@ -60,6 +61,14 @@ class Prompt(Protocol):
 
     def find_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]: ...
     def find_page(self, request: ScanRequest) -> ScanPage: ...
+    def find_leaves(self, table: str, start: bytes, stop: bytes | None, cells: int) -> Leaves | None:
+        """The leaves with the rows from `start` on, up to `stop` or the end of the tablet: more than `cells` cells, if
+        there are so many and they do not take too many pages. None: the tablet has no file.
+
+        Raises: Corruption; TabletSplit; Unavailable, also if another file is just taking the place of the tablet's.
+        """
+        ...
+
     def submit(self, mutations: Sequence[Mutation], call: Call) -> None: ...
 
 
@@ -316,6 +325,10 @@ class LocalRowStore:
         found = read_first_of(requests, bytes_max, self.tablet)
         assert found is not None, "all tablets are here"
         return found
+
+    def find_leaves(self, table: str, start: bytes, stop: bytes | None, cells: int) -> Leaves | None:
+        tablet = self.tablet(table, start)
+        return leaves_of(tablet, start, stop, self.stop_of(tablet), cells)
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         """A page of rows, from one state of one tablet; a page ends at its tablet's end."""

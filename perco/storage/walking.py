@@ -1,92 +1,128 @@
-"""One view of a tablet's files for readers beside the owner that make columns, not rows: the tree of the write group,
-whose pages they read themselves (`pages.py` has the format), and the locks.
+"""Leaves of the tree of a tablet's write records, for readers that make columns of them: the pages as they are in the
+tablet's file, of which the reader parses thousands at a time (`pages.py` has the format). Readers beside the owner, and
+the owner for its clients, take them from here.
 
-S3  A view pins the pages that the owner frees meanwhile, so none of them changes before the view ends. A reader reads a
-    bounded number of cells in one view.
-P4  A view of rows that a split has moved to another tablet raises TabletSplit.
+S3  A view pins the pages that the owner frees meanwhile, so none of them changes before it ends. Only a bounded number
+    of pages is read in one view.
+P4  A reader beside the owner that asks for rows which a split has moved to another tablet gets TabletSplit.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple
 
 import lmdb
 
-from perco.errors import Unavailable
+from perco.errors import Corruption, Unavailable
 from perco.storage.cells import LOCK, WRITE
-from perco.storage.keys import escape
+from perco.storage.keys import TAIL_BYTES, escape, past_row
 from perco.storage.lmdb_engine import LmdbEngine
-from perco.storage.pages import NO_ROOT, Tree, tree_of
+from perco.storage.pages import PageDamaged, last_key, leaf_numbers, tree_of
 from perco.storage.tablet import Tablet
 
-_INVERT: Final = (1 << 64) - 1
-_EMPTY: Final = Tree(0, NO_ROOT)
+_CELL_BYTES: Final = 60  # that a short cell takes
+_PAGES_MAX: Final = 1024  # of one view
+_LOCKS_MAX: Final = 10_000
+_LOWER: Final = struct.Struct("=12xH")  # in a page: where the places of its cells end
+_HEAD: Final = 16  # where they begin; each takes two bytes
 
 
-class View(NamedTuple):
-    """A tablet as of one moment. Everything is valid while the view is.
+class Leaves(NamedTuple):
+    """Leaves that follow each other in a tree of write records, as of one moment, and the locks of their rows.
 
     Attributes:
-        file: the descriptor of the tablet's file.
-        page: bytes of one of its pages.
-        tree: the tree of the write group.
-        locks: returns the keys of all locks in the rows from one up to, but excluding, another; None: up to the end.
-        value: returns the value in a data group, given the group, a cell's prefix and column as in its key, and the
-            transaction's start_ts; None if it is not there.
+        page: bytes of a leaf.
+        numbers: of the leaves, which each of them also has in its head.
+        data: the leaves, one after the other. The first ones may begin with cells before those that were asked for.
+        more: whether there are cells after them in the tablet.
+        locks: the keys of all locks, up to the rows of the last cell.
+        stop: the first row after those of the tablet; None: it is the table's last one.
     """
 
-    file: int
     page: int
-    tree: Tree
-    locks: Callable[[bytes, bytes | None], list[bytes]]
-    value: Callable[[str, bytes, int], bytes | None]
+    numbers: list[int]
+    data: bytes
+    more: bool
+    locks: list[bytes]
+    stop: bytes | None
 
 
-def engine_of(tablet: Tablet) -> LmdbEngine | None:
-    """The environment of a tablet that is open in this process; None: it has none, or its files are damaged."""
-    engine: LmdbEngine | None = getattr(tablet, "engine", None)
-    return engine
-
-
-@contextmanager
-def viewed(engine: LmdbEngine, start: bytes, stop: bytes | None) -> Iterator[View]:
-    """View a tablet that a process beside the owner has open, to read the rows from `start` up to but excluding `stop`.
-
-    Raises: TabletSplit; Corruption; Unavailable, also if another file has just taken the place of the tablet's.
-    """
-    engine._open_groups([group for group in (WRITE, LOCK) if group not in engine._dbs])
-    file = os.open(engine.path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+def leaves_of(tablet: Tablet, start: bytes, stop: bytes | None, end: bytes | None, cells: int) -> Leaves | None:
+    """See `Prompt.find_leaves`. `end`: the first row after those of the tablet."""
+    engine = getattr(tablet, "engine", None)
+    if not isinstance(engine, LmdbEngine):
+        return None
+    high = end if stop is None or (end is not None and end < stop) else stop
+    file = engine.file_of_view()
     try:
-        if engine.replaced_by(file):
-            raise Unavailable(f"{engine.path}: the file has been replaced")
+        engine._open_groups([group for group in (WRITE, LOCK) if group not in engine._dbs])
         with engine._begin() as txn:
-            engine._check_stop(txn, start, stop, whole=True)
-
-            def locks(low: bytes, high: bytes | None) -> list[bytes]:
-                if LOCK not in engine._dbs:
-                    return []
-                end, found = None if high is None else escape(high), []
-                with txn.cursor(engine._dbs[LOCK]) as cursor:
-                    for key in cursor.iternext(True, False) if cursor.set_range(escape(low)) else ():
-                        if end is not None and key >= end:
-                            break
-                        found.append(key)
-                return found
-
-            def value(group: str, cell: bytes, start_ts: int) -> bytes | None:
-                if group not in engine._dbs:
-                    return None
-                found: bytes | None = txn.get(cell + struct.pack(">Q", _INVERT - start_ts), None, engine._dbs[group])
-                return found
-
-            with txn.cursor() as names:
-                tree = tree_of(names.value()) if names.set_key(WRITE.encode()) else _EMPTY
-            yield View(file, engine.page_bytes, tree, locks, value)
+            if engine.readonly:
+                engine._check_stop(txn, start, high, whole=True)
+            numbers, data, more = _leaves(txn, file, engine.page_bytes, start, cells)
+            past = last_key(data, engine.page_bytes)[:-TAIL_BYTES] if more else None if high is None else escape(high)
+            locks = [] if LOCK not in engine._dbs else _locks(txn, engine._dbs[LOCK], start, past, inclusive=more)
+        return Leaves(engine.page_bytes, numbers, data, more, locks, end)
+    except PageDamaged as error:
+        raise Corruption(str(engine.path), str(error)) from error
     except lmdb.Error as error:
         raise engine._unreadable(error) from error
     finally:
         os.close(file)
+
+
+def _leaves(txn: Any, file: int, size: int, start: bytes, cells: int) -> tuple[list[int], bytes, bool]:
+    with txn.cursor() as names:
+        if not names.set_key(WRITE.encode()):
+            return [], b"", False
+        tree = tree_of(names.value())
+    left = chain.from_iterable(leaf_numbers(file, size, tree, escape(start)))
+    numbers: list[int] = []
+    parts: list[bytes] = []
+    found = 0
+    while found <= cells and len(numbers) < _PAGES_MAX:
+        wanted = min(1 + (cells + 1 - found) * _CELL_BYTES // size, _PAGES_MAX - len(numbers))
+        some = list(islice(left, wanted))
+        if not some:
+            break
+        numbers += some
+        parts += (part := list(_pages(file, size, some)))
+        found += sum(_cells(data, size) for data in part)
+    return numbers, parts[0] if len(parts) == 1 else b"".join(parts), next(left, None) is not None
+
+
+def _pages(file: int, size: int, numbers: list[int]) -> Iterator[bytes]:
+    """The pages, those that lie side by side at once. Raises: PageDamaged."""
+    n = 0
+    while n < len(numbers):
+        last = n + 1
+        while last < len(numbers) and numbers[last] == numbers[last - 1] + 1:
+            last += 1
+        data = os.pread(file, (last - n) * size, numbers[n] * size)
+        if len(data) != (last - n) * size:
+            raise PageDamaged(f"the file ends before page {numbers[last - 1]}")
+        yield data
+        n = last
+
+
+def _cells(data: bytes, size: int) -> int:
+    """How many cells pages seem to have. The parser looks whether that is possible."""
+    return sum((_LOWER.unpack_from(data, at)[0] - _HEAD) // 2 for at in range(0, len(data), size))
+
+
+def _locks(txn: Any, locks: Any, start: bytes, past: bytes | None, *, inclusive: bool) -> list[bytes]:
+    """The keys of locks from a row up to this prefix of another; `inclusive`: with those of that row. Raises:
+    Unavailable."""
+    end, found = past_row(past) if past is not None and inclusive else past, []
+    with txn.cursor(locks) as cursor:
+        for key in cursor.iternext(True, False) if cursor.set_range(escape(start)) else ():
+            if end is not None and key >= end:
+                break
+            found.append(key)
+            if len(found) > _LOCKS_MAX:
+                raise Unavailable(f"more than {_LOCKS_MAX} undecided writes are in the way")
+    return found

@@ -542,7 +542,7 @@ async def _ledger(txn: perco.Transaction) -> int:
         ({"table": "pages", "at": "x"}, "write a time as in"),
         ({"table": "pages", "timestampAsOf": "x"}, "write a time as in"),
         ({"table": "pages", "at": "2026-01-01", "timestampAsOf": "2026-01-01"}, "another name for at"),
-        ({"table": "pages", "files": "no"}, "files='no': it is true or false"),
+        ({"table": "pages", "read": "no"}, "read='no': it is files, pages or rows"),
         ({"table": "pages", "ts": "99999999"}, "there is no snapshot at 99999999"),
         ({"table": "pages", "key": "body"}, "has a column 'body'"),
         ({"table": "pairs", "start": "x"}, "keys have one part"),
