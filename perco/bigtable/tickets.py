@@ -110,8 +110,8 @@ class Tickets:
             act()
 
     async def _clear(self) -> None:
-        """Note the tickets of former owners as ended: their clients may have died, and what those clients have sent may
-        still take effect.
+        """Note the tickets of former owners as ended: their clients may have died, and mutations that those clients
+        have sent may still take effect.
 
         Raises: Unavailable; StoreLocked, if another process owns the store: the tickets found may be that process's."""
         found = await self._rows.tickets()

@@ -40,7 +40,7 @@ class Sample(dict[int, tuple[int, Cellref]]):
 
 
 class Across:
-    """What one check has found out about transactions so far. `tables`: the tables that exist."""
+    """The findings of one check about transactions so far. `tables`: the tables that exist."""
 
     def __init__(self, store: RowStore, tables: Iterable[str], tracked_max: int) -> None:
         self._store, self._tables, self._tracked_max = store, frozenset(tables), tracked_max

@@ -429,7 +429,7 @@ def _pointer(image: Image, ack: int, entry: ObserverEntry | None) -> int:
 
 
 def _of_failed(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint]:
-    """Failed changes: at most one per row and observer. That change exists, and neither waits nor has been
+    """Failed changes: at most one per row and observer. Such a change exists, and neither waits nor has been
     acknowledged."""
     ack = cell.column
     found = image.failed.get(ack, [])

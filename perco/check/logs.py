@@ -35,7 +35,7 @@ class Logs:
         self._records[table] += sum(ts > cut and is_logged(column) for column, ts, _ in records)
 
     async def findings(self, table: str, book: Book) -> AsyncIterator[Finding]:
-        """What is wrong with a table's logs. Raises: Corruption."""
+        """The faults of a table's logs. Raises: Corruption."""
         cut, entries = self._cuts.get(table, 0), 0
         bare: list[tuple[bytes, int, int]] = []
         low: bytes | None = b""

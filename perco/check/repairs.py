@@ -65,7 +65,7 @@ REMEDIES: Final = {
     "O1": "the oracle's bound is older than this: restore the whole folder from one copy, of one moment",
     "O3": "restore a copy",
     "S1": "the tablet's file is damaged: restore a copy",
-    "T1": "what it said is lost: restore a copy, or write the cell again",
+    "T1": "the outcome that it recorded is lost: restore a copy, or write the cell again",
     "T2": "its value is lost: restore a copy, or write the cell again",
     "T3": "only a part of a transaction is there: restore a copy, or write all that it wrote again",
     "T5": "restore a copy",
@@ -78,7 +78,7 @@ TWICE: Final = "a transaction is there twice: restore a copy, or compare the cel
 
 
 class Repair(NamedTuple):
-    """What a repair does, in words, and the mutation that does it."""
+    """A repair's effect, in words, and the mutation that makes it."""
 
     what: str
     mutation: Mutation

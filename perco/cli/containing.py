@@ -188,7 +188,7 @@ def _code_of(act: Callable[[Watch], object], watch: Watch) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return 130
-    except Exception as error:  # whatever error a damaged store causes, the user gets a message, and no traceback
+    except Exception as error:  # a damaged store can cause any error: the user gets a message, and no traceback
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
         complain(

@@ -16,7 +16,7 @@ from perco.cli.screen import FINE, FOUND, complain, counted, perform_or, show_js
 from perco.copying.copy import Copied, CopyOptions, Tell, copy as copy_store
 from perco.copying.passes import Sums
 
-_STAYS = "interrupted; what was copied stays, and the same command continues"
+_STAYS = "interrupted; all rows copied so far stay, and the same command continues"
 
 
 async def copy(source: str, target: str, options: CopyOptions, *, json: bool) -> int:

@@ -149,7 +149,8 @@ def observers(
     The command also works while another process has the store open.
 
     --drop unregisters an observer that no program declares any more, and removes the changes that wait for it. It is
-    refused while a worker has the observer. What its runs have written stays. (To drop a view: perco views drop.)
+    refused while a worker has the observer. The rows that its runs have written stay. (To drop a view: perco views
+    drop.)
 
     \b
     Examples:

@@ -39,7 +39,7 @@ INTERRUPTED: Final = 130
 _GAP: Final = 2  # between columns
 _FOLDED: Final = 8  # text is not folded to fewer characters
 
-GOES_ON: Final = "interrupted; what was committed is kept, and the same command continues from there"
+GOES_ON: Final = "interrupted; all commits so far are kept, and the same command continues from there"
 
 
 def perform(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:

@@ -122,9 +122,9 @@ def _diff(
 ) -> None:
     """Compare what the views' functions give now with what the store has. Nothing is written.
 
-    Use it before you deploy a new version of a view. Each view is computed from the inputs that the store has, so what
-    shows are its own changes, not those of the views that it reads. --sample looks at a part of its source rows, groups
-    or left rows, the same ones each time. The exit code is 1 if a row would change, or if a call fails.
+    Use it before you deploy a new version of a view. Each view is computed from the inputs that the store has, so the
+    command shows the view's own changes, not those of the views that it reads. --sample looks at a part of its source
+    rows, groups or left rows, the same ones each time. The exit code is 1 if a row would change, or if a call fails.
 
     \b
     Examples:

@@ -82,7 +82,7 @@ class CopyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What `copy` has done.
+    """The result of `copy`.
 
     Attributes:
         source, target: the two stores, as messages show them.
@@ -223,8 +223,8 @@ class _Copying:
             if self._options.moved:
                 return
             raise StoreError(
-                f"{refused(self._source, marker)}. To copy what it had when it moved, add --moved; what was written "
-                f"since is in {marker.other}"
+                f"{refused(self._source, marker)}. To copy what it had when it moved, add --moved; all later "
+                f"writes are in {marker.other}"
             )
         raise StoreError(f"{refused(self._source, marker)}: it cannot be copied")
 

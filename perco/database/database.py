@@ -392,7 +392,7 @@ class Database:
         """Unregister observers that no program declares any more, and remove the changes that wait for them, or that
         are on the failed list for them (N12).
 
-        They no longer count in `waiting` and `wait_idle`. What their runs have written stays. (For a view, call
+        They no longer count in `waiting` and `wait_idle`. The rows that their runs have written stay. (For a view, call
         `perco.views.drop`.) A program that still declares such an observer registers it again when it opens the store:
         as a new observer, which is notified of all existing data. If this call is interrupted, call it again.
 

@@ -28,7 +28,7 @@ from perco.views import check as check_views
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _WIDTH: Final = 300  # of a passage, in characters
 _LEAST: Final = 0.005  # likeness: below it, a passage has nothing to do with the question
-_STOPPED: Final = "stopped; what was committed is kept, and the same command continues from there"
+_STOPPED: Final = "stopped; all commits so far are kept, and the same command continues from there"
 
 embeddings: typer.Typer = typer.Typer(
     name="embeddings", no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS

@@ -96,7 +96,7 @@ async def _edits(index: EmbeddingIndex, notes: Path) -> bool:
             took = 1000 * (time.monotonic() - began)
             console.print(f"   {what}: {counted(index.embedded - before, 'chunk')} embedded, {took:.0f} ms")
 
-        _say("\n4  Edit, rename and delete. Only what is new is embedded.")
+        _say("\n4  Edit, rename and delete. perco embeds only new chunks.")
         await follow("nothing has changed")
         edited = notes / "http.client.md"
         edited.write_text(_NEW + "\n" + edited.read_text())

@@ -144,7 +144,7 @@ class ChangeStream(AsyncOnly):
             await self._fetch()
         except (SessionEnded, TabletSplit):  # R5, P4: the next call begins with a new frontier
             self._merge = None
-        except BaseException:  # what was taken from the logs has not been returned
+        except BaseException:  # transactions taken from the logs have not been returned
             self._merge = None
             raise
 

@@ -20,8 +20,8 @@ LI2 Before the vector store is touched for a document, the document's hash is re
     run ingests the document again.
 LI3 Nothing is deleted, neither from the vector store nor here, until the transformations of the batch have succeeded.
     Documents that their source does not have any more are deleted after all others have been ingested.
-LI4 A document is deleted if the source had it and no other source has it. What other sources have, and what has the
-    same content under another id, stays.
+LI4 A document is deleted if the source had it and no other source has it. perco keeps a document that another source
+    has, and one that has the same content under another id.
 LI5 The result of a transformation is found again only for the same nodes, ids included, and a transformation of the
     same class and settings.
 """

@@ -1,6 +1,6 @@
 """LlamaIndex's ingestion pipeline, with the rules LI1 to LI5 of `perco.llamaindex`.
 
-What a run does is decided once, by a generator of steps. `run` does the steps in blocking code, `arun` with asyncio.
+A generator decides the steps of a run. `run` does the steps in blocking code, `arun` with asyncio.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Given:
     """A document, as it was given to a run.
 
     Attributes:
-        id: of the document: that of the given node, or of the document that it is a part of.
+        id: the document's id: the given node's own, or that of the document it is a part of.
         nodes: the document itself, or some nodes of it.
         digest: of all of them.
     """
@@ -86,8 +86,8 @@ class Pipeline(IngestionPipeline):
     """LlamaIndex's `IngestionPipeline`, which loses no document, and deletes what it should and nothing else.
 
     A document is unchanged if its text and metadata are. Documents are transformed and written `batch` at a time. If a
-    transformation or the vector store fails, the error is raised; what was written before is noted, and the next run
-    does the rest. Transformations get copies of the documents.
+    transformation or the vector store fails, the run raises the error. It has noted the documents that were written by
+    then, and the next run does the rest. Transformations get copies of the documents.
 
     With `DocstoreStrategy.UPSERTS_AND_DELETE`, documents are deleted that a run before, with the same `source`, was
     given and this one is not. So give a run all documents of its source.
@@ -108,7 +108,7 @@ class Pipeline(IngestionPipeline):
     Raises: UsageError.
     """
 
-    source: str = Field(default="default", description="What the documents are from.")
+    source: str = Field(default="default", description="The source of the documents.")
     volatile: tuple[str, ...] = Field(default=("last_accessed_date",), description="Metadata that the hash leaves out.")
     batch: int = Field(default=100, ge=1, description="Documents that are transformed together.")
 
@@ -302,7 +302,7 @@ class Pipeline(IngestionPipeline):
         return found
 
     def _transformed(self, some: list[_Given], collection: str) -> _Steps:
-        """The nodes that documents become, by document. What is in the cache is not made again (LI5)."""
+        """The nodes that documents become, by document. Nodes that are in the cache are not made again (LI5)."""
         cache = self._cache.front
         nodes = {each.id: [node.model_copy(deep=True) for node in each.nodes] for each in some}
         for by in self.transformations:
@@ -355,7 +355,7 @@ def _has_binary(node: BaseNode) -> bool:
 
 
 def _key(by: TransformComponent, nodes: list[BaseNode]) -> str:
-    """What the result of a transformation is kept under: all of the nodes, and what the transformation is (LI5)."""
+    """The cache key of a transformation's result: a digest of its class, its settings and all of the nodes (LI5)."""
     kind = f"{type(by).__module__}.{type(by).__qualname__}"
     settings = remove_unstable_values(str(by.to_dict()))
     given = [[doc_to_json(node), node.hash] for node in nodes]  # the hash is also that of images, as bytes

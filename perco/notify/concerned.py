@@ -55,7 +55,7 @@ def concerned_with(catalogue: Catalogue, schema: Schema, views: Collection[str])
     declared = {id: schema.observers[id] for id in catalogue.observers if id in schema.observers}
     for view in views:
         _must_be_known(view, declared, schema)
-    # What an observer writes is known if the store has the version that the program declares.
+    # An observer's writes are known if the store has the version that the program declares.
     known: Mapping[str, frozenset[tuple[str, str]]] = {
         id: observer.writes
         for id, observer in declared.items()

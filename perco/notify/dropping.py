@@ -3,8 +3,8 @@
 N12 An observer is dropped in a version of the catalogue that writers must know (N10): no transaction that draws its
     commit timestamp after that version was announced notifies the observer. So after the announcement, a timestamp is
     drawn. Every lock and pending entry up to it that lists the observer is settled; then its notify cells, and its
-    failed changes, are removed. What another process puts meanwhile, from a transaction that had committed before, is
-    seen as a lock, or as a notify cell, in the row that is read.
+    failed changes, are removed. Another process may put one meanwhile, from a transaction that had committed before:
+    the row that is read then has a lock, or the notify cell.
 C4  One-step commits up to that timestamp are waited for first.
 """
 

@@ -2,7 +2,7 @@
 
 N9  The acknowledgement of a run records its cause, and so does the record that a run for a signal leaves (N5). One pass
     over the write records of a store finds the runs of a chain, and what each of them wrote: the cells with its commit
-    timestamp. Which runs belong to the chain is known only at the end of the pass, so the pass keeps what it reads:
+    timestamp. The pass knows only at its end which runs belong to the chain, so it keeps the records that it reads:
     whole pages up to a bound, and of all further pages only the timestamps (12 bytes for each record, 28 for each
     acknowledgement). Afterwards, it reads again those few of the further pages that belong to the tree. The store keeps
     no data just for this. Cells that have been collected, or written again since, are missing from the tree. If the

@@ -28,7 +28,7 @@ def tell_changed(catalogue: Catalogue, schema: Schema) -> None:
     """Log a warning for each part of a program whose code has changed without a new version."""
     for of, version in changed(catalogue, schema).items():
         log.warning(
-            "the code of %s has changed since its version %d was registered: what it gave before is not computed "
+            "the code of %s has changed since its version %d was registered: its earlier results are not computed "
             "again. `perco views diff` shows whether the results are other ones. If so, raise its version=; if not, "
             "run `perco views accept`",
             of,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Tombstone(NamedTuple):
-    """What is left of a dropped observer.
+    """The catalogue's record of a dropped observer.
 
     Attributes:
         clean: whether the changes that waited for it have been removed.

@@ -313,7 +313,7 @@ class RemoteOwner:
             try:
                 self.link.tell(Method.TASKS_ARE, (value, tasks.here("client")))
             except Exception:  # a question about tasks must not end this client's connection
-                log.exception("what the tasks wait for could not be reported")
+                log.exception("failed to report what the tasks wait for")
 
     # ------------------------------------------------------------ what the server does
 

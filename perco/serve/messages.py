@@ -112,7 +112,7 @@ class Order(IntEnum):
     MIDDLE = 73  # (table, number, stop) -> (a row at which to split it, or None,)
     COPY = 74  # (table, number, split, row, stop, path, groups): copy the rows [row, stop) -> how many cells (P2)
     CUT = 75  # (table, number, split, row): write no rows from there on; answered when the copy is whole, and on disk
-    UNCUT = 76  # (table, number, split, stop): that split is void, even if further orders for it arrive
+    UNCUT = 76  # (table, number, split, stop): the split is void, even if further orders for it arrive
     LET_GO = 77  # (table, number, row): rows from there on belong to another tablet (P1)
     REMOVE = 78  # (table, number, row): remove some of the rows from there on -> whether there may be more (P4)
 

@@ -8,9 +8,9 @@ A file that was changed a moment before it was looked at may change again withou
 not noted then, so the next pass reads it again.
 
 `watch` also looks at single paths, where the operating system says that something has changed, while a pass may be
-under way. What a pass has listed may have changed by the time it writes. So both take turns: in its turn, each looks
-once more at the files that it reads or whose rows it removes, and writes. So the last one that writes has also looked
-last.
+under way. The files that a pass has listed may have changed by the time it writes. So both take turns: in its turn,
+each looks once more at the files that it reads or whose rows it removes, and writes. So the last one that writes has
+also looked last.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Folder(Generic[V]):
         read; the next pass takes it. A file that is too large, or no UTF-8 though the column is TEXT, has no row.
 
         Raises: UsageError if the folder is not there: its rows are not removed, since it may only be unmounted;
-        whatever `Database.run` raises: what was written by then is there, and the next pass goes on.
+        whatever `Database.run` raises: the rows written by then are there, and the next pass goes on.
         """
         if isinstance(db, perco.aio.Database):
             return await perco.aio.calling.ask_for(db, self._sync)
@@ -367,7 +367,7 @@ class Folder(Generic[V]):
             below = Path(path).relative_to(self.path).as_posix()
             if (file := self._one(below)) is not None:
                 found[below] = file
-            elif below != ".":  # the folder itself is there, and what happens in it has notices of its own
+            elif below != ".":  # the folder itself is there, and changes in it have notices of their own
                 if self._no_key(self.prefix + below) is None:
                     others.append(self.prefix + below)
                 if self._may_be(below) and os.path.isdir(path) and not os.path.islink(path):

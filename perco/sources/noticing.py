@@ -67,7 +67,7 @@ class Notices:
 
 @asynccontextmanager
 async def noticed(folder: Path) -> AsyncIterator[Notices | None]:
-    """What changes in a folder, and in those below it, while the block lasts; None if nothing can tell."""
+    """The changes in a folder, and in those below it, while the block lasts; None if the system cannot tell."""
     if not INSTALLED:
         yield None
         return

@@ -511,7 +511,7 @@ def _check_file_system(path: Path) -> None:
     kind = _refuse_remote(path)
     if kind in _VOLATILE:
         warnings.warn(
-            f"{path} lies on {kind}: what is written there does not survive power loss",
+            f"{path} lies on {kind}: files there do not survive power loss",
             PercoWarning,
             stacklevel=3,
         )

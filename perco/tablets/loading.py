@@ -283,7 +283,7 @@ class BulkLoads:
         return Published(begun.load.ts, len(placed), paused_s)
 
     async def _cut(self, tablet: Tablet, row: bytes, scratch: Path) -> None:
-        """Hold the writes to a tablet from a row on (P1). What a split would copy is nothing here."""
+        """Hold the writes to a tablet from a row on (P1). The tablet is empty, so there are no rows to copy."""
         await trio.to_thread.run_sync(scratch.mkdir)
         await tablet.copy_from(row, None, scratch, PROTOCOL_GROUPS)
         await tablet.cut(row)

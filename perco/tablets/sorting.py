@@ -23,7 +23,7 @@ _MAP_BYTES: Final = 1 << 40  # of addresses, not of memory or of the disk
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a program that makes files for a table has to know of it. A plain value.
+    """A table's properties that a program needs to make files for it. A plain value.
 
     Attributes:
         groups: the locality groups of the table's tablets.

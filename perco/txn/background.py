@@ -132,11 +132,11 @@ class Background:
         if self._failure is None:
             return None
         if isinstance(self._failure, StoreLocked):
-            said = f"this process has lost the store: {self._failure} What was committed is safe."
+            said = f"this process has lost the store: {self._failure} All commits are safe."
         else:
             said = (
                 f"a background task of the store died of {type(self._failure).__name__}: {self._failure}. "
-                "This is a bug in perco; what was committed is safe. Close the store and open it again."
+                "This is a bug in perco; all commits are safe. Close the store and open it again."
             )
         failure = BackgroundFailure(said)
         failure.__cause__ = self._failure

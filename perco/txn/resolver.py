@@ -240,7 +240,7 @@ class Resolver:
             await self.fates.wait(start_ts)
         known = self.fates.known(start_ts)
         if known is None:
-            with suppress(CommitUnknown):  # unknown for good: what is visible now is all that ever will be (T13)
+            with suppress(CommitUnknown):  # unknown for good: no more of it will become visible (T13)
                 known = await self.outcome(start_ts, entry.primary)
         return known or 0
 

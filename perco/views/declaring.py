@@ -405,7 +405,7 @@ class Views:
     def build(
         self, sources: Mapping[Table[Any], Rows], *, results: batches.Results | None = None
     ) -> dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]]:
-        """The definition itself: what the views are, given all rows of the tables that they read (V7).
+        """The definition itself: the rows of the views, given all rows of the tables that they read (V7).
 
         Args:
             sources: by table and key, the values by column. Columns that a view writes must not be among them.

@@ -39,7 +39,7 @@ _PARTS: Final = {"groups": set[str](), "keys": set[str](), "deltas": {"delta"}, 
 
 @dataclass(slots=True)
 class Dropped:
-    """What a drop of a view has removed, or would remove.
+    """The rows and records that a drop of a view has removed, or would remove.
 
     Attributes:
         observers: ids of the view's observers.
@@ -83,8 +83,8 @@ async def drop(views: Views, db: Database | perco.aio.Database, view: str, *, pr
 
     The store may be in use meanwhile, but no worker may have the view. If the call is interrupted, call it again. Views
     that read the rows follow as ever, so let a worker run for them. A program that opens the store and still declares
-    the view registers it again, as a new one. What a sink has delivered stays. `drop_blocking` is the same for blocking
-    code.
+    the view registers it again, as a new one. Rows that a sink has delivered stay. `drop_blocking` is the same for
+    blocking code.
 
     Args:
         views: the views that your program declares now, with or without this one. Their columns and observers are not

@@ -152,7 +152,8 @@ async def fold(
     assert view.deltas is not None
     prefix = parts_of(view.table.key, group)
     found = Kept.of(stored, view.shape, view.sums, view.orders)
-    # If nothing is stored, a group of the first version had no members. That of a later one may not have been counted.
+    # If nothing is stored, a group of the first version had no members. A group of a later version may not have been
+    # counted.
     known = found.known and (stored is not None or view.version == 1) and not recount
     news = Delta(view.shape, found.tally)
     for slot in await txn.scan(view.deltas.table, prefix=prefix, columns=[view.deltas]).all():

@@ -136,7 +136,7 @@ def must_be_registered(views: Views, id: str, engine: Engine) -> None:
             what = "does not know it" if entry is None else f"has version {entry.version}"
             raise UsageError(
                 f"the program declares version {version} of view {id!r}, and the store {what}. Run the program first: "
-                "what it declares is registered when it opens the store for writing"
+                "when it opens the store for writing, it registers its views"
             )
 
 

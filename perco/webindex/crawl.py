@@ -3,8 +3,8 @@
     python -m perco.webindex.crawl [--mine PACKAGE] [--html DIR] [--warc FILE ...] [--limit N] [--out FILE]
 
 It is a process because its default source is the documentation of the running Python: to make it, the crawler imports
-every module of the standard library. Whatever a module prints, changes, starts or breaks stays in this process, and the
-index that reads the stream sees only bytes. Saved pages and web archives come through the same stream.
+every module of the standard library. A module may print, change, start or break something: all of that stays in this
+process, and the index that reads the stream sees only bytes. Saved pages and web archives come through the same stream.
 
 The stream is a sequence of msgpack maps: a page as `pages.pack` writes it, `{"skipped": name, "why":
 reason}`, `{"noted": name, "why": reason}` for a page that was delivered in part, and at the very end `{"done":

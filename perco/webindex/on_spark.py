@@ -197,8 +197,8 @@ def _why(spark_s: float, embedded_s: float, begun_s: float) -> str:
     return (
         f"   On Spark {spark_s:.0f} s, in one process {embedded_s:.0f} s, on the same {os.cpu_count()} cores. "
         f"Spark took another {begun_s:.0f} s to start.\n"
-        "   Spark has more to do: a page goes from the crawler through a shuffle to a task, and whatever\n"
-        "   tasks and observers read or write goes to the process that serves the store. The JVM, its\n"
+        "   Spark has more to do: a page goes from the crawler through a shuffle to a task, and all reads\n"
+        "   and writes of tasks and observers go to the process that serves the store. The JVM, its\n"
         "   Python workers, that process and this one share the cores; a load by one process only calls functions.\n"
         "   Spark can be faster if there are more cores, or machines, than one process uses."
     )

@@ -1,7 +1,7 @@
 """Pages of documentation, made from the modules of this Python.
 
 The modules are imported. From their source alone, a fifth of the pages could not be made, including most of those of
-`os`, `socket`, `ast` and `ctypes`: a module often computes what it exports, and what is written in C has no Python
+`os`, `socket`, `ast` and `ctypes`: a module often computes what it exports, and a module written in C has no Python
 source.
 """
 

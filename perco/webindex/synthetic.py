@@ -62,7 +62,7 @@ class SyntheticWeb:
         if rng.random() >= _COPIES:
             return number
         copied = _skewed(rng, self.pages, _COPIES_SKEW)
-        # How often a page is copied must not depend on how often it is linked to.
+        # The number of a page's copies must not depend on the number of links to it.
         return (copied * 7919 + self.seed) % self.pages
 
     def page(self, number: int) -> Page:

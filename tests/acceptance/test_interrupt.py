@@ -91,7 +91,7 @@ def test_a_load_that_is_interrupted_says_so_in_a_line_and_goes_on_from_there(tmp
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert len(errors.splitlines()) == 1
-    assert errors.endswith("interrupted; what was committed is kept, and the same command continues from there\n")
+    assert errors.endswith("interrupted; all commits so far are kept, and the same command continues from there\n")
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
     found = [sys.executable, "-m", "perco", "web", "search", str(tmp_path / "store"), "299", "--json"]
     assert subprocess.run(found, capture_output=True, check=False).returncode == 0

@@ -129,7 +129,7 @@ async def test_a_record_that_does_not_decode_is_told_apart_from_a_transaction_th
     assert done.code == 1
     finding, remedy, verdict, last = done.out.splitlines()
     assert finding.startswith("error    T1   docs['torn'].title: the record at ")
-    assert remedy.strip() == "what it said is lost: restore a copy, or write the cell again"
+    assert remedy.strip() == "the outcome that it recorded is lost: restore a copy, or write the cell again"
     assert verdict.startswith("1 error, 0 warnings: 4 tables")
     assert last == "0 repaired, 1 cannot be"
     assert (await run("set", store, "docs", "torn", "title", "whole")).code == 0

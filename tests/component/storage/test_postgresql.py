@@ -173,5 +173,5 @@ async def test_an_owner_that_is_deposed_is_told_that_it_lost_the_store() -> None
             postgresql.execute(f"UPDATE {prefix}_owner SET token = 'another'")
             await trio.sleep_forever()
 
-    with pytest.raises(BackgroundFailure, match=r"this process has lost the store: .* What was committed is safe"):
+    with pytest.raises(BackgroundFailure, match=r"this process has lost the store: .* All commits are safe"):
         await lose()
