@@ -7,13 +7,13 @@ incremental. It proceeds in this order:
     2. The sources are read as of a timestamp that is drawn afterwards. Each view is computed from their rows, and from
        those of the views before it.
     3. The derived tables are published in one step (P7).
-    4. What belongs to rows of other tables, such as memories of source rows, is written in transactions.
+    4. Cells in rows of other tables, such as memories of source rows, are written in transactions.
     5. The observers are resumed. Changes that were committed after the timestamp of step 2 wait for them.
 
 If it is interrupted before step 3, nothing has been built, and another call begins again. If it is interrupted later,
 another call rebuilds the views row by row (`perco.views.rebuild`), which does not rely on memories; until then, the
 observers cannot be resumed. A build has an id, which the catalogue has for each of its observers. Another build, or
-the end of this one, replaces it: what a task of this build sends afterwards has no effect.
+the end of this one, replaces it: requests that a task of this build sends afterwards have no effect.
 """
 
 from __future__ import annotations

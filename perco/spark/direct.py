@@ -156,8 +156,8 @@ class Walk:
         self.left = range
 
     async def run(self, send: Send) -> None:
-        """Send the rows of the range, in batches. A batch is sent only after it has been checked; what has been sent is
-        no part of `left`.
+        """Send the rows of the range, in batches. A batch is sent only after it has been checked; rows that have been
+        sent are no part of `left`.
 
         Raises: NoPages, PercoError, PageDamaged, ValueError if the walk cannot go on.
         """
@@ -179,8 +179,8 @@ class Walk:
                 await trio.lowlevel.checkpoint()
 
     async def _check(self) -> None:
-        """G5, T9: what a reader beside the owner had read by then was complete. (The owner holds the versions that its
-        clients' snapshots need; R5.) Raises: SnapshotTooOld, OwnerChanged."""
+        """G5, T9: check that the rows read beside the owner before this call were complete. (The owner holds the versions
+        that its clients' snapshots need; R5.) Raises: SnapshotTooOld, OwnerChanged."""
         if not self._here:
             return
         if self._parts.place.term != self._term:

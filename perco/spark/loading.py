@@ -172,7 +172,7 @@ def load(
             with described(spark, f"perco.spark.load: job {job!r}"):
                 results = rdd.mapPartitionsWithIndex(task).collect() if arrow is None else arrow()
         except Exception as error:
-            error.add_note(f"perco: what has been loaded stays; load the rest with job={job!r}")
+            error.add_note(f"perco: all rows loaded so far stay; load the rest with job={job!r}")
             raise
         loaded = Loaded(job, results, spark)
         if loaded.failed > options.failures_max:
@@ -338,8 +338,8 @@ def _spread(digest: bytes) -> int:
 
 
 def _counted(rows: Iterable[tuple[bytes, Any]]) -> Iterator[tuple[bytes, Any]]:
-    """Give equal rows different keys, by numbering them: all of them are in this partition, next to each other. Which
-    row gets which number does not matter."""
+    """Give equal rows different keys, by numbering them: all of them are in this partition, next to each other. The
+    rows may be numbered in any order."""
     last, number = b"", 0
     for digest, row in rows:
         last, number = digest, number + 1 if digest == last else 0

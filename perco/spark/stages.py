@@ -58,7 +58,7 @@ _pack = msgpack.packb
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What all stages know. A plain value.
+    """The data that all stages share. A plain value.
 
     Attributes:
         views: the program's views, or their name, "module:name".
@@ -338,7 +338,7 @@ async def _find(txn: perco.Transaction, rows: list[Given]) -> Any:
 
 
 def _given(view: View, rows: list[list[Row[Any]]]) -> Iterator[tuple[Any, dict[Where, Given]]]:
-    """What all owners give that these rows make."""
+    """The owners that these rows have, each with the cells that it gives."""
     lefts = {view.table.row(row.key): row for row in rows[0]} if isinstance(view, Joined) else {}
     for owner, puts in owned(view, *rows):
         try:

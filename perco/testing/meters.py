@@ -2,7 +2,8 @@
 
 T9, C4  A read at a timestamp returns the newest value that was committed at or below this timestamp.
 O2      If a transaction begins after a commit was answered, in any process, it has a higher timestamp than the commit.
-T1, P1  A value whose commit was answered is never lost, whatever is split or collected, and whichever process dies.
+T1, P1  A value whose commit was answered is never lost, even if tablets are split, versions are collected, or a process
+        dies.
 
 A writer reads its row and writes the next number. So a row's values grow with their timestamps, even if the reply to a
 commit was lost. Programs share their knowledge of the rows directly, not over the simulated network.

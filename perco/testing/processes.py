@@ -237,7 +237,7 @@ class Processes:
         """Close the tasks of an aborted run, so that they do not disturb the next one."""
         for task in list(self._tasks):
             for _ in range(_CLOSES_MAX):
-                with contextlib.suppress(BaseException):  # what tasks raise at their end does not matter
+                with contextlib.suppress(BaseException):  # errors that tasks raise at their end do not matter
                     task.coro.close()
                     break
 

@@ -129,7 +129,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Program:
-    """What a client's task is doing."""
+    """The program that a client's task runs: its name and its random delays."""
 
     name: str
     delays: random.Random

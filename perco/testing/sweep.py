@@ -12,10 +12,10 @@ fault can hit.
     REPEAT                      the mutation is made, and made once more before a later step, or after everything
     DELAY                       the mutation is taken for lost, and arrives before a later step, or after everything
 
-For REPEAT and DELAY, there is one fault for each moment of arrival that makes a difference. Whether the mutation
-arrives before a step or before the next step makes a difference if, between the two, something is read that the
-mutation writes, or something is written that it writes or checks (`Watched`). A late mutation may also arrive after
-its process has died; this takes a pair of faults.
+For REPEAT and DELAY, there is one fault for each moment of arrival that makes a difference. Two moments, before a step
+and before the next step, differ if the step reads something that the mutation writes, or writes something that the
+mutation writes or checks (`Watched`). A late mutation may also arrive after its process has died; this takes a pair of
+faults.
 
 In a scenario with `one_step` or `vacuums`, a process has the store to itself, as one-step commits and vacuums require.
 No other process presumes it dead while it is alive (C2), so it is never paused. A one-step commit goes to tablets of
@@ -71,7 +71,7 @@ from perco.testing.simulation import seeded
 
 _WALL: Final = 1_700_000_000.0
 LATE_S: Final = 60.0  # how long a message to a bare store may be in flight, in seconds
-_HOUR_S: Final = 3600.0  # virtual time; what has not ended by then never ends
+_HOUR_S: Final = 3600.0  # virtual time; a run that has not ended by then never ends
 _STEPS_MAX: Final = 1000  # in one run; a usual run makes a few dozen
 
 
