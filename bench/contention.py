@@ -2,7 +2,7 @@
 
 Each transaction adds one to some of 10 000 rows, with a fixed number of transactions in flight. Zipf's law chooses the
 rows: with 0 all are equally likely, with 1.2 every fifth draw is the same row. Transactions that conflict on a cell
-queue for it (`perco/txn/turns.py`); where that matters most, the same load also runs with random pauses alone. No
+queue for it (`perco/txn/turns.py`); for the highest contention, the same load also runs with random pauses alone. No
 update may be lost: the rows must add up to what was committed. Calls that are unfinished when the round ends count in
 the percentiles with the time that they have waited.
 

@@ -1,7 +1,7 @@
 """How many timestamps a served oracle hands out: the paper's gave two million a second, on one machine.
 
     requests       32 connections, each with one request out, for 1, 8 or 64 timestamps; the client has no event loop,
-                   so that the server is what is measured
+                   so that only the server is measured
     delivered      tasks of one client process, each of which waits for a timestamp of its own: perco's client sends
                    one call at a time, for as many timestamps as tasks wait (the paper's section 2.3)
 

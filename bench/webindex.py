@@ -46,7 +46,7 @@ FLAT_MOST = 1.3  # the largest web's CPU per page over the smallest's
 
 
 class TwoKeys(WebIndex):
-    """The index with one more clustering key: the title. What `docs/web-index.md` counts, line by line."""
+    """The index with one more clustering key: the title. The figures of `docs/web-index.md`, line by line."""
 
     def __init__(self, exporter: Exporter | None = None) -> None:
         super().__init__(exporter)

@@ -1,4 +1,4 @@
-"""What the programs have in common: arguments, and lines of JSON that they read and print. It needs only Python."""
+"""The common part of the programs: arguments, and lines of JSON that they read and print. It needs only Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLL_S: Final = 0.001  # between two looks of a reader
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a program is started with.
+    """The arguments of a program.
 
     Attributes:
         state: the folder of all that it stores; files: the folder of the documents, of a program that reads files;

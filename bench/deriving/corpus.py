@@ -75,7 +75,7 @@ class Corpus:
             yield key_of(number), self.text(number)
 
     def rows(self, version: int) -> Iterator[tuple[str, Chunk]]:
-        """What the batch computation gives, by keys and numbers."""
+        """The result of the batch computation, by keys and numbers."""
         for key, text in self.texts():
             for chunk in derive(text, version):
                 yield key, chunk

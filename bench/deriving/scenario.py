@@ -45,8 +45,8 @@ class Round:
 
 @dataclass(slots=True)
 class Found:
-    """What was found of a system with so many documents. `unequal`: steps after which its table was not that of the
-    batch computation, and how it differed; `failed`: the step that failed, and why: there are none after it."""
+    """The findings about a system with a number of documents. `unequal`: steps after which its table was not that of
+    the batch computation, and how it differed; `failed`: the step that failed, and why: there are none after it."""
 
     build: Cost | None = None
     disk_mib: float = 0.0
@@ -89,7 +89,7 @@ class Side:
     # ------------------------------------------------------------ steps
 
     def step(self, what: str, run: Callable[[], None]) -> None:
-        """Run a step, unless an earlier one has failed. What fails is a finding."""
+        """Run a step, unless an earlier one has failed. A failure is a finding."""
         if self.found.failed:
             return
         try:

@@ -60,7 +60,7 @@ class System:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self) -> list[str]:
-        """What runs its program, but for the job. Raises: LeftOutError."""
+        """The command that runs its program, without the job. Raises: LeftOutError."""
         python = str(installed(self.peer)) if self.peer else sys.executable
         return [python, "-m", f"bench.deriving.{self.module}", *self.mode]
 
@@ -192,7 +192,7 @@ def _perco_reader(job: Job) -> Iterator[Reader]:
 
 
 def disk_mib(state: Path) -> float:
-    """What a folder takes on the disk."""
+    """The space that a folder takes on the disk."""
     blocks = 0
     for folder, _, names in os.walk(state):
         for name in names:

@@ -2,9 +2,9 @@
 
     python -m bench.deriving.with_pathway STATE FILES 0 VERSION
 
-It scans the folder again and again, as often as it can. What it has read, or computed, is persisted in a folder of the
-function's version: with the state of another version, it does not compute what it has computed before. There is no
-license key, so it has no telemetry.
+It scans the folder again and again, as often as it can. It persists all that it has read, or computed, in a folder of
+the function's version: with the state of another version, it would not compute it again. There is no license key, so it
+has no telemetry.
 """
 
 from __future__ import annotations

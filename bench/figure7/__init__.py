@@ -13,8 +13,8 @@ They use all cores, one after the other; at 1 % an hour, perco and the batch tak
 and all delays count from the intended arrival. At the end, each side clusters the documents that only another one had,
 and all three results have to equal that of numpy, down to the last cluster.
 
-The second picture compares CPU time for a document. That of the batch depends on how much of the repository is new in a
-run; where the lines cross, both cost the same.
+The second picture compares CPU time for a document. The batch's CPU time depends on how much of the repository is new
+in a run; where the lines cross, both cost the same.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ STREAMING_LEAST = 8_000  # documents a second of a backlog's triggers
 
 @dataclass(slots=True)
 class Found:
-    """What was measured with one repository. Rates are in per cent of it an hour."""
+    """The measurements with one repository. Rates are in per cent of it an hour."""
 
     size: int
     perco: dict[int, list[Load]] = field(default_factory=dict)

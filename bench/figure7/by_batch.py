@@ -4,9 +4,9 @@ A run begins when the one before it has ended. Documents that arrive meanwhile w
 when it ends, so a document waits 1.5 runs in the median. The runs are real, and over what has really arrived by then;
 their times give the delays of documents that arrive at any moment between the first run's beginning and the last's.
 
-What made it fastest on two cores: one shuffle for all three clusterings, over a number for both clustering and key (one
-for each took up to a fifth longer); as many partitions as cores, or more if a partition would have too many documents;
-narrow columns, LZ4. Adaptive planning made no difference, and is off.
+Three choices made it fastest on two cores: one shuffle for all three clusterings, over a number for both clustering and
+key (one for each took up to a fifth longer); as many partitions as cores, or more if a partition would have too many
+documents; narrow columns, LZ4. Adaptive planning made no difference, and is off.
 """
 
 from __future__ import annotations

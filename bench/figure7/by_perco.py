@@ -49,7 +49,7 @@ KEYS = struct.Struct(f">{CLUSTERINGS}I")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What happened while documents arrived at some rate.
+    """Measurements of a run in which documents arrived at some rate.
 
     Attributes:
         per_s: documents that arrived a second; `seconds`: for how long.
@@ -210,7 +210,7 @@ class Clustering:
         return found
 
     async def canonicals(self) -> Canonicals:
-        """What the store has."""
+        """The canonicals that the store has."""
         clusters, firsts = array("q"), array("q")
         canonical = self._repository.canonical
         async with self._db.snapshot() as snap:

@@ -38,7 +38,8 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """What happened while documents arrived at some rate: the delay of each, in seconds, and the CPU time of all."""
+    """Measurements of a run in which documents arrived at some rate: the delay of each, in seconds, and the CPU time of
+    all."""
 
     per_s: float
     delays_s: tuple[float, ...]
@@ -131,7 +132,7 @@ class Streaming:
                 taken = end
 
     def canonicals(self) -> Canonicals:
-        """What all triggers together have written: of a cluster, the last, which is the smallest, counts."""
+        """The files of all triggers: the last canonical of a cluster counts, which is the smallest."""
         return read_result(self._folder / "out")
 
 

@@ -45,7 +45,7 @@ class Documents:
         return self._keys[begin:end]
 
     def canonicals(self, end: int) -> Canonicals:
-        """What is right once all documents below `end` are clustered."""
+        """The right result once all documents below `end` are clustered."""
         numbers = numbered(self.keys(0, end)).ravel()
         clusters, first = numpy.unique(numbers, return_index=True)
         return clusters, first // CLUSTERINGS
