@@ -1,4 +1,4 @@
-"""What `import perco` offers is meant, documented, and no trio type shows in it."""
+"""The names that `import perco` offers are meant and documented, and no trio type shows in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No module, and no function, is too long to be held in the head; what is has its reason here."""
+"""No module, and no function, is too long to be held in the head; each exception has its reason here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MODULE:NAME, and what is told of one that is none."""
+"""MODULE:NAME, and the errors for names of another form."""
 
 from __future__ import annotations
 

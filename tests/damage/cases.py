@@ -105,7 +105,7 @@ def _swapped(rng: random.Random, data: bytes) -> tuple[str, bytes]:
 
 
 def _copied(rng: random.Random, data: bytes) -> tuple[str, bytes]:
-    """A page in the place of another, under that one's number: what a lost or misdirected write leaves."""
+    """A page in the place of another, under that one's number, as a lost or misdirected write leaves it."""
     one, other = _page(rng, data), _page(rng, data)
     page = data[one : one + PAGE]
     if len(page) != len(data[other : other + PAGE]):

@@ -92,7 +92,7 @@ def in_child(act: Callable[[], int], *, hung_s: float = HUNG_S) -> Ended:
         if not pid:
             code = 99
             try:
-                faulthandler.disable()  # what ends by a signal does so on purpose
+                faulthandler.disable()  # a process that ends by a signal does so on purpose
                 os.setpgid(0, 0)
                 os.close(ended)
                 for file, descriptor in ((out, 1), (err, 2)):

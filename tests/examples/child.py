@@ -5,7 +5,7 @@
 EVENT: of the store, as `perco.Options.on_event` has them ("commit", "ack"); or the name of a function that the example
 gave to a thread: when it has returned, and nobody has been told. COUNT: at which of them; 0: never.
 
-The store is written with durability="process": what was acknowledged survives a SIGKILL, and no test waits for a disk.
+The store is written with durability="process": acknowledged commits survive a SIGKILL, and no test waits for a disk.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Death:
 
 
 def bring_about(death: Death) -> None:
-    """Whatever the example opens and gives to threads tells its events."""
+    """All stores that the example opens, and all functions that it gives to threads, tell their events."""
     opened, run_sync = perco.open, trio.to_thread.run_sync
 
     def open_and_tell(*arguments: Any, **options: Any) -> perco.open:

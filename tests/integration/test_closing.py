@@ -1,4 +1,4 @@
-"""Opening and closing: what is under way is finished, and what fails half-way can be tried again."""
+"""Opening and closing: work under way is finished, and a call that fails half-way can be tried again."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ async def test_a_store_with_a_damaged_cell_opens_and_works(
                     assert await snap.get(body, "b") == value
                 await db.vacuum()
                 damaged = db.statistics().damaged
-        if group != "record of no group":  # that one only who reads it can tell
+        if group != "record of no group":  # only a reader of that one can tell
             assert [place[:14] for place in damaged] == ["docs['a'].body"]
             assert len(caplog.records) == 1
 

@@ -165,7 +165,7 @@ async def put(db: perco.Database, key: bytes, number: int) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 async def test_a_child_lets_go_of_what_its_parent_is_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S5. What LMDB locks for a batch stays locked in the child: to close the environment there might wait for ever."""
+    """S5. A lock that LMDB takes for a batch stays locked in the child: closing its environment might wait for ever."""
     inside, go_on = threading.Event(), threading.Event()
     right = LmdbEngine.commit
 

@@ -88,7 +88,7 @@ async def test_the_file_stops_growing_where_a_vacuum_keeps_up(tmp_path: Path) ->
 
 
 async def test_half_empty_pages_are_filled_again(tmp_path: Path) -> None:
-    """What is left lies in about as few pages as in a store that never held more."""
+    """The remaining cells lie in about as few pages as in a store that never held more."""
     options = perco.Options(durability="process", vacuum=BY_HAND)
     async with perco.open(tmp_path / "worn", SCHEMA, options=options) as db:
         for round in range(4):

@@ -1,6 +1,6 @@
 """Which files a power loss may leave: pure, from what was asked of the disk.
 
-What was asked is a list of *changes*: bytes written to a file, a file's length, the entries of a folder. A change is
+A trace becomes a list of *changes*: bytes written to a file, a file's length, the entries of a folder. A change is
 *begun* when its call began, and *durable* when it surely is on the disk:
 
     bytes and length   when an fsync or fdatasync of that file has returned that began after the change had returned;
@@ -85,7 +85,7 @@ class Disk:
     def _unknown(self, call: Call) -> None:
         if call.strings and self._where(call.strings[0]) is None:
             return
-        raise TraceError(f"what {call.name}({call.arguments}) does to a disk is not known here")
+        raise TraceError(f"the effect of {call.name}({call.arguments}) on a disk is not known here")
 
     def _change(self, call: Call, node: int, *, synced: bool = False, **what: object) -> None:
         change = Change(node, call.began, call.ended, **what)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Power fails at a moment, and leaves some of what was on its way: which cases there are, and trying one.
 
-A *case* is a moment and what had arrived of the changes that were unsure then. For each moment: none of them, all, all
+A *case* is a moment, and the part of the changes unsure then that had arrived. For each moment: none of them, all, all
 but one, only one, random subsets; and writes of which only some sectors arrived.
 """
 
@@ -81,7 +81,7 @@ def sample(disk: Disk, rng: random.Random, count: int) -> list[Case]:
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
-    """A folder in memory, if the machine has one: what survives is modelled, so nothing need be written to a disk."""
+    """A folder in memory, if the machine has one: power losses are modelled, so nothing need be written to a disk."""
     shm = Path("/dev/shm")
     return tempfile.TemporaryDirectory(prefix="perco-", dir=shm if shm.is_dir() else None)
 

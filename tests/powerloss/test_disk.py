@@ -30,7 +30,7 @@ def wrote(data: str, offset: int = 0, number: int = 3) -> str:
 
 
 def left(disk: Disk, folder: Path, moment: int = 99, **torn: object) -> dict[str, bytes]:
-    """The files after a power loss at which only what is durable has arrived."""
+    """The files after a power loss at which only durable changes have arrived."""
     disk.leave(folder, moment, torn.get("kept", ()), torn.get("torn", {}))  # type: ignore[arg-type]
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

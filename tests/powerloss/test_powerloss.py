@@ -1,4 +1,4 @@
-"""Power fails while a store is made, written to, opened, enlarged, split: what was acknowledged is there (S2, O1)."""
+"""Power fails while a store is made, written to, opened, enlarged, split: acknowledged writes are there (S2, O1)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def strace() -> None:
         return
     if os.environ.get("CI") and not os.environ.get("PERCO_NO_STRACE"):
         pytest.fail("there is no strace; .ci/run installs it, or says with PERCO_NO_STRACE=1 that it cannot be had")
-    pytest.skip("NO STRACE: what perco asks of the disk is not recorded here, only a trace that was kept is replayed")
+    pytest.skip("NO STRACE: perco's requests to the disk are not recorded here, only a kept trace is replayed")
 
 
 def replay(*arguments: str) -> tuple[int, str]:
@@ -68,7 +68,7 @@ def test_of_a_trace_that_was_kept() -> None:  # S2 O1
 @pytest.mark.parametrize("broken", sorted(BREAKS))
 def test_a_sync_that_is_left_out_is_noticed(broken: str) -> None:  # S2 O1
     durability = "process" if broken == "no mark" else "power"
-    cases = "600" if broken == "unsynced copy" else "80"  # what comes next to the copy makes it durable
+    cases = "600" if broken == "unsynced copy" else "80"  # the calls that follow the copy make it durable
     code, printed = replay("--durability", durability, "--break", broken, "--cases", cases, "--wrong-max", "3")
     assert code == 1, printed
     assert counts(printed)[2] >= 3

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-# All that changes files or makes changes durable, and what is needed to tell which file it is.
+# All calls that change files or make changes durable, and those needed to tell which file it is.
 CALLS: Final = (
     *("open", "openat", "creat", "close", "lseek", "dup", "dup2", "dup3"),
     *("write", "writev", "pwrite64", "pwritev", "pwritev2", "copy_file_range", "sendfile", "splice"),

@@ -78,7 +78,7 @@ async def test_a_delete_conflicts_as_a_write_does() -> None:  # T7
 async def test_write_skew_is_allowed() -> None:  # T14
     """Two doctors on call, each sees the other and goes home. Snapshot isolation lets both.
 
-    Who needs it otherwise makes both write a cell in common.
+    A program that cannot accept this makes both write a cell in common.
     """
     async with perco.open("memory:", SCHEMA) as db:
         await set_all(db, alice=1, zoe=1)

@@ -292,7 +292,7 @@ async def test_a_deadline_around_a_commit_is_a_cancellation(autojump_clock: trio
 
 
 async def test_closing_the_store_finishes_phase_two() -> None:  # T3 T10
-    """What is short is finished, although the block it is closed from was cancelled."""
+    """Short tasks are finished, although the block that closes the store was cancelled."""
     with trio.CancelScope() as scope:
         async with perco.open("memory:", SCHEMA, options=TWO_PHASES) as db:
             await (await begin(db, 1)).commit()

@@ -55,7 +55,7 @@ def after_first(kind: str, fault: Fault, *, times: int) -> Plan:
 
 
 def at_look(number: int, act: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[None]]:
-    """What is called before each read and scan: acts once, before the one with this number."""
+    """A function called before each read and scan: acts once, before the one with this number."""
     left = number
 
     async def look() -> None:
@@ -68,7 +68,7 @@ def at_look(number: int, act: Callable[[], Awaitable[object]]) -> Callable[[], A
 
 
 def cancelling(scope: trio.CancelScope, at: int) -> Callable[[], Awaitable[None]]:
-    """What is called at each read and scan: cancels at one of them."""
+    """A function called at each read and scan: cancels at one of them."""
     left = at
 
     async def look() -> None:

@@ -1,4 +1,4 @@
-"""What comes out of the blocks: what the body raised, as it is; or that a task of the store's own died."""
+"""The blocks raise the body's error, as it is; or they tell that a task of the store's own died."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes on one store: whether the other's transactions live is hearsay (L1, L2)."""
+"""Two processes on one store: each has only hearsay of the life of the other's transactions (L1, L2)."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ async def test_bytes_max_is_noticed_at_set() -> None:
             txn.set(raw, "a", b"x" * 60)
             with pytest.raises(perco.errors.TooLarge, match="110 is over the limit of 100"):
                 txn.set(raw, "b", b"x" * 50)
-            txn.set(raw, "a", b"x" * 50)  # what it replaces does not count
+            txn.set(raw, "a", b"x" * 50)  # the value it replaces does not count
             txn.set(raw, "b", b"x" * 50)
             txn.delete(raw, "a")
             txn.set(raw, "c", b"x" * 50)
@@ -435,7 +435,7 @@ async def test_what_is_of_the_wrong_kind_is_answered_with_a_remedy(wrong: Callab
             if inspect.isawaitable(got):
                 await got
         assert await db.pins() == []
-    assert not inside(db).oracle.holds.open, "what was refused holds nothing"
+    assert not inside(db).oracle.holds.open, "a refused snapshot holds nothing"
 
 
 async def test_a_row_is_asked_by_column_and_says_so() -> None:

@@ -1,4 +1,4 @@
-"""What lies in the primary's tablet commits in one write transaction, without locks (C1-C7)."""
+"""The cells in the primary's tablet commit in one write transaction, without locks (C1-C7)."""
 
 from __future__ import annotations
 

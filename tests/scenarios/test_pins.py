@@ -121,7 +121,7 @@ async def test_a_pin_of_the_past(db: perco.Database) -> None:
     with pytest.raises(perco.UsageError, match="timestamps so far"):
         async with db.pin("future", lease_s=60, ts=1 << 40):
             pass
-    assert not inside(db).oracle.holds._past, "what was refused holds nothing"
+    assert not inside(db).oracle.holds._past, "a refused pin holds nothing"
     assert await db.pins() == []
 
 

@@ -81,7 +81,7 @@ async def test_two_may_lock_what_both_only_read() -> None:  # T14
 
 
 async def test_two_that_commit_in_one_step_may_lock_what_both_only_read() -> None:  # C2 T14
-    """What they lock is not written: nobody who reads it, or locks it too, has to wait for them."""
+    """Locked cells are not written: no transaction that reads them, or locks them too, has to wait."""
     async with perco.open("memory:", SCHEMA) as db:
         await set_all(db, 0, ["b"])
         t1, t2 = await db.begin(), await db.begin()
@@ -219,7 +219,7 @@ async def test_more_cells_than_a_transaction_may_lock_are_too_many() -> None:  #
 
 
 async def test_a_locked_reader_waits_for_a_writer_and_conflicts_if_it_commits() -> None:  # T7 T14
-    """The writer holds its lock: whoever locks the same cell to read lets go of all, waits, and begins again."""
+    """The writer holds its lock: a transaction that locks that cell to read lets go of all, waits, and begins again."""
     async with perco.open("memory:", SCHEMA) as db:
         await set_all(db, 0, FAR)
         writer, reader = await db.begin(), await db.begin()
@@ -357,13 +357,13 @@ async def crashed(groups: bool, at: int, made: bool) -> tuple[Machine, int, bool
 
 
 async def whole(machine: Machine, start_ts: int, committed: bool) -> None:
-    """What the dead wrote is there or not; what they locked is free, and says so if they committed."""
+    """The writes of the dead are there or not; the cells that they locked are free, and say so if they committed."""
     async with machine.opened() as db:
         async with db.snapshot() as snap:
             assert await snap.get(n, "a") == int(committed)
         assert machine.locks() == 0
         assert cells(machine.store, TRACE) == (len(FAR) if committed else 0)
-        for key in FAR:  # who began before the dead committed, and has not seen what they wrote
+        for key in FAR:  # began before the dead committed, and has not seen their writes
             old = perco.Transaction(inside(db).engine, start_ts - 1)
             old.set(n, key, 9)
             if committed:

@@ -1,4 +1,4 @@
-"""The serializable mode: what was read is read again at commit_ts, cells and ranges, as far as it was taken (T14)."""
+"""The serializable mode reads again at commit_ts what was read: cells, and ranges as far as they were taken (T14)."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def meanwhile(
         return refused
 
 
-# ------------------------------------------------------------ what was read is read again
+# ------------------------------------------------------------ reads are repeated
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -135,7 +135,7 @@ async def test_a_row_at_either_end_refuses_a_scan_that_has_none(read: Read, key:
 
 
 async def test_a_value_that_is_written_again_is_another_version() -> None:  # T14
-    """Whoever reads versions (`Row.commit_ts`) could tell."""
+    """A reader of versions (`Row.commit_ts`) could tell."""
     assert await meanwhile(by_get, lambda txn: txn.set(n, "b", 0)) is not None
 
 
@@ -296,7 +296,7 @@ async def test_it_validates_after_the_draw() -> None:  # T14
 
 @pytest.mark.parametrize("read", READS)
 async def test_an_undecided_lock_refuses_at_once(read: Read) -> None:  # T7 T14
-    """Whoever waited while holding locks could wait for ever."""
+    """A transaction that waited while holding locks could wait for ever."""
     async with perco.open("memory:", SCHEMA) as db:
         await fill(db)
         t1, t2 = await db.begin(isolation="serializable"), await db.begin()
@@ -351,7 +351,7 @@ async def test_what_is_committing_in_one_step_refuses_at_once() -> None:  # C4 T
 
 
 async def test_a_lock_above_its_commit_does_not_matter() -> None:  # T14
-    """Who began after commit_ts was drawn commits after it."""
+    """A transaction that began after commit_ts was drawn commits after it."""
     async with perco.open("memory:", SCHEMA) as db:
         await fill(db)
         t1 = await db.begin(isolation="serializable")
@@ -380,7 +380,7 @@ async def test_a_lock_above_its_commit_does_not_matter() -> None:  # T14
 
 @pytest.mark.parametrize("committed", [True, False])
 async def test_a_lock_whose_fate_is_known_does_not_refuse_by_itself(committed: bool) -> None:  # T14 S4
-    """Phase two is on its way, or a rollback: what the lock says is taken for what is there."""
+    """Phase two is on its way, or a rollback: the lock's contents count as the cell's."""
     async with perco.open("memory:", SCHEMA) as db:
         await fill(db)
         other = await db.begin()
@@ -568,7 +568,7 @@ async def test_more_than_may_be_remembered_is_too_much() -> None:  # T14
 
 
 async def test_an_observer_may_be_serializable() -> None:  # T14
-    """What the run read, the observed cell among it, is as it was when its ack commits; else it runs again."""
+    """The cells that a run read, the observed one too, are unchanged when its ack commits; else it runs again."""
     schema = perco.Schema(docs)
     seen: list[tuple[object, object]] = []
     runs = 0

@@ -174,7 +174,7 @@ async def test_too_old_is_told_in_what_was_asked_for(autojump_clock: trio.testin
             await db.snapshot_at(at=moment(60))
         assert caught.value.asked == moment(60).timestamp()
         assert type(caught.value.oldest) is float
-        async with db.snapshot(at=datetime.fromtimestamp(caught.value.oldest, UTC)) as snap:  # what it says is true
+        async with db.snapshot(at=datetime.fromtimestamp(caught.value.oldest, UTC)) as snap:  # the error is right
             assert snap.wall == caught.value.oldest
             assert await snap.get(n, "k") is not None
 

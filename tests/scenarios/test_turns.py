@@ -1,4 +1,4 @@
-"""Attempts that met on a cell take turns: what it saves, and that nobody keeps a turn that he does not use."""
+"""Attempts that met on a cell take turns: this saves attempts, and none keeps a turn that it does not use."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ async def test_nobody_waits_for_longer_than_turn_s(autojump_clock: trio.testing.
             last = Held(db)
             await last.begin(nursery)
             gate.set()
-            await last.check()  # who tries out of turn stands before nobody
+            await last.check()  # an attempt out of turn stands before no other
         assert await value_of(db) == 1  # -1 by whom the last one met, and two added
 
 
@@ -456,8 +456,8 @@ def test_turns_of_a_loop_that_has_ended_wake_nobody() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_on_hot_cells_over_a_slow_store_every_commit_counts_once(seed: int) -> None:  # W1 - W4
-    """Whoever says that it committed did so once, whatever becomes of the others: cancelled in line, with the turn, in
-    the middle of a commit; and in the end no line is left. (With seeds, in virtual time.)"""
+    """A task that says it committed did so once, even if others are cancelled: in line, with the turn, or in the middle
+    of a commit; and in the end no line is left. (With seeds, in virtual time.)"""
     counted = {"a": 0, "b": 0}
     rng = random.Random(seed)
     seen = perco.TurnCounters()

@@ -190,5 +190,5 @@ async def test_a_message_of_a_vacuum_is_lost_or_late(number: int, fault: Fault, 
     if number % 2:
         await store.deliver_late()
     await whole(world)
-    await store.deliver_late()  # whatever it was, it is too late
+    await store.deliver_late()  # too late, for any mutation
     await whole(world)

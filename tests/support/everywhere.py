@@ -12,7 +12,7 @@
 
 The owner of a deployment is real, and so are its server, sockets, certificates and sessions; it shares the process and
 the loop of the test, so time may be virtual. Tablet servers run in that loop too, over tablets in memory.
-A client's `local.store.tablets()` are the owner's: what a test counts there is what is stored.
+A client's `local.store.tablets()` are the owner's: a test counts there the cells that are stored.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ over = OWNER  # which one the test that is running runs over; `running_over` set
 
 @contextlib.contextmanager
 def running_over(deployment: str) -> Any:
-    """While the block lasts, what a test opens is opened over that deployment."""
+    """While the block lasts, a test opens its stores over that deployment."""
     global over
     before, plain = over, perco.open
     over = deployment
@@ -150,7 +150,7 @@ class Door:
 
         Args:
             store: a wrapper, through which all that it does goes.
-            mortal: what its background tasks die of is not told: somebody may have let them die.
+            mortal: the errors that its background tasks die of are not told: the test may have let them die.
         """
         if self.address.tls:
             options = replace(options, wire=replace(options.wire, ca_file=_certificates()[1]))
@@ -317,7 +317,8 @@ class Opened:
 
 
 class Place:
-    """A store in memory that outlives its owners; whoever opens it joins the owner, if there is one, or starts one."""
+    """A store in memory that outlives its owners; a process that opens it joins the owner, if there is one, or starts
+    one."""
 
     def __init__(self, local: LocalStore, servers: MemoryServers | None) -> None:
         self.local, self._servers = local, servers
@@ -433,7 +434,7 @@ def deployment(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For the same: what is left out is told as deselected."""
+    """For the same: pytest reports tests that are left out as deselected."""
     names, each = _named(config), int(config.getoption("--each"))
     left = [item for item in items if reason_for(item) is not None or not is_chosen(item, names, each)]
     if left:

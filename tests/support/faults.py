@@ -128,9 +128,9 @@ class Gate:
 
 
 async def gated(db: Database, kind: str, *, skip: int = 0, made: bool = False) -> Gate:
-    """The client's next mutation of that kind waits at a gate; what is under way ends first.
+    """The client's next mutation of that kind waits at a gate; mutations under way end first.
 
-    `made`: the gate keeps its reply. Who waits for a step of two phases gets two phases.
+    `made`: the gate keeps its reply. A client that waits for a step of two phases gets two phases.
     """
     if kind in ("prewrite", "commit"):
         inside(db).driver.options = replace(inside(db).driver.options, one_step=False)

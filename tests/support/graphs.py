@@ -48,7 +48,7 @@ class Graph:
         parts = random.Random(f"{seed} parts")
         for shape in shapes:
             earlier = [*self.sources, *shapes[: shapes.index(shape)]]
-            # What was made last is read more often: chains grow long.
+            # The newest table is read more often: chains grow long.
             source = earlier[-1] if rng.random() < 0.6 else rng.choice(earlier)
             kind = rng.random()
             if kind < 0.35:
@@ -240,7 +240,7 @@ async def write(db: perco.Database, changes: Iterable[tuple[perco.Column[Any, An
 
 
 async def stored(db: perco.Database, graph: views.Views) -> dict[perco.Table[Any], dict[Any, Values]]:
-    """What the store has of all that the views write."""
+    """The store's rows of all tables and columns that the views write."""
     out: dict[perco.Table[Any], dict[Any, Values]] = {}
     async with db.snapshot() as snap:
         for view in graph.declared.values():

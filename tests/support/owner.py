@@ -92,7 +92,7 @@ async def fork(folder: Path) -> None:
             txn.set(*bank.ACCOUNTS[0], 0)
             pid = os.fork()
             if pid == 0:
-                signal.alarm(20)  # what hangs dies
+                signal.alarm(20)  # a process that hangs dies
                 uses = {
                     "begin": db.begin,
                     "snapshot": db.snapshot_at,

@@ -112,7 +112,7 @@ class Rows:
 
 
 def check(rows: Rows) -> None:
-    """What must hold between any two steps, whoever made them."""
+    """The conditions that hold between any two steps of any client."""
     records: dict[int, set[int]] = {}  # start_ts -> commit timestamps
     committed: dict[Cellref, set[int]] = {}
     newest: dict[Cellref, int] = {}

@@ -1,7 +1,7 @@
 """Commit and recovery driven one mutation at a time, so that a test can stop them between any two.
 
-Each generator yields the next mutation and wants its verdict sent; what it reads, it reads at once. A client that
-crashed is a generator that nobody resumes.
+Each generator yields the next mutation and wants its verdict sent; it reads at once. A client that crashed is a
+generator that is not resumed.
 """
 
 from __future__ import annotations

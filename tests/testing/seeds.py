@@ -125,7 +125,7 @@ def _search(name: str, seeds: Sequence[int], answer: Connection, stack: str) -> 
         faulthandler.cancel_dump_traceback_later()
     answer.send(found)
     answer.close()
-    os._exit(0)  # whatever the runs have left behind is not waited for
+    os._exit(0)  # do not wait for leftovers of the runs
 
 
 def _to_keep(name: str, known: int | None) -> int | None:

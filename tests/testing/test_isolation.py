@@ -104,7 +104,7 @@ CLEAN = {
     "an unknown write that was seen": [txn(1, a("x", 1), status=UNKNOWN), txn(2, r("x", 1))],
     "an unknown write that was not seen": [txn(1, a("x", 1), status=UNKNOWN, end=1.0), txn(2, r("x"), begin=2.0)],
     "own writes": [txn(1, a("x", 1), r("x", 1), a("x", 2), r("x", 1, 2)), txn(2, r("x", 1, 2))],
-    "what overlaps may be missed": [txn(1, a("x", 1), begin=0.0, end=2.0), txn(2, r("x"), begin=1.0, end=3.0)],
+    "an overlapping write may be missed": [txn(1, a("x", 1), begin=0.0, end=2.0), txn(2, r("x"), begin=1.0, end=3.0)],
     "nothing": [],
 }
 

@@ -1,4 +1,4 @@
-"""The crawler: whatever it crawls, its stream is whole, bounded and the same in every run."""
+"""The crawler: its stream of any pages is whole, bounded and the same in every run."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""PageRank: the ranks of small webs, and that only what has moved is written."""
+"""PageRank: the ranks of small webs, and that only ranks that have moved are written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINKS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=40, u
 
 @given(LINKS)
 def test_ranks_are_the_solution_of_the_equation(links: list[tuple[int, int]]) -> None:
-    """Against the plain definition: who is there follows a link with probability 0.85, else opens any page."""
+    """Against the plain definition: a surfer follows a link with probability 0.85, else opens any page."""
     sources, targets = [a for a, _ in links], [b for _, b in links]
     walk = np.full((8, 8), 1 / 8)  # to, from
     for page in set(sources):

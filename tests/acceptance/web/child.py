@@ -2,9 +2,9 @@
 
     python -m tests.acceptance.web.child STORE CHANGES EVENTS GO
 
-After each event, and after each run of an observer, it writes the name to EVENTS and waits for a byte from GO: so
-whoever reads knows exactly where it stands when it kills it. CHANGES is a msgpack list, in order, of pages, deleted
-URLs and ranks (URL, rank).
+After each event, and after each run of an observer, it writes the name to EVENTS and waits for a byte from GO: so the
+test knows exactly where the child stands when it kills it. CHANGES is a msgpack list, in order, of pages, deleted URLs
+and ranks (URL, rank).
 """
 
 from __future__ import annotations

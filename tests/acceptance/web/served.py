@@ -69,7 +69,7 @@ async def work(store: Path) -> None:
 
 @asynccontextmanager
 async def reached(store: Path, schema: perco.Schema) -> AsyncIterator[perco.Database]:
-    """Whoever owns the store, as soon as somebody does: to open one that nobody serves fails at once."""
+    """A client of the store's owner, as soon as there is one: opening a store without an owner fails at once."""
     async with AsyncExitStack() as stack:
         while True:
             try:

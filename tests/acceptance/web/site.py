@@ -47,7 +47,7 @@ class Site:
         for i in range(count):
             kind = self.rng.random()
             if i == 0:
-                out.append(self.put(self.page(1)))  # what others show changes every time
+                out.append(self.put(self.page(1)))  # pages that others show change every time
             elif self.pages and kind < 0.2:
                 gone = self.rng.choice(sorted(self.pages))
                 del self.pages[gone]

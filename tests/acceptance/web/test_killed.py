@@ -81,7 +81,7 @@ def test_killed_at_every_kind_of_event_it_recovers_and_ends_equal_to_a_batch_bui
     hit: Counter[str] = Counter()
     pending: list[bytes | str | tuple[str, float]] = []
     for _ in range(3 * KILLS):
-        # What the killed child may not have loaded goes again, before what is new: loading is idempotent by content.
+        # Pages that the killed child may not have loaded go again, before new ones: loading is idempotent.
         fresh = [pack(change) if isinstance(change, Page) else change for change in site.change(4)]
         pending = [*pending, *fresh][-60:]
         changes.write_bytes(msgpack.packb(pending))

@@ -99,7 +99,7 @@ def test_whoever_is_killed_it_ends_equal_to_a_batch_build(
     pending: list[bytes | str | tuple[str, float]] = []
 
     def more() -> None:
-        """What a killed loader may not have loaded goes again, before what is new: loading is idempotent by content."""
+        """Pages that a killed loader may not have loaded go again, before new ones: loading is idempotent."""
         fresh = [pack(change) if isinstance(change, Page) else change for change in site.change(6)]
         pending[:] = [*pending, *fresh][-60:]
         cast.changes.write_bytes(msgpack.packb(pending))

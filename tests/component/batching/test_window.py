@@ -138,7 +138,7 @@ async def world(options: BatchOptions, *splits: bytes) -> AsyncIterator[World]:
     local = LocalRowStore()
     local.add_table(TABLE, [MemoryTablet(TABLE, start) for start in (b"", *splits)])
     inner, background = Distant(local), Background()
-    # Of virtual time: what is held for ever ends the test.
+    # Virtual time: a call that is held for ever ends the test.
     with trio.fail_after(1000):
         async with trio.open_nursery() as nursery:
             yield World(inner, Batching(inner, options, background.spawn), nursery)

@@ -1,5 +1,5 @@
-"""The benchmark of derived tables: its corpus, how it compares, and what it makes of what was found. No figure of a
-system is judged here, and no peer is needed."""
+"""The benchmark of derived tables: its corpus, its comparisons, and the verdicts that it draws from findings. No figure
+of a system is judged here, and no peer is needed."""
 
 from __future__ import annotations
 

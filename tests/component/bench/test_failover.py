@@ -1,4 +1,4 @@
-"""What is judged of an outage, on one that was made up."""
+"""The verdicts on an outage, on one that was made up."""
 
 from __future__ import annotations
 

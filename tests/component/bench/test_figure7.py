@@ -1,4 +1,4 @@
-"""Figure 7, on a few documents: the results are right and what it counts is so; no figure of it is judged here."""
+"""Figure 7, on a few documents: its results and counts are right; none of its figures is judged here."""
 
 from __future__ import annotations
 

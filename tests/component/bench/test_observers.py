@@ -1,4 +1,4 @@
-"""The observers' benchmark, on a few writes in memory: what it counts is so; no figure of it is judged here."""
+"""The observers' benchmark, on a few writes in memory: its counts are right; none of its figures is judged here."""
 
 from __future__ import annotations
 

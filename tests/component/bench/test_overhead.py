@@ -1,4 +1,4 @@
-"""What assertions cost is measured in processes with and without them; no figure of it is judged here."""
+"""The cost of assertions is measured in processes with and without them; none of its figures is judged here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_batching_off_is_set_against_single_puts_and_batching_on_against_as_many
 
 
 def test_the_figure_shows_all_of_its_bars_and_nothing_over_them() -> None:
-    """Where a disk is slow, what commits together beats single puts: the bar is higher than others by far."""
+    """Where a disk is slow, a group of commits beats single puts: its bar is far higher than the others."""
     report = Report("overhead", "power")
     report.ratios |= {"read_vs_raw": 0.7, "two_phases_batching_off_vs_bare_lmdb_1": 0.7}
     report.ratios |= {"write_batching_off_vs_bare_lmdb_1": 1.9, "two_phases_vs_bare_lmdb_128": 0.2}

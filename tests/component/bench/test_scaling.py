@@ -52,7 +52,7 @@ def test_loads_that_were_held_out_tell_how_wrong_the_model_is() -> None:
     said: list[Any] = []
     run: Any = SimpleNamespace(table=lambda *told: said.append(told), say=said.append)
     model, _, _ = _fit(run, report, {(1, n): [round_at(rate)] for n, rate in rates.items()})
-    assert model.cycle == pytest.approx(made.cycle)  # what was held out had no part in the fit
+    assert model.cycle == pytest.approx(made.cycle)  # the points held out had no part in the fit
     assert report.figures["model_error_fitted"] == pytest.approx(0)
     assert report.figures["model_error"] == pytest.approx(1 / 3)
     assert report.figures[f"model_error_{HELD_OUT[0]}"] == pytest.approx(0)

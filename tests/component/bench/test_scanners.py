@@ -1,4 +1,4 @@
-"""The scanners' benchmark, on a few rows: what it counts is so; no figure of it is judged here."""
+"""The scanners' benchmark, on a few rows: its counts are right; none of its figures is judged here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scanners' benchmark of worker processes: what they note and tell is so, and put together rightly."""
+"""The scanners' benchmark of worker processes: their notes and counts are right, and are put together correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each kind of damage to signals gives its finding, and no other; what can be repaired without loss is (N5)."""
+"""Each kind of damage to signals gives its finding, and no other; it is repaired if no data is lost by that (N5)."""
 
 from __future__ import annotations
 

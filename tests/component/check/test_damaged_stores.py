@@ -69,7 +69,7 @@ async def found(
 
 
 def _but_causes(cells: Cells) -> Cells:
-    """What caused a notification that was lost cannot be known."""
+    """The cause of a lost notification cannot be known."""
     return {key: b"" if key[1] == NOTIFY else value for key, value in cells.items() if key[0] != SYSTEM_TABLE}
 
 
@@ -158,7 +158,7 @@ async def test_a_lock_beside_its_rollback_marker() -> None:  # T5
         await found(store, "error", "T5", "stands beside its rollback marker", mended=mended)
 
 
-async def test_a_lock_that_does_not_decode_beside_its_rollback_marker() -> None:  # N1: what it said does not matter
+async def test_a_lock_that_does_not_decode_beside_its_rollback_marker() -> None:  # N1: its contents do not matter
     async with opened() as store:
         rank, start_ts = store.number(store.docs.rank), await store.draw()
         await store.plant(b"a", (ROLLBACK, rank, start_ts, b""))
@@ -612,7 +612,7 @@ async def test_a_notify_cell_that_does_not_say_why() -> None:  # N9
         await store.plant(b"a", (NOTIFY, store.ack, cells[0][0], b"?"))
         await found(store, "error", "N9", "does not say what caused it", mended=mended)
         [[cells]] = await inside(store.db).driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
-        assert cells[0][1] == pack_cause(1, 0), "whoever waits for any cause waits for this"
+        assert cells[0][1] == pack_cause(1, 0), "a wait for any cause waits for this"
 
 
 async def test_a_notify_cell_that_was_caused_by_what_came_later() -> None:  # N9
@@ -792,7 +792,7 @@ async def test_a_note_of_the_clock_above_the_bound() -> None:  # O1
         await system_finding(store, "O1", "above the bound", mended=mended)
 
 
-async def test_notes_of_the_clock_that_go_back() -> None:  # O3: which of the two is wrong cannot be told
+async def test_notes_of_the_clock_that_go_back() -> None:  # O3: either of the two may be wrong
     async with opened() as store:
         await store.draw()
         mended = await store.cells()

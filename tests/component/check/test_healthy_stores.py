@@ -1,4 +1,4 @@
-"""What is as it should be gives no findings."""
+"""A healthy store gives no findings."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ TWINS = [
     ("WorkerHandle", "WorkerHandle"),
     ("open", "open"),
 ]
-# What belongs to the engine, though no underscore says so: loops, caches, pure steps. What is new in a class of the
-# engine's goes here, or into the fronts.
+# Members of the engine's classes without an underscore that the fronts do not offer: loops, caches, pure steps. A new
+# member of an engine class goes here, or into the fronts.
 ENGINE = {
     "Database": {"schema"},  # a plain attribute there
     "Scan": {"ended", "fetch", "take"},

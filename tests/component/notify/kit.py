@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 # New observers are told of what is there when a client says so: `client` does, before it hands itself out.
 OPTIONS = perco.Options(seed=4711, backfill=perco.options.BackfillOptions(on=False))
-LONG_S = 1000.0  # of virtual time: whoever is still waiting then waits for ever
+LONG_S = 1000.0  # of virtual time: a task that still waits then waits for ever
 
 
 class Web:
@@ -308,7 +308,7 @@ class StoppingStore:
 class HoldingStore:
     """A row store that holds back the mutations that `holds` says, until `let_go` is called.
 
-    `replies`: they are made, and what is held back is the answer.
+    `replies`: they are made, and only the answer is held back.
     """
 
     chaining = deferring = None

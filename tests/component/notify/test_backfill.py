@@ -1,4 +1,4 @@
-"""Telling observers of what is there: in the background, in pages, with progress; whoever waits, waits for it."""
+"""Telling observers of what is there: in the background, in pages, with progress; `wait_idle` waits for it."""
 
 from __future__ import annotations
 

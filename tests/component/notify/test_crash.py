@@ -237,7 +237,7 @@ async def test_an_observer_that_dies_at_any_step_has_run_exactly_once(
 @pytest.mark.parametrize("between", [1, 4, 5, 9])
 @pytest.mark.parametrize("one_step", [False, True])
 async def test_one_client_after_the_other_dies(between: int, one_step: bool) -> None:  # N1, N2, N3, C7
-    """Each gets only so many steps; what one recovers is what the one before it left."""
+    """Each gets only so many steps; each recovers the leftovers of the one before."""
     web = Web()
     measuring(web)
     async with client(memory(), web.schema, sweeping=False) as first:
@@ -316,7 +316,7 @@ async def test_a_group_is_rolled_forward_although_one_cell_of_it_was(web: Web) -
     async with client(memory(), web.schema, sweeping=False) as first:
         store = HoldingStore(local_of(first).store, rolls_forward("y"))
         async with client(local_of(first), web.schema, store=store) as db, db.worker():
-            await settle(db)  # what was left before has been swept
+            await settle(db)  # the leftovers of before have been swept
             async with db.transaction() as txn:
                 for key in ("a", "b", "c", "y", "z"):  # the tablet with "a" has most of them: its part is the primary's
                     txn.set(web.body, key, "1")

@@ -1,4 +1,4 @@
-"""One damaged cell does not take the store away: who meets it is told its place, all others go on."""
+"""One damaged cell does not take the store away: a run that meets it is told its place, and all others go on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def swept(db: Database) -> None:
     await until(lambda: local_owner(owning(db)).sweeper.clean)
 
 
-# What a lock on docs["a"].body may be like, of which nothing can be made; and the cell that is named for it.
+# Values of a lock on docs["a"].body that cannot be decoded; and the cell that is named for it.
 async def not_a_lock(db: Database, web: Web) -> None:
     await plant(db, LOCK, "a", number(db, web.body), 1, JUNK)
 

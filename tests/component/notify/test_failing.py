@@ -70,7 +70,7 @@ async def test_it_is_run_again_later_and_later_until_it_succeeds(web: Web) -> No
             commit_ts = await put(db, web.body, "a", "hello")
             await until(lambda: len(failing.began) == 3)
             assert notified(db) == [(b"a", commit_ts)], "the notification stays"
-            assert await get(db, web.note, "a") is None, "what a failed run wrote is not there"
+            assert await get(db, web.note, "a") is None, "the writes of a failed run are not there"
             assert not await db.is_idle()
             await settle(db)
             pauses = [later - earlier for earlier, later in zip(failing.began, failing.began[1:], strict=False)]

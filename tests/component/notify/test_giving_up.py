@@ -1,4 +1,4 @@
-"""What fails too often is given up: it moves to the failed list, once, and leaves it by one way only."""
+"""A change whose runs fail too often is given up: it moves to the failed list, once, and leaves it by one way only."""
 
 from __future__ import annotations
 
@@ -293,7 +293,8 @@ async def test_a_drop_takes_what_is_older_along(web: Web, picky: Picky) -> None:
 
 @pytest.mark.parametrize("step", ["replay", "drop"])
 async def test_the_list_is_left_while_a_run_is_about_to_commit(web: Web, picky: Picky, step: str) -> None:  # N6
-    """The ack of a newer change's run is locked: who comes then waits for it, and finds that nothing is left."""
+    """The ack of a newer change's run is locked: a command that comes then waits for it, and finds that nothing is
+    left."""
     async with client(memory(), web.schema) as db:
         await give_up(db, picky, "a")
         picky.bad.clear()
@@ -482,7 +483,7 @@ class UntellableError(Exception):
 async def test_whatever_an_observer_raises_can_be_told(
     web: Web, picky: Picky, error: Exception, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL + 1, "perco.observer")  # what runs tests cannot take a lone surrogate either
+    caplog.set_level(logging.CRITICAL + 1, "perco.observer")  # pytest cannot print a lone surrogate either
     picky.error = error
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
         await give_up(db, picky, "a")

@@ -259,7 +259,7 @@ async def test_a_change_that_moves_behind_the_look_is_waited_for(web: Web) -> No
 
 
 async def test_later_changes_are_not_waited_for(web: Web) -> None:  # N7, N9
-    """On a store that is never idle, what was committed at or before a timestamp is through at some time."""
+    """On a store that is never idle, the observers finish with all commits at or before a timestamp at some time."""
     finish = trio.Event()
 
     @web.observe(web.body, id="measure")
@@ -442,7 +442,7 @@ async def _check_observed(
     ahead: dict[str, str],
     loaded_ts: int,
 ) -> None:
-    """What was loaded up to a timestamp has gone along every edge."""
+    """All rows loaded up to a timestamp have gone along every edge."""
     async with db.snapshot() as snap:
         rows = {row.key: row async for row in snap.scan(docs)}
     for number, edge in enumerate(edges):
@@ -456,7 +456,7 @@ async def _check_observed(
 
 
 async def test_a_run_carries_the_oldest_cause_however_many_changes_it_takes_with_it(web: Web) -> None:  # N4, N7, N9
-    """More wait than one run may remove: whoever waits for the first of them waits for the whole chain."""
+    """More wait than one run may remove: a wait for the first of them is a wait for the whole chain."""
     causes: list[int] = []
 
     @web.observe(web.body, id="first")

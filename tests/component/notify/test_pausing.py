@@ -1,4 +1,4 @@
-"""A paused observer does not run, nothing of it commits, and whoever waits for it is told."""
+"""A paused observer does not run, no run of it commits, and a task that waits for it is told."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ async def test_scanners_sleep_when_there_is_nothing(web: Web, scanners: int) -> 
         assert tours(worker) == before
         await put(db, web.body, "a", "hello")
         await settle(db)
-        await trio.sleep(1.0)  # who waits in another process is told before the scanners here have ended their tours
+        await trio.sleep(1.0)  # a waiter in another process is told before the scanners here end their tours
         after = tours(worker)
         assert before < after < before + 10 * scanners
         await trio.sleep(LONG_S)

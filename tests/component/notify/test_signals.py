@@ -42,7 +42,7 @@ Change = perco.Change[Any, Any]
 
 
 class Hot:
-    """Documents, and clusters that grow; who grows one raises a signal there."""
+    """Documents, and clusters that grow; a run that grows one raises a signal there."""
 
     def __init__(self) -> None:
         self.docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
@@ -359,12 +359,12 @@ async def test_a_pending_entry_that_nobody_settles_is_not_waited_for(hot: Hot, w
 
 
 async def test_a_pending_removal_is_waited_for(hot: Hot) -> None:  # N5
-    """What a committed run has seen is not run for again while its phase two is under way."""
+    """No run starts again for the signals that a committed run has seen, while its phase two is under way."""
 
     @hot.schema.observe(hot.grown, id="apart")
     async def apart(txn: Txn, change: perco.Change[str, None]) -> None:
         hot.seen.append(change)
-        txn.set(hot.body, "a", change.key)  # the run's primary: what it has seen goes in phase two
+        txn.set(hot.body, "a", change.key)  # the run's primary: the entries that it has seen go in phase two
 
     local = memory()
 
@@ -441,7 +441,7 @@ async def test_a_run_that_only_locks_what_it_reads_keeps_older_ones_from_writing
         await settle(db)
         assert await get(db, hot.size, "k") == 5
         assert earlier.counted("copy").conflicts == 1
-    assert told == [0, 5], "what the first was for went with the second"
+    assert told == [0, 5], "the second run also handled the first one's signals"
 
 
 # ------------------------------------------------------------------ waiting

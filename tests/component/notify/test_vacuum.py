@@ -18,7 +18,8 @@ KEYS = [f"k{i}" for i in range(6)]
 
 
 class Watched:
-    """Cells that are written and deleted; what committed runs of their observer were for lies beside them."""
+    """Cells that are written and deleted; the changes that committed runs of their observer were for lie beside
+    them."""
 
     def __init__(self) -> None:
         self.docs = perco.Table("docs", key=perco.TEXT, splits=["k2", "k4"])

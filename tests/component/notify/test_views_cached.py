@@ -129,7 +129,7 @@ async def test_runs_share_calls_and_calls_have_a_largest_size() -> None:
         async with db.worker(concurrency=16):
             await settle(db)
     assert len(made.called) == 40
-    assert 1 < max(map(len, made.calls)) <= 8  # how many come together depends on the store and the machine
+    assert 1 < max(map(len, made.calls)) <= 8  # the size of a batch depends on the store and the machine
 
 
 async def test_only_the_run_with_a_bad_argument_fails() -> None:
@@ -162,7 +162,7 @@ async def test_a_function_that_gives_another_value_each_time_gives_one_for_an_ar
             await settle(db)
         first = await get(db, made.vector, ("a", 0))
         assert first == await get(db, made.vector, ("b", 0))
-        # Two processes that did not know of each other: what is stored first counts.
+        # Two processes that did not know of each other: the value that is stored first counts.
         key = made.embed("same").key
 
         async def store(txn: perco.Transaction) -> Any:

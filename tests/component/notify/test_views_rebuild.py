@@ -1,4 +1,4 @@
-"""Rebuilds and comparisons of views: whatever the tables hold, a rebuild makes them what the definition says."""
+"""Rebuilds and comparisons of views: a rebuild makes tables equal to the definition, from any contents."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_a_rebuild_mends_whatever_was_broken(seed: int) -> None:  # V1, V7
             assert [(each.mended, each.strays) for each in await views.rebuild(graph.views, db)] == [
                 (0, 0) for _ in graph.views.declared
             ]
-            for _ in range(15):  # and what is kept for later changes is right, too
+            for _ in range(15):  # and the data kept for later changes is right, too
                 await write(db, graph.changes(rng, state))
             await settle(db)
             await check_equal(db, graph.views, state)

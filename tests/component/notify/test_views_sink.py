@@ -1,4 +1,4 @@
-"""Sinks: whatever is delivered late, twice, or by a process that died, a sink ends with the newest rows (V11)."""
+"""Sinks: a sink ends with the newest rows, even if rows are delivered late, twice, or by a process that died (V11)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_a_sink_follows_its_table(both: bool) -> None:  # V11
         await write(db, [(prices.price, "i2", None), (prices.name, "i2", None)])
         await settle(db)
         assert prices.outside.values == await stored(db, prices)
-        assert len(prices.outside.there) == 5  # what is gone was delivered, too
+        assert len(prices.outside.there) == 5  # removed rows were delivered, too
         async with db.snapshot() as snap:
             checked = await views.check(prices.views, snap)
         assert (checked.equal, checked.rows) == (True, {"shop": 4})
@@ -124,7 +124,7 @@ async def test_many_changes_share_a_delivery_of_bounded_size() -> None:
         async with db.worker(concurrency=20):
             await settle(db)
     sizes = [len(rows) for rows in prices.outside.deliveries]
-    assert 1 < max(sizes) <= 10  # how many come together depends on the store and the machine
+    assert 1 < max(sizes) <= 10  # the size of a batch depends on the store and the machine
     assert sum(sizes) >= 60  # a run that conflicts delivers its row again
 
 

@@ -84,7 +84,7 @@ async def test_while_frames_are_worked_at_what_was_answered_leaves(autojump_cloc
         assert answered[-1] > 0  # some had left, when the last was worked at
 
 
-# ------------------------------------------------------------------ what is told goes before what is asked
+# ------------------------------------------------------------------ tells go before calls
 
 
 async def test_what_is_told_of_many_goes_in_one_message_before_later_calls(
@@ -148,7 +148,7 @@ async def _stuck(data: bytes) -> None:
 async def test_who_did_not_run_for_a_while_does_not_take_the_other_for_silent(
     mock_clock: trio.testing.MockClock,
 ) -> None:
-    """R2: what had come meanwhile is read first."""
+    """R2: messages that had come meanwhile are read first."""
     heard: list[Any] = []
     async with between(OPTIONS, heard.extend) as (channel, other):
         for _ in range(5):

@@ -1,4 +1,4 @@
-"""What is told of commits in flight when a client's session ends, or a server refuses it."""
+"""The outcome that commits in flight report when a client's session ends, or a server refuses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What breaks at the wrong moment: connections, sessions, servers that are away for long; time is virtual."""
+"""Connections and sessions that break at the wrong moment, and servers that are away for long; time is virtual."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def away(place: Place) -> AsyncIterator[None]:
 
 
 async def back(db: Database) -> None:
-    """Until the client has a connection, and what it has told before is heard."""
+    """Wait until the client has a connection, and the owner has heard all that it told before."""
     await remote_owner(db).link.connected.wait()
     await inside(db).oracle.newest()
 
@@ -477,7 +477,7 @@ async def test_changes_of_while_it_was_away_are_observed(place: Place) -> None: 
 
 @asynccontextmanager
 async def slow_disk(owner: Database, monkeypatch: Any) -> AsyncIterator[trio.Event]:
-    """What clients write is not made before the event is set."""
+    """The owner makes no client's writes before the event is set."""
     written = trio.Event()
     store = local_of(owner).store
     submit = store.submit

@@ -270,7 +270,7 @@ async def test_who_holds_a_clients_loop_is_told(place: Place, caplog: pytest.Log
         await trio.sleep(2 * WIRE.silence_s)
         began = trio.current_time()
         _, told = await remote_owner(asking).tasks()
-        assert trio.current_time() == began, "who cannot answer is not waited for"
+        assert trio.current_time() == began, "the owner does not wait for a client that cannot answer"
         assert (told.role, told.pid) == ("client", 7)
         [task] = told.tasks
         assert task.at == WHERE

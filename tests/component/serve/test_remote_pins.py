@@ -142,7 +142,7 @@ async def test_a_pin_whose_taking_over_is_cancelled_on_its_way_stays_with_its_ho
             await held.came.wait()
             server = place.server
             assert server is not None
-            server._handlers[int(Method.PIN)] = held._handler  # what follows is not held
+            server._handlers[int(Method.PIN)] = held._handler  # later calls are not held
             if arrives:
                 held.go.set()
             scope.cancel()

@@ -77,7 +77,7 @@ async def test_what_a_client_reads_at_is_held_by_the_server(place: Place) -> Non
         assert (await owner.vacuum()).watermark <= snap.start_ts
         assert await snap.get(n, "a") == 1
         snap.end()
-        await inside(db).oracle.newest()  # what was told before has been heard
+        await inside(db).oracle.newest()  # the server has heard all earlier messages
         assert not inside(owner).oracle.holds.open
         assert inside(owner).fates.live() == 0
 
@@ -212,7 +212,7 @@ async def test_after_its_session_has_ended_a_client_goes_on_in_another(place: Pl
         assert server is not None
 
         async def let_go() -> None:
-            """What was held has been collected before the client comes back."""
+            """The versions that the client held have been collected before it comes back."""
             [session] = server.sessions.all.values()
             server.sessions.end(session)
             inside(owner).oracle.holds.watermark = inside(owner).oracle.last + 1

@@ -183,7 +183,7 @@ async def test_a_server_that_dies_while_it_splits_has_split_nothing(
 
 async def test_a_server_that_dies_between_the_cut_and_the_record_takes_nothing_along(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:  # P1 P4: whoever takes the tablet over has it up to the cut only
+) -> None:  # P1 P4: the server that takes the tablet over has it up to the cut only
     async with spread(2) as place, place.clients(SCHEMA, 2) as (db, other), trio.open_nursery() as nursery:
         await db.run(write, KEYS, 0)
         recorded = local_owner(place.owner).splitting._recorded

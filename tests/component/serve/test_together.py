@@ -427,7 +427,7 @@ async def test_a_claim_granted_to_somebody_who_has_gone_is_let_go_of() -> None: 
             place.server._handlers[int(Method.CLAIMS)] = late
             with trio.move_on_after(1.0):
                 await elsewhere.take("docs", [Dirty(b"a", [1], 1, 1)], 1, halts=False)
-            await trio.testing.wait_all_tasks_blocked()  # that it gives up has arrived, before the claim is made
+            await trio.testing.wait_all_tasks_blocked()  # its giving up has arrived, before the claim is made
             assert not granted
             held.set()
             await trio.testing.wait_all_tasks_blocked()

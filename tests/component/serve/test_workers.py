@@ -251,7 +251,7 @@ async def test_a_row_that_was_held_is_told_free_to_who_runs_other_observers_ther
 
 
 async def test_a_process_with_an_older_version_of_an_observer_is_not_woken_in_vain() -> None:
-    """N10: it leaves the changes alone, and whoever has the newer one is told of them at once."""
+    """N10: it leaves the changes alone, and the process with the newer version is told of them at once."""
     old, new = Docs(), Docs()
     del new.schema.observers["measure"]
 

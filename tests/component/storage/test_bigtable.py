@@ -235,7 +235,7 @@ async def test_an_owner_that_is_silent_loses_the_store_and_knows() -> None:  # O
             await trio.to_thread.run_sync(first._lease.join)  # it ends once it knows
             with pytest.raises(StoreLocked):
                 first.check()
-            assert await second.rows.apply([put(b"b")]) == [APPLIED], "what the first gives up is not its lease"
+            assert await second.rows.apply([put(b"b")]) == [APPLIED], "the second still has its lease"
             second.check()
 
 

@@ -1,4 +1,4 @@
-"""What Bigtable is asked in one call decides, and finds, the same as the row store's own definition."""
+"""A single call of Bigtable decides, and finds, the same as the row store's own definition."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ async def test_an_unknown_table_is_a_usage_error_and_nothing_is_sent(store):
         await store.read([("strange", b"a", [])])
     with pytest.raises(UsageError, match="strange"):
         await store.scan(ScanRequest("strange", b"", None, ()))
-    await put_all(store, put(b"b"))  # whatever was queued before has been made by now
+    await put_all(store, put(b"b"))  # all mutations queued before have been made by now
     assert await value_of(store, b"a") is None
 
 

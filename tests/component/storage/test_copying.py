@@ -1,4 +1,4 @@
-"""What is copied while it is written to is what is there at the cut (P2), however pages and writes take turns."""
+"""A copy of a tablet that is being written to equals the tablet at the cut (P2), in every order of pages and writes."""
 
 from __future__ import annotations
 

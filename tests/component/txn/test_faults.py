@@ -1,4 +1,4 @@
-"""The driver over a store that loses, delays and repeats: what it tells is what happened."""
+"""The driver over a store that loses, delays and repeats: it tells the client what happened."""
 
 from __future__ import annotations
 

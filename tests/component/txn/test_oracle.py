@@ -121,7 +121,7 @@ async def test_many_who_wait_share_one_range_and_get_one_timestamp_each(
 
 
 async def test_a_timestamp_is_drawn_after_it_was_asked_for(autojump_clock: MockClock) -> None:  # O2
-    """Whoever asks after an answer was given gets a greater one, also while a range is being extended."""
+    """A request made after an answer was given gets a greater timestamp, also while a range is being extended."""
     store = Slow()
     make(store)
     oracle = await started(store, size=3)
@@ -227,7 +227,7 @@ async def test_a_reader_beside_takes_no_snapshot_in_the_next_owners_future() -> 
             """P6: no file is replaced here."""
 
     class Racing(LocalRowStore):
-        """What is read after that look is read when the next owner has extended the bound."""
+        """Reads after that look happen when the next owner has extended the bound."""
 
         async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
             if local.looked:

@@ -78,7 +78,7 @@ async def test_no_late_copy_changes_a_pin(copied: Copied) -> None:  # T15
 async def test_a_tombstone_stays_until_no_copy_can_arrive(copied: Copied) -> None:  # T15, T13
     await copied.pins.put("nightly", "me", 10, 60, "one")
     await copied.pins.drop("nightly", "one")
-    assert await copied.pins.erase(copied.last) == 0, "what was sent at the floor may still arrive"
+    assert await copied.pins.erase(copied.last) == 0, "writes sent at the floor may still arrive"
     assert copied.cells() == 1
     copied.last = 60
     await copied.store.raise_floor(60, wait=True)

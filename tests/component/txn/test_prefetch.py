@@ -266,7 +266,7 @@ async def test_nobody_waits_for_what_is_only_read_ahead() -> None:  # C4
         where = ("docs", b"x", bound.column)
         inside(db).driver.entered.cells[where] = Entry(reader.start_ts, reader.start_ts, Cellref(*where))
         assert await reader.get(a, "x") == 0
-        assert ahead._rows["docs", b"x"].unused == set(), "what was entered below the snapshot may not be there yet"
+        assert ahead._rows["docs", b"x"].unused == set(), "writes entered below the snapshot may not be there yet"
         del inside(db).driver.entered.cells[where]
         reader.discard()
 

@@ -109,7 +109,7 @@ async def play(
             async with db.worker(concurrency=8, scanners=2):
                 for changes in plan:
                     async with trio.open_nursery() as nursery:
-                        # What is done to one page keeps its order.
+                        # Changes to one page keep their order.
                         by_url: dict[str, list[Change]] = {}
                         for change in changes:
                             model.apply(change)

@@ -85,7 +85,7 @@ PAIRS = [("gather", "gather"), ("parse", "gather"), ("parse", "rank"), ("rank", 
 async def test_of_two_runs_for_one_page_the_second_runs_again(
     steps: Steps, first: str, second: str, known: bool
 ) -> None:
-    """Even if there is nothing new for either: who is later may have seen more."""
+    """Even if there is nothing new for either: the later run may have seen more."""
     await steps.load(page(A))
     if known:
         await steps.do("parse", A)
@@ -107,7 +107,7 @@ async def test_of_two_elections_of_one_cluster_the_second_is_held_again(steps: S
 
 
 async def test_a_page_and_what_it_shows_see_each_other(steps: Steps) -> None:
-    """Whichever of the two commits first: else the page would say the old words for ever, and nobody would tell it."""
+    """In either order of the two commits: else the page would say the old words for ever, and no run would tell it."""
     outer, inner = page(A, f"<iframe src={B}></iframe>"), page(B)
     await steps.load(outer, inner)
     with pytest.raises(perco.TransientError):
@@ -129,8 +129,8 @@ async def test_who_shows_a_page_is_parsed_again_when_that_says_something_else(st
 
 
 async def test_a_listing_whose_canonical_page_has_gone_is_not_exported_but_made_anew(steps: Steps) -> None:
-    """The page may be back before its cluster is asked again: then nothing would have changed, and what was exported in
-    between would stay."""
+    """The page may be back before its cluster is asked again: then nothing would have changed, and the documents
+    exported in between would stay."""
     index = steps.index
     await steps.load(page(A), page(B))
     await steps.do("parse", A)

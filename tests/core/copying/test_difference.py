@@ -1,4 +1,4 @@
-"""M1: what is written between two rows makes them equal, and only what differs is written."""
+"""M1: the writes between two rows make them equal, and cover only cells that differ."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_the_next_moment_to_look_is_the_earliest() -> None:  # N6, N8
     late = failing.failed(KEY, 100.0)
     early = failing.failed(OTHER, 50.0)
     assert failing.next_due(50.0) == early
-    assert failing.next_due(early) == late  # what is due now is looked at now
+    assert failing.next_due(early) == late  # a change that is due now is looked at now
     assert failing.next_due(late) is None
 
 

@@ -129,7 +129,7 @@ def test_a_notify_cell_after_the_start_is_never_covered() -> None:  # N2
 CAUSES = [
     pytest.param({5: (5, 0)}, 5, 1, id="from outside"),
     pytest.param({5: (3, 4)}, 3, 5, id="one link further"),
-    # Whoever waits for the root at 2 must not be told before this run is through.
+    # A task that waits for the root at 2 must not be told before this run is through.
     pytest.param({5: (4, 1), 9: (2, 7)}, 2, 8, id="the earliest root, the greatest depth"),
     pytest.param({5: (2, 7), 9: (9, 0)}, 2, 8, id="whichever is newer"),
 ]
@@ -193,8 +193,8 @@ class Handling:
 class OneRow(RuleBasedStateMachine):
     """Writers, and any number of runs of two observers, in any order, over one row of the real store.
 
-    N2, N3, N4, N11: whatever the schedule, each change is in exactly one committed run of each observer, which saw
-    the newest value; and at the end no notify cell is left.
+    N2, N3, N4, N11: in every schedule, each change is in exactly one committed run of each observer, which saw the
+    newest value; and at the end no notify cell is left.
     """
 
     def __init__(self) -> None:

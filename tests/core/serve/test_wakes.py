@@ -31,7 +31,7 @@ def made(*names: str, runs: str = "ab") -> tuple[Wakes[Process], list[Process]]:
 def test_one_is_woken_at_a_time_and_they_take_turns() -> None:
     wakes, (a, b, c) = made("a", "b", "c")
     first = wakes.notified(1.0)
-    assert wakes.notified(1.0 + TURN_S / 2) == first, "what comes together is found by one process"
+    assert wakes.notified(1.0 + TURN_S / 2) == first, "changes that come together are found by one process"
     woken = [wakes.notified(1.0 + n * TURN_S)[0] for n in range(1, 7)]
     assert woken[:3] == woken[3:]
     assert set(woken) == {a, b, c}

@@ -89,7 +89,7 @@ class Model:
         ][: query.n]
 
 
-# Few of everything, so that what is asked for is often there; rows that are each other's prefixes, or dense in zeros.
+# Few of everything, so that a query often finds something; rows that are each other's prefixes, or dense in zeros.
 rows = st.sampled_from(
     [b"", b"\x00", b"\x00\x00", b"a", b"a\x00", b"a\x00\x01", b"a\x01", b"ab", b"b", b"\xff", b"\xff\xff"]
     + [b"\x00" * n for n in (31, 32, 33, 400)]

@@ -226,7 +226,7 @@ def test_what_was_never_held_is_not_let_go() -> None:  # T5
     commit.prewrites()
     commit.prewrites_told([APPLIED, REFUSED, LOST])
     commit.give_up()
-    assert rows_of(commit.releases()) == [b"a", b"c"]  # what may have been made counts as held
+    assert rows_of(commit.releases()) == [b"a", b"c"]  # a lock that may have been made counts as held
     assert commit.holds_any
 
 

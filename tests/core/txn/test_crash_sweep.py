@@ -140,7 +140,7 @@ def test_a_crash_at_any_step_is_all_or_nothing(groups: bool, after: int, made: b
 
 @pytest.mark.parametrize(("groups", "after", "made"), CRASHES)
 def test_recovering_one_cell_decides_for_all(groups: bool, after: int, made: bool) -> None:  # T5
-    """Whichever lock is met first, the fate is the same; the others follow it."""
+    """The fate is the same whichever lock is met first; the others follow it."""
     rows, _ = crashed(groups, after, made)
     locks = len(rows.locks())
     fates = set()
@@ -219,7 +219,7 @@ def test_any_part_of_the_prewrites_may_have_arrived(chosen: frozenset[int], grou
 
 @pytest.mark.parametrize(("groups", "after", "made"), CRASHES)
 def test_a_writer_settles_what_it_meets(groups: bool, after: int, made: bool) -> None:  # T7
-    """Another client that only writes gets through, and what it did not touch is settled as it was."""
+    """Another client that only writes gets through, and the cells that it did not touch are settled as they were."""
     rows, _ = crashed(groups, after, made)
     clock = Counter(LATER)
     commit = Commit(header(LATER, ACCOUNTS[1]), rows.parts([put(ACCOUNTS[1], b"7"), put(ACCOUNTS[3], b"8")]))
@@ -272,7 +272,7 @@ def with_faults(steps: Steps, rows: Rows, faults: Sequence[str]) -> tuple[int, i
 @pytest.mark.parametrize("fault", ["lost", "no reply", "late", "twice"])
 @pytest.mark.parametrize(("groups", "at"), [(groups, n) for groups in (True, False) for n in range(STEPS[groups])])
 def test_a_lost_reply_is_never_an_abort(groups: bool, fault: str, at: int) -> None:  # T4 T6
-    """Whatever is lost, delayed or made twice, at whichever step: what the client is told is what happened."""
+    """The client is told what happened, even if a mutation of any step is lost, delayed or made twice."""
     rows = opened(groups=groups)
     commit_ts, fired = with_faults(transfer(rows, Counter(TRANSFER)), rows, [""] * at + [fault])
     assert fired == 1

@@ -44,5 +44,5 @@ def test_the_oldest_fates_are_forgotten() -> None:
     assert fates.known(1) is None
     assert fates.known(many) == 0
     assert sum(fates.known(start_ts) is not None for start_ts in range(1, many + 1)) <= 2 * _REMEMBERED + 1
-    fates.learn(1, 7)  # what was forgotten may be learned again
+    fates.learn(1, 7)  # a forgotten fate may be learned again
     assert fates.known(1) == 7

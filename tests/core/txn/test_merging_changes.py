@@ -19,7 +19,7 @@ def page(entries: list[Logged]) -> list[ScanRow]:
 
 
 def merged(logs: list[list[Logged]], frontier: int, size: int) -> list[Taken]:
-    """What is taken if each page of a log has so many entries."""
+    """The transactions taken if each page of a log has that number of entries."""
     sources = [Source(number, b"", None) for number in range(len(logs))]
     merge, at, found = Merge(sources, 0, frontier), [0] * len(logs), []
     while not merge.over:

@@ -135,7 +135,7 @@ def test_any_bytes_are_a_lock_or_corruption(data: bytes) -> None:
 
 @given(locks, st.data())
 def test_a_changed_byte_gives_a_lock_or_corruption(lock: Lock, data: st.DataObject) -> None:
-    """Whatever it gives, nothing but Corruption comes out, and no field of another type than it has."""
+    """A damaged record raises nothing but Corruption, and gives no field of another type than its own."""
     packed = bytearray(pack_lock(lock))
     at = data.draw(st.integers(0, len(packed) - 1))
     packed[at] = data.draw(st.integers(0, 255))

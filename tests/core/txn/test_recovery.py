@@ -1,4 +1,4 @@
-"""What a lock's transaction came to, judged from its primary; and what to do about it."""
+"""The fate of a lock's transaction, judged from its primary; and the mutations that settle it."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_below_the_floor_no_trace_means_no_commit_and_no_marker_is_needed() -> N
     recovery.asked([[], [], []], alive=False)
     assert recovery.step is Step.BACK
     assert recovery.fate == 0
-    assert not recovery.conclusive, "who asks without a lock in hand cannot tell it from what was collected (T4)"
+    assert not recovery.conclusive, "without a lock in hand, it cannot be told from a collected one (T4)"
     assert [mutation.rows[0][0] for mutation in recovery.clearing()] == [SECONDARY.row]
 
 

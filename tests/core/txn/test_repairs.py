@@ -121,7 +121,7 @@ def test_it_does_what_it_says(repair: Repair, before: Sequence[Write], after: Se
         pytest.param(NOTIFY_AGAIN, [later, running], id="about to be acknowledged"),
         pytest.param(DROP_NOTIFICATION, [told, later], id="the change came"),
         pytest.param(DROP_NOTIFICATION, [told, lock], id="the change may come"),
-        pytest.param(TELL_INSTEAD, [told], id="what was to be told instead was collected"),
+        pytest.param(TELL_INSTEAD, [told], id="the change to be told instead was collected"),
         pytest.param(GIVE_CAUSE, [], id="a notification without a cause that was handled"),
         pytest.param(DROP_STRAYS, [], id="a notification that is gone"),
     ],

@@ -1,5 +1,5 @@
-"""What of a row's history goes: random histories of writes, deletes, long values, rollbacks and observer runs, cut at
-random. Reads above the cut see what they saw, no observer runs again, and nothing that could go is left."""
+"""The part of a row's history that goes: random histories of writes, deletes, long values, rollbacks and observer runs,
+cut at random. Reads above the cut see what they saw, no observer runs again, and no version that could go is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bank over LMDB, used by many threads, and by many tasks of asyncio's: the total stays, and what was seen was one
+"""A bank over LMDB, used by many threads, and by many tasks of asyncio's: the total stays, and each read sees a single
 moment."""
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def run(front: ModuleType, main: Callable[[], Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], str]]:
-    """Where each client finds a store of its own, and where all who only read find one; one process owns them all."""
+    """The address of each client's own store, and of one for all that only read; one process owns them all."""
     folder = tmp_path_factory.mktemp("served")
     served = [(front, place) for front in FRONTS for place in PLACES[1:]]
     served += [("reading", place) for place in READING]
@@ -149,7 +149,7 @@ def compare(of: Callable[[str, str], Answers], cases: dict[str, Case], places: l
 
 
 def parts(answer: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """An answer, piece by piece: so that what differs can be told."""
+    """An answer, piece by piece: so that a difference can be located."""
     if isinstance(answer, list | tuple):
         for i, each in enumerate(answer):
             yield from parts(each, f"{at}[{i}]")

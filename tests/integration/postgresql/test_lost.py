@@ -79,7 +79,7 @@ class Appending:
             wanted = {n for n in self.told if name in (NAMES[n % 4], NAMES[(n // 4) % 4])}
             assert max(counts.values(), default=1) == 1, "no commit is doubled"
             assert not wanted - set(counts), "no acknowledged commit is lost"
-            assert not set(counts) & self.aborted, "what was told as aborted is not there"
+            assert not set(counts) & self.aborted, "no transaction that was told as aborted is there"
             assert set(counts) == wanted
 
 

@@ -1,6 +1,6 @@
-"""A watched folder: what the operating system tells of reaches the table, beside passes over the whole folder.
+"""A watched folder: changes that the operating system tells of reach the table, beside passes over the whole folder.
 
-Wherever a test waits, it waits for what the source tells; passes over the whole folder, but for the first, are an hour
+A test always waits for news from the source; passes over the whole folder, but for the first, are an hour
 away.
 """
 

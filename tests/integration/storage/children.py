@@ -157,7 +157,7 @@ def _limit(size: int | None) -> None:
 
 
 def fill_disk(path: str, ahead: str) -> None:
-    """Writes until nothing fits; what is acknowledged is printed as {row: length of its value}."""
+    """Writes until nothing fits, and prints the acknowledged rows as {row: length of its value}."""
     trio.run(_fill_disk, Path(path), ahead == "ahead")
 
 

@@ -69,7 +69,7 @@ async def open_gated(
 
 @asynccontextmanager
 async def held_writer(store: LocalRowStore, engine: GatedEngine, mutation: Mutation) -> AsyncIterator[trio.Nursery]:
-    """While this is open the writer stands before the commit of this one mutation, and what comes has to queue."""
+    """While this is open the writer stands before the commit of this one mutation, and later ones have to queue."""
     async with trio.open_nursery() as nursery:
         with engine.held():
             nursery.start_soon(store.apply, [mutation])

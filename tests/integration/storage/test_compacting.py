@@ -226,7 +226,7 @@ async def test_what_fails_leaves_it_as_it_was(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_new_files_that_cannot_be_opened_end_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They count by then, so nothing may be written to the old ones; who opens the store next has them."""
+    """They count by then, so nothing may be written to the old ones; the next process that opens the store has them."""
     place, fired = Folder.place_next, 0
 
     def placed(self: Folder, table: str, number: int) -> Path:

@@ -198,7 +198,7 @@ async def test_whenever_the_machine_stops(tmp_path: Path, monkeypatch: pytest.Mo
             for seed in range(20):
                 await db.run(move, random.Random(seed))
             if not split:
-                await db.split(docs, 250)  # whatever was left of it is in nobody's way
+                await db.split(docs, 250)  # its leftovers are in no split's way
         async with opened(tmp_path / "states" / name) as db:
             assert await whole(db) == [b"", docs.row(250)]
 
@@ -487,7 +487,7 @@ async def test_what_is_still_being_cleared_is_split_when_it_has_been(
     async with opened(tmp_path / "s") as db, trio.open_nursery() as nursery:
         await db.run(fill)
         await db.split(docs, 300)
-        await db.split(docs, 200)  # what lies behind 300 is not copied once more
+        await db.split(docs, 200)  # the rows from 300 on are not copied once more
         assert [tablet.entries(WRITE) for tablet in local_of(db).store.tablets() if tablet.table == "docs"] == [
             400,
             100,

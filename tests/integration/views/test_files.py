@@ -77,7 +77,7 @@ def test_values_of_each_kind_come_back_as_they_were(tmp_path: Path, codec: Any, 
     to = Pages(tmp_path / "out", codec=codec).to
     to.deliver([row("k", value, 1)])
     assert (list(to.rows()), tree(tmp_path / "out")) == ([row("k", value, 1)], {"k.md": data})
-    (tmp_path / "out/k.md").write_bytes(b"\xff{")  # by hand: what is read differs, and is no error
+    (tmp_path / "out/k.md").write_bytes(b"\xff{")  # by hand: the row that is read differs, and is no error
     assert list(to.rows()) != [row("k", value, 1)]
 
 
@@ -119,7 +119,7 @@ CALLS = ("replace", "unlink", "fsync", "open", "mkdir", "rmdir")
 def test_a_delivery_that_ends_at_any_call_is_made_up_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:  # SF1
-    """What is delivered first, after a process has died: then all of it is delivered again."""
+    """The first delivery after a process has died: then all of it is delivered again."""
     stops = 0
     while True:
         stops += 1
@@ -164,7 +164,7 @@ def test_a_delivery_that_ends_at_any_call_is_made_up_for(
         assert [(each.key, each.version) for each in to.rows()] == [(("a", 1), 30 if newer else 20), (("c", 1), 20)]
         inode = (path / "c/1.md").stat().st_ino
         to.deliver(delivery)
-        assert (path / "c/1.md").stat().st_ino == inode, "what is there is not written again"
+        assert (path / "c/1.md").stat().st_ino == inode, "a file that is there is not written again"
         assert to.forget(25) == 1
         if ended:
             break
