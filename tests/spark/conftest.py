@@ -46,7 +46,7 @@ def quiet() -> dict[str, str]:
 
 
 def reach() -> None:
-    """Executors find this Python, and what this process finds."""
+    """Executors find this Python, and the modules that this process finds."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(ROOT)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"

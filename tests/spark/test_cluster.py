@@ -1,4 +1,4 @@
-"""A standalone cluster on this machine, a master and two workers: what dies there, and what nobody gets to see."""
+"""A standalone cluster on this machine, a master and two workers: some of them die, and no secrets leak."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_an_executor_that_is_killed_and_nobody_sees_what_is_secret(cluster: Clus
     assert counts == ONCE
     assert rows == 10
     assert done == {"drained": 2, "wrong": 0, "sized": 300}
-    assert said["committed"] + said["skipped"] == ROWS  # what the dead executor committed was skipped later
+    assert said["committed"] + said["skipped"] == ROWS  # rows that the dead executor committed were skipped later
     assert {name: n for name, n in counted(store).items() if not name.startswith("copy")} == ONCE
     token, certificate = (folder / "secrets").read_text().split()
     assert len(token) == 48

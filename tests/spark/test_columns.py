@@ -326,7 +326,7 @@ async def some(store: Store) -> None:
 
 @pytest.fixture
 def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What has been read from files."""
+    """The beginnings and ends of walks over files."""
     met: list[str] = []
     run = Walk.run
 
@@ -340,7 +340,7 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_table_is_read_from_its_files_while_another_process_owns_them(served: Store, walks: list[str]) -> None:
-    """What has just been committed is there: the owner notes the clock when it makes the pin."""
+    """Rows that have just been committed are there: the owner notes the clock when it makes the pin."""
     trio.run(some, served)
     wanted = rows_of(reader(served, read="rows"))
     assert walks == []
@@ -404,7 +404,7 @@ def test_where_a_walk_ends_early_the_rest_is_read_through_the_owner(
 
 
 def test_versions_that_are_gone_end_a_walk(served: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """G5: what the vacuum may have removed is not taken for missing; the owner says what is wrong."""
+    """G5: a version that the vacuum may have removed is not taken for missing; the owner says what is wrong."""
     trio.run(some, served)
 
     async def cut(self: Any, table: str) -> int:

@@ -666,7 +666,7 @@ def test_a_snapshot_that_is_not_kept_any_more_is_told(spark: SparkSession, tmp_p
 
 
 def test_a_table_of_any_size_goes_through_piece_by_piece(spark: SparkSession, tmp_path: Path) -> None:
-    """What a task holds of it depends on the size of a batch, not on that of the table."""
+    """A task holds an amount of it that depends on the size of a batch, not on that of the table."""
     rows, each = 96, 1 << 20
 
     async def fill(store: perco.spark.Store) -> None:

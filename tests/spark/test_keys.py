@@ -1,4 +1,4 @@
-"""What inputs are known by."""
+"""The keys by which inputs are known."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ async def test_a_task_that_began_before_its_job_was_over_changes_nothing(beside:
 
 
 async def test_a_look_is_later_than_who_asks() -> None:
-    """Who begins, is overtaken by another attempt, and looks then, finds its input taken."""
+    """An attempt that begins, is overtaken by another one, and looks then, finds its input taken."""
     async with opened() as (db, ledger):
         late = await db.begin()
         await loaded(db, ledger, inputs(1))

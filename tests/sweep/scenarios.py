@@ -75,7 +75,7 @@ class World:
     def observe_grown(self) -> None:
         @self.schema.observe(self.grown, id="grown")
         async def grown(txn: Transaction, change: perco.Change[str, None]) -> None:
-            """What a hub is of, as it is now; it leads on to another once."""
+            """Stores the number of names, as it is now; it leads on to another hub once."""
             names = await txn.get(self.names, "a") or ()
             txn.set(self.length, change.key, len(names))
             if change.key == "m":
@@ -127,7 +127,7 @@ class Writing(Scenario):
     keys: ClassVar[tuple[str, ...]] = ()
     deletes: ClassVar[tuple[str, ...]] = ()
     padding: ClassVar[str] = ""
-    # How whoever comes later meets what was left: "read", "scan", "changes", "write"; else it sweeps.
+    # How a later process meets the leftovers: "read", "scan", "changes", "write"; else it sweeps.
     meets: ClassVar[str] = ""
     moves_on: ClassVar[bool] = True  # and writes itself
 
@@ -218,7 +218,7 @@ class Writing(Scenario):
                 try:
                     assert bool(await db.outcome(token)) == (name in names), f"T4: the outcome of {name}"
                 except CommitUnknown as unknown:
-                    if not (self.vacuums and unknown.for_good):  # what it has left may be collected
+                    if not (self.vacuums and unknown.for_good):  # its leftovers may be collected
                         raise
             gone: str | None = "old"
             for name in names[2:]:
@@ -245,7 +245,7 @@ class TwoTabletsBackwards(TwoTablets):
 
 
 class Swept(TwoTabletsBackwards):
-    """Nobody moves on: what the dead one left is all there is."""
+    """No process moves on: the store has only the leftovers of the dead one."""
 
     name = "two tablets, swept"
     moves_on = False
@@ -262,7 +262,7 @@ class Scanned(Swept):
 
 
 class Followed(TwoTabletsBackwards):
-    """Whoever comes later first reads the changes, up to a frontier (E2, E3); then it moves on."""
+    """A later process first reads the changes, up to a frontier (E2, E3); then it moves on."""
 
     name = "two tablets, followed"
     meets = "changes"
@@ -282,7 +282,7 @@ class TwoRows(Writing):
 
 
 class OneStep(OneTablet):
-    """No locks: what is committed in one step is there or is not (C1)."""
+    """No locks: a commit in one step is there or is not (C1)."""
 
     name = "one step"
     one_step = True
@@ -387,7 +387,7 @@ class VacuumedLastAgent(Vacuumed):
 
 
 class VacuumedPinned(Vacuumed):
-    """What a pin holds can be read for as long as it stands, whoever has died meanwhile (G1, T15)."""
+    """The versions that a pin holds can be read as long as it stands, even if processes die meanwhile (G1, T15)."""
 
     name = "vacuum, pinned"
 
@@ -406,14 +406,14 @@ class VacuumedPinned(Vacuumed):
     async def verify(self, db: Database) -> None:
         for pin in await db.pins():
             async with db.snapshot(ts=pin.ts) as pinned:
-                assert await self.read(pinned) == self.prepared, "G1: what is pinned has gone"
+                assert await self.read(pinned) == self.prepared, "G1: a pinned version has gone"
             assert await db.drop_pin(pin.name)
         await super().verify(db)
 
 
 class Undone(Scenario):
-    """What was put together with something that stays, and then deleted and removed, does not come back: not by what
-    arrives late, not after a restart (T13)."""
+    """A cell that was put together with one that stays, and then deleted and removed, does not come back: not by a late
+    mutation, not after a restart (T13)."""
 
     name = "vacuum, undone"
     vacuums = True
@@ -513,7 +513,7 @@ class Serializable(Scenario):
 
 class ReadLocked(Scenario):
     """One reads the question under a lock and writes which it answers; another reads the answer and writes which it
-    asks after. Whoever came later has seen the other (T14)."""
+    asks after. The later one has seen the other (T14)."""
 
     name = "read locks"
     backwards = True
@@ -555,7 +555,7 @@ class ReadLocked(Scenario):
         await self.ask(db)
 
     async def meet(self, db: Database) -> None:
-        """What the first one is not doing."""
+        """Do the part that the first process does not do."""
         await (self.answer if self.asks else self.ask)(db)
         await self.look(db)
 
@@ -591,7 +591,7 @@ class ReadLockedVacuumed(ReadLocked):
 
 
 class Observing(Scenario):
-    """Changes wait for observers; whoever comes later makes another change."""
+    """Changes wait for observers; a later process makes another change."""
 
     keys: ClassVar[tuple[str, ...]] = ("a",)
     observers: ClassVar[tuple[str, ...]] = ("length",)
@@ -650,7 +650,7 @@ class Observing(Scenario):
 
 
 class ObserverRun(Observing):
-    """The ack is the primary; what the run writes lies in another tablet."""
+    """The ack is the primary; the run's writes lie in another tablet."""
 
     name = "observer run"
 
@@ -699,7 +699,7 @@ class VacuumedObserver(Observing):
         left = await without_waste(db)
         async with db.snapshot() as snap:
             assert [await snap.get(self.world.length, key) for key in "aq"] == before, "G3"
-        # What is watched and its ack, of one key; what was made of it, and the notes of it, of both.
+        # The watched cell and its ack, of one key; the derived cell, and the notes of it, of both.
         assert (left[WRITE], left[NOTIFY], left[ROLLBACK]) == (2 + 2 * 2, 0, 0), "G3, G4"
 
 
@@ -709,7 +709,7 @@ class TwoObservers(Observing):
 
 
 class Load(Observing):
-    """Who loads dies before or after the commit point: the locks are the pending notifications (N1)."""
+    """The loader dies before or after the commit point: the locks are the pending notifications (N1)."""
 
     name = "load and observe"
     keys = ("a", "q")
@@ -788,7 +788,8 @@ class SignallingInOneStep(OnlySignalling):
 
 
 class GivenUp(Observing):
-    """The first process gives up at once, what is there and what it loads; whoever comes later replays (N6)."""
+    """The first process gives up all changes at once, old ones and those that it loads; a later one replays them
+    (N6)."""
 
     name = "given up, replayed"
     loads = True
@@ -919,7 +920,7 @@ _OVER_TABLETS: list[type[Scenario]] = [
     GrowingInOneStep,
 ]
 
-# What commits in one step over tablets commits in two phases over a store without any capability.
+# Transactions that commit in one step over tablets commit in two phases over a store without any capability.
 _BARE = [bare(make) for make in _OVER_TABLETS if make.groups and not make.one_step]
 
 SCENARIOS: list[type[Scenario]] = [*_OVER_TABLETS, *_BARE]

@@ -246,7 +246,7 @@ def test_pairs_leave_out_no_moment_of_a_first_fault_that_is_told_apart(
                     continue
                 result, cells = real(make, schedule), contents.pop()
                 likes = had[without_moments(schedule)]
-                # What arrives last is settled by one process more.
+                # One process more settles the mutation that arrives last.
                 assert any(
                     (steps, there) == (result.steps, cells) or steps[: len(result.steps)] == result.steps != steps
                     for steps, there in likes
@@ -278,7 +278,7 @@ def test_a_lock_that_is_left_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> No
     assert "1 locks are left" in sweep.run(TwoTablets).problem
 
 
-FORGETFUL: dict[str, Mutant] = {}  # who opens the store next does not know what it should
+FORGETFUL: dict[str, Mutant] = {}  # the next process that opens the store lacks knowledge
 
 
 def forgets(name: str) -> Callable[[Mutant], Mutant]:
