@@ -16,6 +16,7 @@ import perco.sync
 from perco import views
 from perco.views import Delivered, Files
 from perco.views.files import _Folder
+from tests.integration.views import sinks
 from tests.support.graphs import write
 
 pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")  # the temporary folder may lie on tmpfs
@@ -32,6 +33,15 @@ class Pages:
         self.views = views.Views(perco.Schema(self.table))
         self.to = Files(path, suffix=suffix)
         self.views.sink(self.text, id="out", to=self.to)
+
+    def change(self, txn: perco.Transaction, number: int) -> None:
+        txn.set(self.text, ("a", number % 50), str(number))
+        if number % 3 == 0:
+            txn.delete(self.text, ("a", (number + 7) % 50))
+
+
+def in_folder(folder: Path) -> Pages:
+    return Pages(folder / "out", PAIR)
 
 
 def tree(path: Path) -> dict[str, bytes]:
@@ -325,37 +335,9 @@ def test_deliveries_of_two_processes_do_not_mix(tmp_path: Path) -> None:  # SF1
     assert tree(tmp_path / "out") == {f"{key}.md": b"199" for key in range(3)}
 
 
-PROGRAM = """
-import sys
-import trio
-import perco
-from pathlib import Path
-from tests.integration.views.test_files import PAIR, Pages
-
-async def main(folder):
-    pages = Pages(folder / "out", PAIR)
-    async with perco.open(folder / "s", pages.views.schema) as db, db.worker():
-        number = 0
-        while True:
-            number += 1
-            async with db.transaction() as txn:
-                txn.set(pages.text, ("a", number % 50), str(number))
-                if number % 3 == 0:
-                    txn.delete(pages.text, ("a", (number + 7) % 50))
-            if number == 100:
-                print("running", flush=True)
-
-trio.run(main, Path(sys.argv[1]))
-"""
-
-
 def test_a_program_that_is_killed_leaves_a_folder_that_ends_right(tmp_path: Path) -> None:  # V11, SF1
-    for _ in range(3):
-        with subprocess.Popen([sys.executable, "-c", PROGRAM, tmp_path], stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "running\n"
-            process.kill()
-    pages = Pages(tmp_path / "out", PAIR)
+    sinks.kill(__name__, tmp_path)
+    pages = in_folder(tmp_path)
     with perco.sync.open(tmp_path / "s", pages.views.schema) as db, db.worker():
         db.wait_idle(timeout=60)
         with db.snapshot() as snap:

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 import perco
-import perco.sync
-from perco import views
 from perco.views import Delivered, LanceTable
-from tests.support.graphs import write
+from tests.integration.views import sinks
+from tests.integration.views.sinks import KEY
 
 lancedb = pytest.importorskip("lancedb")
 
@@ -25,75 +24,33 @@ pytestmark = [
 ]
 
 VECTOR = array("f", [1.0, 0.1, -3.0]).tobytes()
-VALUES: dict[str, Any] = {
-    "t": "tëxt'\"\x00",
-    "i": -(2**63),
-    "f": 1e300,
-    "b": b"\x00\xff",
-    "o": False,
-    "j": {"a": [1, None, "ü"]},
-    "m": {1: b"x"},
-    "v": VECTOR,
-}
+VALUES = {**sinks.VALUES, "t": "tëxt'\"\x00", "v": VECTOR}
+CODECS = {**sinks.CODECS, "v": perco.BYTES}
 
 
-class Things:
-    """A table with a column of each kind, and a sink."""
-
+class Things(sinks.Things[LanceTable]):
     def __init__(self, path: Path, **how: Any) -> None:
-        self.table = perco.Table("things", key=perco.Tuple(perco.TEXT, perco.INT64, perco.BYTES))
-        kinds = [
-            perco.TEXT,
-            perco.INT64,
-            perco.FLOAT64,
-            perco.BYTES,
-            perco.BOOL,
-            perco.JSON,
-            perco.MSGPACK,
-            perco.BYTES,
-        ]
-        self.columns = [self.table.column(name, codec) for name, codec in zip(VALUES, kinds, strict=True)]
-        self.views = views.Views(perco.Schema(self.table))
-        self.to = LanceTable(path, **{"vector": "v", "size": 3, **how})
-        self.views.sink(*self.columns, id="out", to=self.to)
+        super().__init__(LanceTable(path, **{"vector": "v", "size": 3, **how}), CODECS)
 
 
-KEY, OTHER = ("a", 1, b"\x01"), ("b", -5, b"")
+def in_folder(folder: Path) -> Things:
+    return Things(folder / "out")
 
 
 async def test_values_of_each_kind_come_back_as_they_were(tmp_path: Path) -> None:
-    things = Things(tmp_path / "out", key=["word's", "the number", "raw"])
-    async with perco.open(tmp_path / "s", things.views.schema) as db, db.worker():
-        await write(db, [(column, KEY, VALUES[column.name]) for column in things.columns])
-        await write(db, [(things.columns[0], OTHER, "")])
-        await db.wait_idle(timeout=60)
-        assert [(row.key, row.values) for row in things.to.rows()] == [(KEY, VALUES), (OTHER, {"t": ""})]
-        async with db.snapshot() as snap:
-            assert (await views.check(things.views, snap)).rows == {"out": 2}
+    def look() -> None:
         table = lancedb.connect(tmp_path / "out").open_table("things")
         (found,) = table.search([1.0, 0.0, -3.0]).where("NOT perco_gone", prefilter=True).limit(5).to_list()
         assert (found["word's"], found["the number"], found["raw"]) == KEY
         assert {name: found[name] for name in "tifbo"} == {name: VALUES[name] for name in "tifbo"}
         assert found["j"] == '{"a": [1, null, "ü"]}'
-        await write(db, [(column, KEY, None) for column in things.columns])
-        await db.wait_idle(timeout=60)
-        assert [row.key for row in things.to.rows()] == [OTHER]
+
+    things = Things(tmp_path / "out", key=["word's", "the number", "raw"])
+    await sinks.values_come_back(things, tmp_path, look, VALUES)
 
 
 def test_a_row_is_replaced_by_newer_ones_only(tmp_path: Path) -> None:  # V11
-    to = Things(tmp_path / "out").to
-    to.deliver([Delivered(KEY, {"i": 2, "v": VECTOR}, 20), Delivered(KEY, {"i": 1}, 15)])
-    to.deliver([Delivered(KEY, {"i": 1}, 10), Delivered(OTHER, None, 10)])
-    to.deliver([Delivered(KEY, {"i": 1}, 20)])
-    assert list(to.rows()) == [Delivered(KEY, {"i": 2, "v": VECTOR}, 20)]
-    to.deliver([Delivered(KEY, None, 30), Delivered(OTHER, {"i": 9, "v": VECTOR}, 5)])  # it was gone later than this
-    assert (list(to.rows()), to.count()) == ([], 0)
-    to.deliver([Delivered(KEY, {"i": 1}, 25)])
-    assert (list(to.rows()), to.forget(30), to.forget(30)) == ([], 1, 0)
-    to.deliver([Delivered(OTHER, {"i": 9}, 5), Delivered(KEY, {"i": 1}, 31)])
-    to.close()
-    assert list(to.rows()) == [Delivered(KEY, {"i": 1}, 31), Delivered(OTHER, {"i": 9}, 5)]
-    assert to.count() == 2
+    sinks.only_newer_rows_are_taken(Things(tmp_path / "out").to, {"v": VECTOR})
 
 
 def test_a_sink_that_has_not_seen_the_newest_version_takes_no_older_row(tmp_path: Path) -> None:  # V11
@@ -196,37 +153,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         list(Things(tmp_path / "file").to.rows())
 
 
-PROGRAM = """
-import sys
-import trio
-import perco
-from pathlib import Path
-from tests.integration.views.test_lance import Things
-
-async def main(folder):
-    things = Things(folder / "out")
-    async with perco.open(folder / "s", things.views.schema) as db, db.worker():
-        number = 0
-        while True:
-            number += 1
-            async with db.transaction() as txn:
-                txn.set(things.columns[1], ("a", number % 50, b""), number)
-            if number == 100:
-                print("running", flush=True)
-
-trio.run(main, Path(sys.argv[1]))
-"""
-
-
 def test_a_program_that_is_killed_leaves_a_table_that_ends_right(tmp_path: Path) -> None:  # V11
-    for _ in range(3):
-        with subprocess.Popen([sys.executable, "-c", PROGRAM, tmp_path], stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "running\n"
-            process.kill()
-    things = Things(tmp_path / "out")
-    with perco.sync.open(tmp_path / "s", things.views.schema) as db, db.worker():
-        db.wait_idle(timeout=60)
-        with db.snapshot() as snap:
-            checked = views.check_blocking(things.views, snap)
-        assert (checked.equal, checked.rows["out"]) == (True, 50)
+    sinks.kill(__name__, tmp_path)
+    sinks.sink_equals_table(in_folder(tmp_path), tmp_path)

@@ -14,11 +14,10 @@ import psycopg
 import pytest
 
 import perco
-from perco import views
 from perco.views import Delivered, PostgresTable
-from tests.integration.views.test_sqlite import KEY, OTHER, VALUES
+from tests.integration.views import sinks
+from tests.integration.views.sinks import KEY, OTHER, VALUES
 from tests.support import postgresql
-from tests.support.graphs import write
 
 pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")  # the temporary folder may lie on tmpfs
 
@@ -35,53 +34,28 @@ def asked(statement: str) -> list[Any]:
         return cursor.fetchall() if cursor.description else []
 
 
-class Things:
-    """A table with a column of each kind, and a sink."""
-
+class Things(sinks.Things[PostgresTable]):
     def __init__(self, name: str = "", **how: Any) -> None:
-        self.table = perco.Table("things", key=perco.Tuple(perco.TEXT, perco.INT64, perco.BYTES))
-        codecs = [perco.TEXT, perco.INT64, perco.FLOAT64, perco.BYTES, perco.BOOL, perco.JSON, perco.MSGPACK]
-        self.columns = [self.table.column(each, codec) for each, codec in zip(VALUES, codecs, strict=True)]
-        self.views = views.Views(perco.Schema(self.table))
         self.name = name or f"things_{os.getpid()}_{next(_numbers)}"
-        self.to = PostgresTable(conninfo(), self.name, **how)
-        self.views.sink(*self.columns, id="out", to=self.to)
+        super().__init__(PostgresTable(conninfo(), self.name, **how))
 
 
 async def test_values_of_each_kind_come_back_as_they_were(tmp_path: Path) -> None:
     things = Things(key=["word", "number", "raw"])
-    async with perco.open(tmp_path / "s", things.views.schema) as db, db.worker():
-        await write(db, [(column, KEY, VALUES[column.name]) for column in things.columns])
-        await write(db, [(things.columns[0], OTHER, "")])
-        await db.wait_idle(timeout=60)
-        assert [(row.key, row.values) for row in things.to.rows()] == [(KEY, VALUES), (OTHER, {"t": ""})]
-        async with db.snapshot() as snap:
-            assert (await views.check(things.views, snap)).rows == {"out": 2}
+
+    def look() -> None:
         found = asked(f"SELECT word, number, t, i, f, b, o, j ->> 'a' FROM {things.name} ORDER BY word")
         assert found == [
             ("a", 1, VALUES["t"], -(2**63), 1e300, b"\x00\xff", False, '[1, null, "ü"]'),
             ("b", -5, "", None, None, None, None, None),
         ]
-        await write(db, [(column, KEY, None) for column in things.columns])
-        await db.wait_idle(timeout=60)
-        assert ([row.key for row in things.to.rows()], things.to.count()) == ([OTHER], 1)
-        assert things.to.forget(await db.watermark()) in (0, 1)  # as far as no run can deliver it any more
+
+    await sinks.values_come_back(things, tmp_path, look)
     things.to.close()
 
 
 def test_a_row_is_replaced_by_newer_ones_only() -> None:  # V11
-    to = Things().to
-    to.deliver([Delivered(KEY, {"i": 2}, 20)])
-    to.deliver([Delivered(KEY, {"i": 1}, 10), Delivered(OTHER, None, 10), Delivered(KEY, {"i": 3}, 15)])
-    assert list(to.rows()) == [Delivered(KEY, {"i": 2}, 20)]
-    to.deliver([Delivered(KEY, None, 30), Delivered(OTHER, {"i": 9}, 5)])  # it was gone later than this
-    assert list(to.rows()) == []
-    assert to.forget(30) == 1
-    to.deliver([Delivered(OTHER, {"i": 9}, 5), Delivered(KEY, {"i": 1}, 25)])
-    assert list(to.rows()) == [Delivered(OTHER, {"i": 9}, 5)]
-    to.close()
-    assert list(to.rows()) == [Delivered(OTHER, {"i": 9}, 5)]
-    to.close()
+    sinks.only_newer_rows_are_taken(Things().to, {})
 
 
 def test_a_connection_that_is_lost_is_opened_again() -> None:
