@@ -44,6 +44,10 @@ def by(test: str, name: str) -> Any:
     return note
 
 
+async def nothing(*_: Any) -> None:
+    """Takes the place of a step that a mutant leaves out."""
+
+
 # ------------------------------------------------------------ wakes, claims and scanners
 
 

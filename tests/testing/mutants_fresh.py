@@ -14,7 +14,7 @@ from perco.notify.waiting import Waiting
 from perco.notify.worker import Worker
 from perco.schema.catalogue import Catalogue
 from perco.views import dropping as views_dropping
-from tests.testing.mutants_components import by
+from tests.testing.mutants_components import by, nothing
 
 _FRESH: Final = "tests/component/notify/test_views_fresh.py"
 _DROPPING: Final = "tests/component/notify/test_dropping.py"
@@ -28,6 +28,15 @@ def _concerned(patch: pytest.MonkeyPatch, fault: Any) -> None:
         return fault(right, catalogue, schema, views)  # type: ignore[no-any-return]
 
     patch.setattr(waiting, "concerned_with", concerned_with)
+
+
+def _none_up_to(patch: pytest.MonkeyPatch, fault: Any) -> None:
+    right = Waiting.none_up_to
+
+    async def none_up_to(self: Any, ts: int, without: Any = None) -> Any:
+        return await fault(right, self, ts, without)
+
+    patch.setattr(Waiting, "none_up_to", none_up_to)
 
 
 @by(
@@ -98,12 +107,10 @@ def watches_all(patch: pytest.MonkeyPatch) -> None:
     "V14 a wait for a view does not look at the failed list",
 )
 def failed_is_fresh(patch: pytest.MonkeyPatch) -> None:
-    right = Waiting.none_up_to
+    async def fault(right: Any, waiting: Any, ts: int, without: Any) -> Any:
+        return None if await right(waiting, ts, without) is None else {}
 
-    async def none_up_to(self: Any, ts: int, without: Any = None) -> Any:
-        return None if await right(self, ts, without) is None else {}
-
-    patch.setattr(Waiting, "none_up_to", none_up_to)
+    _none_up_to(patch, fault)
 
 
 @by(
@@ -111,16 +118,13 @@ def failed_is_fresh(patch: pytest.MonkeyPatch) -> None:
     "V14 a wait does not include changes that reach a new view under a later cause",
 )
 def early(patch: pytest.MonkeyPatch) -> None:
-    right = Waiting.none_up_to
-
-    async def none_up_to(self: Any, ts: int, without: Any = None) -> Any:
-        catalogue = self._engine.known.catalogue
+    async def fault(right: Any, waiting: Any, ts: int, without: Any) -> Any:
+        catalogue = waiting._engine.known.catalogue
         if without is None or not concerned.all_but(catalogue, without).ids.isdisjoint(catalogue.unready()):
-            return await right(self, ts, without)
-        looked = await right(self, ts)
-        return looked
+            return await right(waiting, ts, without)
+        return await right(waiting, ts)
 
-    patch.setattr(Waiting, "none_up_to", none_up_to)
+    _none_up_to(patch, fault)
 
 
 @by(
@@ -128,14 +132,12 @@ def early(patch: pytest.MonkeyPatch) -> None:
     "V14 a view is fresh though it has not been notified of existing data",
 )
 def unready(patch: pytest.MonkeyPatch) -> None:
-    right = Waiting.none_up_to
-
-    async def none_up_to(self: Any, ts: int, without: Any = None) -> Any:
+    async def fault(right: Any, waiting: Any, ts: int, without: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Catalogue, "unready", lambda self: [])
-            return await right(self, ts, without)
+            return await right(waiting, ts, without)
 
-    patch.setattr(Waiting, "none_up_to", none_up_to)
+    _none_up_to(patch, fault)
 
 
 @by(
@@ -143,10 +145,7 @@ def unready(patch: pytest.MonkeyPatch) -> None:
     "V14 a snapshot is taken before the views are fresh",
 )
 def stale_snapshot(patch: pytest.MonkeyPatch) -> None:
-    async def until_fresh(self: Any, views: Any, timeout: Any) -> None:
-        pass
-
-    patch.setattr(Database, "_until_fresh", until_fresh)
+    patch.setattr(Database, "_until_fresh", nothing)
 
 
 # ------------------------------------------------------------ observers and views that are dropped
@@ -268,7 +267,4 @@ def first_rows(patch: pytest.MonkeyPatch) -> None:
     "V15 what perco keeps for a view stays when it is dropped",
 )
 def kept_stay(patch: pytest.MonkeyPatch) -> None:
-    async def remove(*_: Any) -> None:
-        pass
-
-    patch.setattr(views_dropping, "_remove", remove)
+    patch.setattr(views_dropping, "_remove", nothing)

@@ -11,7 +11,7 @@ import pytest
 from perco.txn.inside import size_of
 from perco.views import cached, components, folding, joining, memory, rebuilding, running, sinking, sqlite
 from perco.views.tops import Delta, Top
-from tests.testing.mutants_components import by
+from tests.testing.mutants_components import by, nothing
 
 _RULES: Final = "tests/component/notify/test_views.py"
 _INPLACE: Final = "tests/component/notify/test_views_in_place.py"
@@ -22,6 +22,19 @@ _SINKS: Final = "tests/component/notify/test_views_sink.py"
 _SQLITE: Final = "tests/integration/views/test_sqlite.py"
 _EQUAL: Final = "tests/component/notify/test_views_equal.py"
 _COMPONENTS: Final = "tests/component/notify/test_views_components.py"
+
+
+class Unlocking:
+    """A transaction that reads rows without locking them."""
+
+    def __init__(self, txn: Any) -> None:
+        self._txn = txn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+    async def row(self, table: Any, key: Any, columns: Any, *, lock: bool = False) -> Any:
+        return await self._txn.row(table, key, columns)
 
 
 @by(f"{_RULES}::test_rows_follow_their_source", "V1 a run does not retract what it no longer gives")
@@ -197,10 +210,7 @@ def not_noted(patch: pytest.MonkeyPatch) -> None:
 
 @by(f"{_INPLACE}::test_a_run_tells_the_readers_itself", "V12 a run keeps the observers from running, and does not tell")
 def tells_nobody(patch: pytest.MonkeyPatch) -> None:
-    async def tell(view: Any, rows: Any, txn: Any, keys: Any) -> None:
-        pass
-
-    patch.setattr(running, "_tell", tell)
+    patch.setattr(running, "_tell", nothing)
 
 
 @by(f"{_INPLACE}::test_a_reader_of_another_version_is_notified", "V12 a reader is told by another version of itself")
@@ -275,16 +285,6 @@ def goes_on(patch: pytest.MonkeyPatch) -> None:
 def taken_unlocked(patch: pytest.MonkeyPatch) -> None:
     right = running._release
 
-    class Unlocking:
-        def __init__(self, txn: Any) -> None:
-            self._txn = txn
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._txn, name)
-
-        async def row(self, table: Any, key: Any, columns: Any, *, lock: bool = False) -> Any:
-            return await self._txn.row(table, key, columns)
-
     async def release(view: Any, txn: Any, *rest: Any) -> None:
         await right(view, Unlocking(txn), *rest)
 
@@ -310,16 +310,6 @@ def counts_as_new(patch: pytest.MonkeyPatch) -> None:
 )
 def rebuilt_unlocked(patch: pytest.MonkeyPatch) -> None:
     right = rebuilding._mend
-
-    class Unlocking:
-        def __init__(self, txn: Any) -> None:
-            self._txn = txn
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._txn, name)
-
-        async def row(self, table: Any, key: Any, columns: Any, *, lock: bool = False) -> Any:
-            return await self._txn.row(table, key, columns)
 
     async def mend(txn: Any, view: Any, owner: Any) -> bool:
         patch.setattr(rebuilding, "size_of", lambda txn: size_of(txn._txn))
@@ -489,7 +479,4 @@ def alone_with_label(patch: pytest.MonkeyPatch) -> None:
     "V13 a new version trusts the labels of an earlier one",
 )
 def old_labels(patch: pytest.MonkeyPatch) -> None:
-    async def take_over(*_: Any) -> None:
-        pass
-
-    patch.setattr(components, "_take_over", take_over)
+    patch.setattr(components, "_take_over", nothing)
