@@ -67,6 +67,31 @@ _Step = _Ask | _Transform | _Delete | _Add
 _Steps = Generator[_Step, Any, Any]
 
 
+class _Run:
+    """The steps of a run, one after another.
+
+    Attributes:
+        answer: the result of the last step, for the next one.
+        nodes: once there is no further step, the nodes that the run has made.
+    """
+
+    def __init__(self, steps: _Steps) -> None:
+        self.answer: Any = None
+        self.nodes: list[BaseNode] = []
+        self._steps = steps
+
+    def __iter__(self) -> _Run:
+        return self
+
+    def __next__(self) -> _Step:
+        answer, self.answer = self.answer, None
+        try:
+            return self._steps.send(answer)
+        except StopIteration as ended:
+            self.nodes = ended.value
+            raise
+
+
 @dataclass(slots=True)
 class _Given:
     """A document, as it was given to a run.
@@ -161,23 +186,17 @@ class Pipeline(IngestionPipeline):
         Raises: UsageError; errors of the transformations, and of the vector store.
         """
         steps = self._begin(documents, nodes, cache_collection, store_doc_text, show_progress, num_workers)
-        answer: Any = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as ended:
-                found: list[BaseNode] = ended.value
-                return found
+        for step in steps:
             match step:
                 case _Ask(of, function, args):
-                    answer = of.ask(function, *args)
+                    steps.answer = of.ask(function, *args)
                 case _Transform(by, some):
-                    answer = by(some, **kwargs)
+                    steps.answer = by(some, **kwargs)
                 case _Delete(id):
-                    answer = None
                     self._vectors.delete(id)
                 case _Add(some):
-                    answer = self._vectors.add(some)
+                    self._vectors.add(some)
+        return steps.nodes
 
     async def arun(
         self,
@@ -192,23 +211,17 @@ class Pipeline(IngestionPipeline):
     ) -> Sequence[BaseNode]:
         """See `run`."""
         steps = self._begin(documents, nodes, cache_collection, store_doc_text, show_progress, num_workers)
-        answer: Any = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as ended:
-                found: list[BaseNode] = ended.value
-                return found
+        for step in steps:
             match step:
                 case _Ask(of, function, args):
-                    answer = await of.aask(function, *args)
+                    steps.answer = await of.aask(function, *args)
                 case _Transform(by, some):
-                    answer = await by.acall(some, **kwargs)
+                    steps.answer = await by.acall(some, **kwargs)
                 case _Delete(id):
-                    answer = None
                     await self._vectors.adelete(id)
                 case _Add(some):
-                    answer = await self._vectors.async_add(some)
+                    await self._vectors.async_add(some)
+        return steps.nodes
 
     @property
     def _documents(self) -> DocumentStore:
@@ -237,14 +250,14 @@ class Pipeline(IngestionPipeline):
         store_text: bool,
         show_progress: bool,
         workers: int | None,
-    ) -> _Steps:
+    ) -> _Run:
         if workers is not None and workers > 1:
             raise UsageError(
                 "perco's Pipeline transforms in one process: leave out num_workers=. For several processes, divide the "
                 "documents, and give each its own source="
             )
         given = _grouped(self._prepare_inputs(documents, nodes), self.volatile)
-        return self._steps(given, collection or self.cache.collection, store_text, show_progress)
+        return _Run(self._steps(given, collection or self.cache.collection, store_text, show_progress))
 
     def _steps(self, given: list[_Given], collection: str, store_text: bool, show_progress: bool) -> _Steps:
         front, namespace, run = self._documents.front, self._documents.namespace, token_hex(8)

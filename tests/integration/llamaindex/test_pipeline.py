@@ -184,14 +184,12 @@ def test_two_runs_may_take_their_steps_in_any_order(db: perco.sync.Database) -> 
         make("one").run(documents=[doc("a", "zero")])
         runs = [make("one")._begin(given[0], None, None, True, False, None)]
         runs.append(make(source)._begin(given[1], None, None, True, False, None))
-        answers: list[Any] = [None, None]
-        going = [0, 1]
-        while going:
-            which = random.choice(going)
+        while runs:
+            run = random.choice(runs)
             try:
-                answers[which] = do(runs[which].send(answers[which]), vectors)
+                run.answer = do(next(run), vectors)
             except StopIteration:
-                going.remove(which)
+                runs.remove(run)
         left: dict[str, str] = {}
         for name, documents in {"one": given[0], **({"other": given[1]} if source == "other" else {})}.items():
             make(name).run(documents=documents)
