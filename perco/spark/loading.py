@@ -1,4 +1,4 @@
-"""`perco.spark.load`: loads every row of a data set exactly once, each in a transaction of its own."""
+"""`perco.spark.load`: loads every row of a data set exactly once, in transactions of several rows."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def load(
     concurrency: int | None = None,
     options: LoadOptions | None = None,
 ) -> Loaded:
-    """Run `await loader(txn, row)` for every row, each in a transaction of its own, on the executors.
+    """Run `await loader(txn, row)` for every row, on the executors. By default, up to 100 rows share a transaction.
 
         async def loader(txn, row):
             txn.set(app.body, row.url, row.body)
@@ -134,32 +134,16 @@ def load(
             involves one more tablet.
         job: a name under which the load can be run again. Without a name, the load is acknowledged when it succeeds.
         concurrency: transactions in flight in each partition, instead of `options.concurrency`.
+        options: how many rows share a transaction, how many inputs may fail, and other limits.
 
     Raises: LoadFailed if more than `options.failures_max` inputs fail; KeyNotUnique; UsageError; Spark's error if a
     task fails for good; and the errors of `perco.open`.
     """
-    options = LoadOptions() if options is None else options
-    if not isinstance(options, LoadOptions):
-        raise UsageError(f"options= takes perco.spark.LoadOptions(...), not {options!r}")
-    if schema is not None and not isinstance(schema, perco.Schema):
-        raise UsageError(f"schema= takes a perco.Schema, not {schema!r}")
-    if key is not None and not isinstance(key, str) and not callable(key):
-        raise UsageError(f"key= is a column's name or a function of the row, not {key!r}")
-    if concurrency is not None:
-        options = replace(options, concurrency=concurrency)
+    options = _chosen(options, concurrency)
+    _must_make_sense(schema, key, beside)
     rdd, spark = _rdd(rows)
     function = _loader(loader)
-    if beside is not None and (key is None or not isinstance(beside, perco.Table)):
-        raise UsageError("beside= is a perco.Table, and needs key=, which gives keys of that table")
-    if beside is not None and not isinstance(beside.key, TupleCodec) and codec_named(beside.key.name) is not beside.key:
-        raise UsageError(f"beside= needs a table whose key codec is one of perco's own; {beside.key.name!r} is not")
-    unnamed = job is None
-    if unnamed and spark.sparkContext.getLocalProperty(QUERY) is not None:
-        raise UsageError(
-            "these rows are a micro-batch of a stream, which Spark repeats after a failure: give "
-            "job=f'NAME {batch_id}', and acknowledge the job of the batch before it"
-        )
-    job = job if job is not None else f"unnamed {secrets.token_hex(8)}"
+    unnamed, job = job is None, _name_of(job, spark)
     with serve(store, spark) as reached:
         ledger = trio.run(_begin, reached, schema, job, beside)
         take = None if key is None else keys.chosen(key) if beside is None else keys.valued(key)
@@ -177,13 +161,42 @@ def load(
         loaded = Loaded(job, results, spark)
         if loaded.failed > options.failures_max:
             raise LoadFailed(loaded)
-        # If no row was skipped, each row has written a mark of its own. A skipped row either was loaded before, by this
-        # task or this job, or shares its key with another row; a mark does not show which.
-        if key is not None and loaded.skipped and (shared := _shared(rdd, keys.valued(key), beside)):
-            raise _not_unique(loaded, shared)
+        if key is not None:
+            _must_be_unique(loaded, rdd, keys.valued(key), beside)
         if unnamed:
             trio.run(_acknowledge, reached, job)
     return loaded
+
+
+def _chosen(options: LoadOptions | None, concurrency: int | None) -> LoadOptions:
+    options = LoadOptions() if options is None else options
+    if not isinstance(options, LoadOptions):
+        raise UsageError(f"options= takes perco.spark.LoadOptions(...), not {options!r}")
+    return options if concurrency is None else replace(options, concurrency=concurrency)
+
+
+def _must_make_sense(schema: Any, key: Any, beside: Any) -> None:
+    """Check the other arguments of `load`. Raises: UsageError."""
+    if schema is not None and not isinstance(schema, perco.Schema):
+        raise UsageError(f"schema= takes a perco.Schema, not {schema!r}")
+    if key is not None and not isinstance(key, str) and not callable(key):
+        raise UsageError(f"key= is a column's name or a function of the row, not {key!r}")
+    if beside is not None and (key is None or not isinstance(beside, perco.Table)):
+        raise UsageError("beside= is a perco.Table, and needs key=, which gives keys of that table")
+    if beside is not None and not isinstance(beside.key, TupleCodec) and codec_named(beside.key.name) is not beside.key:
+        raise UsageError(f"beside= needs a table whose key codec is one of perco's own; {beside.key.name!r} is not")
+
+
+def _name_of(job: str | None, spark: SparkSession) -> str:
+    """The name of a job; of one without a name, a random one. Raises: UsageError if a stream would repeat the job."""
+    if job is not None:
+        return job
+    if spark.sparkContext.getLocalProperty(QUERY) is not None:
+        raise UsageError(
+            "these rows are a micro-batch of a stream, which Spark repeats after a failure: give "
+            "job=f'NAME {batch_id}', and acknowledge the job of the batch before it"
+        )
+    return f"unnamed {secrets.token_hex(8)}"
 
 
 def acknowledge(store: str | os.PathLike[str] | Store, job: str, spark: SparkSession) -> int:
@@ -234,14 +247,20 @@ def _shared(rows: RDD[Any], key: Callable[[Any], Any], beside: perco.Table[Any] 
     return dict(counted.mapPartitions(_several).collect()[:_SHARED])
 
 
-def _not_unique(loaded: Loaded, keys: dict[str, int]) -> KeyNotUnique:
-    key, rows = next(iter(keys.items()))
-    return KeyNotUnique(
-        f"key= is not unique: {rows} rows have the key {key}, and only one of them has been loaded. If they are "
+def _must_be_unique(loaded: Loaded, rows: RDD[Any], key: Callable[[Any], Any], beside: perco.Table[Any] | None) -> None:
+    """Raises: KeyNotUnique.
+
+    If no row was skipped, each row has written a mark of its own. A skipped row either was loaded before, by this task
+    or this job, or shares its key with another row; a mark does not show which."""
+    if not loaded.skipped or not (shared := _shared(rows, key, beside)):
+        return
+    first, number = next(iter(shared.items()))
+    raise KeyNotUnique(
+        f"key= is not unique: {number} rows have the key {first}, and only one of them has been loaded. If they are "
         "the same input, keep one row for each key (rows.dropDuplicates([...])) and load again with "
         f"job={loaded.job!r}. If they are different inputs, remove what this job has loaded, and load under "
         "another job with a key that tells them apart, such as key=lambda row: (row.url, row.day).",
-        keys,
+        shared,
         loaded,
     )
 
