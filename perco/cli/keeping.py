@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -38,58 +38,68 @@ async def keep(
         again_s: the pause before a command that died is started again; it doubles each time that the command dies soon
             after its start.
     """
-    worst = FINE
-    stopping = False
+    return await _Keeping(what, again_s, done, ready, environment or os.environ).run(commands)
 
-    async def run(command: Sequence[str]) -> None:
-        nonlocal worst
-        pause_s = again_s
+
+class _Keeping:
+    """Commands that run; the arguments are those of `keep`."""
+
+    def __init__(
+        self, what: str, again_s: float, done: Collection[int], ready: str, environment: Mapping[str, str]
+    ) -> None:
+        self._what, self._again_s, self._done = what, again_s, done
+        self._ready, self._environment = ready, environment
+        self._running: set[Command] = set()
+        self._stopped = trio.Event()
+        self._worst = FINE
+
+    async def run(self, commands: Sequence[Sequence[str]]) -> int:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with trio.open_nursery() as outer:
+                outer.start_soon(self._listen, signals)
+                async with trio.open_nursery() as nursery:
+                    for command in commands:
+                        nursery.start_soon(self._keep, command)
+                outer.cancel_scope.cancel()
+        return self._worst
+
+    async def _keep(self, command: Sequence[str]) -> None:
+        """Run a command, again and again, until it ends by itself or all stop."""
+        pause_s = self._again_s
         has_begun = False
-        while not stopping:
+        while not self._stopped.is_set():
             began = trio.current_time()
-            process, told = _begin(command, environment or os.environ, ready)
-            running.add(process)
+            process, told = _begin(command, self._environment, self._ready)
+            self._running.add(process)
             code = await process.wait()
-            running.discard(process)
+            self._running.discard(process)
             has_begun |= _has_begun(told)
-            if stopping or code in done:
-                worst = max(worst, code if code in done else FINE)
+            if self._stopped.is_set() or code in self._done:
+                self._worst = max(self._worst, code if code in self._done else FINE)
                 return
             if code == _REFUSED and not has_begun:
-                worst = code
-                stop()
+                self._worst = code
+                self._stop()
                 return
-            complain(f"process {process.pid} of {what} {_how_it_ended(code)}; another one starts in {pause_s:g} s")
+            complain(
+                f"process {process.pid} of {self._what} {_how_it_ended(code)}; another one starts in {pause_s:g} s"
+            )
             with trio.move_on_after(pause_s):
-                await stopped.wait()
-            pause_s = again_s if trio.current_time() - began > _LIVED_S else min(2 * pause_s, _AGAIN_MAX_S)
+                await self._stopped.wait()
+            pause_s = self._again_s if trio.current_time() - began > _LIVED_S else min(2 * pause_s, _AGAIN_MAX_S)
 
-    def stop() -> None:
-        nonlocal stopping
-        stopping = True
-        stopped.set()
-        for process in running:
+    async def _listen(self, signals: AsyncIterator[int]) -> None:
+        async for _ in signals:
+            if not self._stopped.is_set():
+                self._stop()
+                continue
+            for process in self._running:
+                process.kill()
+
+    def _stop(self) -> None:
+        self._stopped.set()
+        for process in self._running:
             process.terminate()
-
-    running: set[Command] = set()
-    stopped = trio.Event()
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with trio.open_nursery() as outer:
-
-            async def listen() -> None:
-                async for _ in signals:
-                    if not stopping:
-                        stop()
-                        continue
-                    for process in running:
-                        process.kill()
-
-            outer.start_soon(listen)
-            async with trio.open_nursery() as nursery:
-                for command in commands:
-                    nursery.start_soon(run, command)
-            outer.cancel_scope.cancel()
-    return worst
 
 
 def _begin(command: Sequence[str], environment: Mapping[str, str], ready: str) -> tuple[Command, int]:

@@ -28,6 +28,7 @@ from perco.serve.door import can_listen
 from perco.serve.opening import SOCKET
 from perco.serve.placing import ProcessOptions
 from perco.serve.processes import TabletServers
+from perco.serve.server import Server
 from perco.storage import owner
 
 _KEEPER: Final = "PERCO_KEEPER"  # environment variable of an owner: the process id of its supervisor
@@ -95,14 +96,8 @@ async def serve(
         server = opening.server
         if is_client(db) or server is None:
             raise StoreLocked(str(path), *owner(path))
-        token = own or tokens.token_of(path)
         at = [] if remote else [f"unix:{path / SOCKET}"]
-        for address in wanted:
-            word = None if address.path is not None else token
-            bound = await stack.enter_async_context(server.listening(address, word, tls))
-            if word is not None and bound.on_this_host:
-                stack.enter_context(tokens.told(bound, token))
-            at.append(str(bound))
+        at += await _listening(stack, server, wanted, own or tokens.token_of(path), tls)
         if opening.owned is not None and direct:
             await opening.owned.serve_at(str(addresses.parse(advertise or _reached_at(at))))
         if opening.tablet_servers is not None:
@@ -120,6 +115,24 @@ async def serve(
         await signals.wait()
         print("shutting down: requests in progress are answered first", flush=True)
     return FINE
+
+
+async def _listening(
+    stack: AsyncExitStack,
+    server: Server,
+    wanted: list[Address],
+    token: bytes,
+    tls: tuple[str, str] | None,
+) -> list[str]:
+    """Listen at addresses until the stack is closed; returns the addresses that clients use."""
+    at = []
+    for address in wanted:
+        word = None if address.path is not None else token
+        bound = await stack.enter_async_context(server.listening(address, word, tls))
+        if word is not None and bound.on_this_host:
+            stack.enter_context(tokens.told(bound, token))
+        at.append(str(bound))
+    return at
 
 
 def _must_make_sense(store: str, *, direct: bool, standby: bool, advertise: str) -> None:

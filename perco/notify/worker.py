@@ -461,11 +461,8 @@ class Worker:
         ack: int,
         conflicts: int,
     ) -> bool | None:
-        engine, start_ts = self.engine, txn.start_ts
-        if (
-            engine.oracle.catalogue_version > engine.known.catalogue.binds
-            or engine.known.catalogue.binds != self._binds
-        ):
+        engine, start_ts, binds = self.engine, txn.start_ts, self.engine.known.catalogue.binds
+        if engine.oracle.catalogue_version > binds or binds != self._binds:
             await self.look_at_catalogue()
         number = observer_of(ack)
         if self.observers.get(number) is not observer:
@@ -490,9 +487,8 @@ class Worker:
             attempt += max(self.backoff.attempts((table, row, ack)) - verdict.attempts, 0)
         counters.runs += 1
         self._roots[start_ts] = verdict.root, number
-        for watch in self._watches:
-            if number in watch.concerned:
-                watch.saw(verdict.root)
+        if self._watches:
+            self._show_root(number, verdict.root)
         began = trio.current_time()
         try:
             try:
@@ -523,11 +519,20 @@ class Worker:
         if engine.on_event is not None:
             engine.on_event("ack")
         if self.on_run is not None:
-            try:
-                self.on_run(observer.id, change.key, trio.current_time() - began)
-            except Exception:  # the listener has failed, not the observer, whose run has committed
-                log.exception("the function given to on_run raised")
+            self._tell_of_run(observer.id, change.key, trio.current_time() - began)
         return True
+
+    def _show_root(self, number: int, root: int) -> None:
+        for watch in self._watches:
+            if number in watch.concerned:
+                watch.saw(root)
+
+    def _tell_of_run(self, id: str, key: Any, seconds: float) -> None:
+        assert self.on_run is not None
+        try:
+            self.on_run(id, key, seconds)
+        except Exception:  # the listener has failed, not the observer, whose run has committed
+            log.exception("the function given to on_run raised")
 
     async def _commit(self, txn: Transaction, table: str, row: bytes, ack: int, run: Run) -> None:
         """Commit a run's transaction. N5: a run for a signal that writes, raises and locks nothing leaves no record."""
