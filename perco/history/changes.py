@@ -73,6 +73,7 @@ class ChangeStream(AsyncOnly):
     """An asynchronous iterator over `Changes`. A loop may leave it at any point: there is nothing to close."""
 
     _entries = 512  # of a log, in a page
+    _versions = 2  # of a cell that come with its entry
     _write = "async for changes in db.changes(...):"
 
     def __init__(
@@ -171,6 +172,7 @@ class ChangeStream(AsyncOnly):
         taken: list[Taken] = []
         while (found := merge.take()) is not None:
             taken.append(found)
+        taken = await self._completed(taken)
         values = await self._long_values(taken)
         await self._must_be_kept()
         self._merge = None if merge.over else merge
@@ -238,7 +240,7 @@ class ChangeStream(AsyncOnly):
 
     async def _fill(self, merge: Merge, source: Source) -> None:
         """Read a page of a source's log."""
-        request = self._request(source, self._frontier, merge.frontier, 2, self._entries)
+        request = self._request(source, self._frontier, merge.frontier, self._versions, self._entries)
         page = await self._engine.driver.reads.scan(request)
         if page.next is not None and (source.high is None or page.next < source.high):
             merge.sources.append(source.divide(page.next))  # its tablet has been split meanwhile
@@ -249,6 +251,10 @@ class ChangeStream(AsyncOnly):
         query = ScanQuery(WRITE, None, after + 1, upto, n)
         table = self._tables[source.table].name
         return ScanRequest(table, source.low, source.high, (query,), False, entries, log=source.position)
+
+    async def _completed(self, taken: list[Taken]) -> list[Taken]:
+        """The transactions, with the entries that make their rows."""
+        return taken
 
     async def _long_values(self, taken: Sequence[Taken]) -> dict[tuple[str, bytes, int, Long], bytes]:
         """The values that are not in their records."""

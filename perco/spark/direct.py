@@ -179,8 +179,8 @@ class Walk:
                 await trio.lowlevel.checkpoint()
 
     async def _check(self) -> None:
-        """G5, T9: check that the rows read beside the owner before this call were complete. (The owner holds the versions
-        that its clients' snapshots need; R5.) Raises: SnapshotTooOld, OwnerChanged."""
+        """G5, T9: check that the rows read beside the owner before this call were complete. (For its clients, the owner
+        holds the versions that their snapshots need; R5.) Raises: SnapshotTooOld, OwnerChanged."""
         if not self._here:
             return
         if self._parts.place.term != self._term:

@@ -39,8 +39,9 @@ from perco.spark.partition import one_error, short
 from perco.spark.store import Store, in_task
 from perco.tuning import collecting_less
 
-STREAM_OPTIONS: Final = ("table", "url", "path", "key")
-OPTIONS: Final = (*STREAM_OPTIONS, "job", "batch")
+_EVERY: Final = ("table", "url", "path", "key")
+OPTIONS: Final = (*_EVERY, "job", "batch")
+STREAM_OPTIONS: Final = (*_EVERY, "nulls")
 QUERY: Final = "sql.streaming.queryId"  # Spark sets this property on the jobs of a stream
 _BATCH: Final = "streaming.sql.batchId"
 _ROWS: Final = 100  # in a transaction, at most

@@ -36,8 +36,9 @@ from pyspark.sql.types import StructType
 import perco
 from perco.database.inside import inside
 from perco.errors import SchemaMismatch, UsageError, must_be_number
-from perco.spark import direct, ranges, sink, types
+from perco.spark import changed, direct, ranges, sink, types
 from perco.spark.direct import Beside, Walk
+from perco.spark.following import BOUNDED, NOW, ROWS, SNAPSHOT, Following, PercoStreamReader, must_be_logged
 from perco.spark.partition import one_error
 from perco.spark.ranges import Range
 from perco.spark.store import Store, in_task, reached
@@ -67,14 +68,15 @@ _TAKEOVERS: Final = 20  # attempts to take over a pin that other tasks take over
 _BATCH_ROWS: Final = 4096
 _BATCH_BYTES: Final = 4 << 20
 _OF_SPARK: Final = ("checkpointlocation", "queryname")  # options of a stream that are for Spark
-_REFUSES: Final = "_refuses_perco"  # an attribute that marks Spark's class as patched by perco
+_FEED: Final = "readchangefeed"  # an option that tells the schema of a stream from that of a frame
+_FOLLOW: Final = (
+    *("table", "url", "path", "columns", "key", "partitions", "read", "since", "startingversion", "startingtimestamp"),
+    *("maxrows", "net", "preimages", "lease", _FEED),
+)
+_MARKS: Final = "_marks_perco"  # an attribute that marks Spark's class as patched by perco
 _VIEW: Final = (
     "In SQL, declare a view: create temporary view NAME using perco options (table 'TABLE'); with an option url, if no "
     "store is registered"
-)
-_NO_STREAM: Final = (
-    "format('perco') cannot be read as a stream: read a frame with spark.read.format('perco'), or act on each change "
-    "in an observer (perco.spark.drain)"
 )
 
 
@@ -105,24 +107,25 @@ def register(
         _zone = zone
 
     spark.dataSource.register(Source)
-    _refuse_streams(type(spark.readStream))
+    _mark_streams(type(spark.readStream))
 
 
-def _refuse_streams(reader: Any) -> None:
-    """Make `readStream.format("perco")` raise an error. Spark itself does not ask a Python source for a stream until
-    the query has started, in another thread; there, `PercoSource.streamReader` raises the same error."""
-    if hasattr(reader, _REFUSES):
+def _mark_streams(reader: Any) -> None:
+    """Make `readStream.format("perco")` set an option. Spark asks a Python source for its schema without saying whether
+    it reads a frame or a stream."""
+    if hasattr(reader, _MARKS):
         return
     chosen = reader.format
 
     @functools.wraps(chosen)
     def format(self: Any, source: str) -> Any:
+        made = chosen(self, source)
         if isinstance(source, str) and source.lower() == PercoSource.name():
-            raise UsageError(_NO_STREAM)
-        return chosen(self, source)
+            made.option(_FEED, "true")
+        return made
 
     reader.format = format
-    setattr(reader, _REFUSES, True)
+    setattr(reader, _MARKS, True)
 
 
 class Asked:
@@ -137,6 +140,7 @@ class Asked:
     partitions: int
     read: str
     batch: int
+    nulls: str
 
     def __init__(self, options: Any, store: Store | None, known: tuple[str, ...], zone: str = "UTC") -> None:
         """`zone`: the session's time zone."""
@@ -169,14 +173,13 @@ class Asked:
         if twice:
             raise UsageError(f"columns={given['columns']!r} names {twice[0]!r} more than once")
         self.ts = _number("ts", given.get("ts"))
-        self.at = _moment(given.get("at"), zone)
+        self.at = _moment("at", given.get("at"), zone)
         if self.ts is not None and self.at is not None:
             raise UsageError("give either ts or at, not both")
         self.start, self.stop, self.prefix = (given.get(name) for name in ("start", "stop", "prefix"))
         self.partitions = _number("partitions", given.get("partitions"), most=_PARTITIONS_MAX) or 1
-        self.read = given.get("read", FILES).lower()
-        if self.read not in (FILES, PAGES, ROWS):
-            raise UsageError(f"read={given['read']!r}: it is {FILES}, {PAGES} or {ROWS}")
+        self.read = _one_of("read", given.get("read"), FILES, PAGES, ROWS)
+        self.nulls = _one_of("nulls", given.get("nulls"), "keep", "delete")
         self.job: str = given.get("job", "")
         self.batch = _number("batch", given.get("batch"), least=0) or 0
         if bool(self.job) != ("batch" in given):
@@ -201,20 +204,45 @@ def _number(name: str, text: str | None, least: int = 1, most: int | None = None
     return int(text)
 
 
-def _moment(text: str | None, zone: str) -> datetime | None:
+def _one_of(name: str, text: str | None, *values: str) -> str:
+    """The value of an option, which has a few; the first one by default."""
+    value = values[0] if text is None else text.lower()
+    if value not in values:
+        raise UsageError(f"{name}={text!r}: it is {' or '.join(values)}")
+    return value
+
+
+def _moment(name: str, text: str | None, zone: str) -> datetime | None:
     """The time that an option gives; `zone`: the time zone of a time that has none."""
     if text is None:
         return None
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"at={text!r}: write a time as in 2026-11-22T18:30:00+00:00") from None
+        raise UsageError(f"{name}={text!r}: write a time as in 2026-11-22T18:30:00+00:00") from None
     if at.tzinfo is not None:
         return at
     try:
         return at.replace(tzinfo=ZoneInfo(zone))
     except (ZoneInfoNotFoundError, ValueError):
-        raise UsageError(f"at={text!r}: give its offset, as in {text}+00:00: Python does not know {zone!r}") from None
+        raise UsageError(
+            f"{name}={text!r}: give its offset, as in {text}+00:00: Python does not know {zone!r}"
+        ) from None
+
+
+def _since(options: dict[str, str], zone: str) -> int | datetime | str:
+    """Where a stream begins: see `Following.since`. Delta's names are other names for the option."""
+    version, time = options.get("startingversion"), options.get("startingtimestamp")
+    since = options.get("since")
+    if sum(each is not None for each in (since, version, time)) > 1:
+        raise UsageError("give only one of since, startingVersion and startingTimestamp")
+    if version is not None:  # Delta's is the first version to be read
+        return NOW if version.lower() == "latest" else (_number("startingVersion", version) or 1) - 1
+    if since is not None and since.lower() in (NOW, SNAPSHOT):
+        return since.lower()
+    if since is not None and since.isdecimal():
+        return int(since)
+    return _moment("since" if time is None else "startingTimestamp", since or time, zone) or SNAPSHOT
 
 
 class PercoSource(DataSource):
@@ -229,7 +257,13 @@ class PercoSource(DataSource):
     def name(cls) -> str:
         return "perco"
 
+    @property
+    def _follows(self) -> bool:
+        return str(self.options.get(_FEED, "")).lower() == "true"
+
     def schema(self) -> StructType:
+        if self._follows:
+            return self._schema_of_stream()
         asked = Asked(self.options, self._store, _OPTIONS, self._zone)
 
         async def main() -> StructType:
@@ -241,6 +275,8 @@ class PercoSource(DataSource):
         return trio.run(main)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if self._follows:
+            raise UsageError("readChangeFeed is for spark.readStream; with trigger(availableNow=True), it ends")
         asked = Asked(self.options, self._store, _OPTIONS, self._zone)
         if self._moment is None and asked.ts is None and asked.at is None:
             raise UsageError(
@@ -256,11 +292,45 @@ class PercoSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         options = {name: self.options[name] for name in self.options if name.lower() not in _OF_SPARK}
         asked = Asked(options, self._store, sink.STREAM_OPTIONS)
+        overwrite = overwrite or asked.nulls == "delete"
         to = sink.Sink(asked.store, asked.table, asked.key, schema, overwrite=overwrite)
         return sink.PercoStreamWriter(to, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        raise UsageError(_NO_STREAM)
+        if not self._follows:
+            raise UsageError("a stream of a table's changes needs .option('readChangeFeed', 'true')")
+        asked, following = self._followed()
+        frame = changed.frame_of(schema, asked.key)
+        return PercoStreamReader(following, schema, PercoReader(asked, frame, following.lease_s, None))
+
+    def _followed(self) -> tuple[Asked, Following]:
+        options = {name.lower(): self.options[name] for name in self.options}
+        asked = Asked(options, self._store, _FOLLOW)
+        rows = _number("maxRows", options.get("maxrows"))
+        if rows is not None and not BOUNDED:
+            raise UsageError("maxRows needs PySpark 4.2 or newer: before, Spark does not ask a source for a part")
+        return asked, Following(
+            asked.store,
+            asked.table,
+            asked.key,
+            _since(options, self._zone),
+            rows or ROWS,
+            asked.partitions,
+            _one_of("net", options.get("net"), "false", "true") == "true",
+            _one_of("preimages", options.get("preimages"), "false", "true") == "true",
+            _number("lease", options.get("lease")) or self._lease_s,
+        )
+
+    def _schema_of_stream(self) -> StructType:
+        asked, _ = self._followed()
+
+        async def main() -> StructType:
+            async with asked.store.joining() as db:
+                table = asked.table_of(db)
+                must_be_logged(db, table)
+                return changed.schema_of(types.schema_of(table, asked.key, asked.columns_of(table)))
+
+        return trio.run(main)
 
 
 async def _moment_of(db: perco.Database, asked: Asked, lease_s: float) -> tuple[int, str]:
@@ -312,16 +382,21 @@ class PercoReader(DataSourceReader):
         asked = self._asked
         async with self._asked.store.reading() as db:
             table = asked.table_of(db)
-            self._columns_of(table)
+            self.columns_of(table)
             whole = ranges.of_options(table, asked.start, asked.stop, asked.prefix)
             if whole.empty:
                 return []
             ts, pin = self._moment or await _moment_of(db, asked, self._lease_s)
-            parts = ranges.cut(whole, await _starts_of(db, table, asked.partitions))
-            if len(parts) < asked.partitions:
-                parts = await self._finer(db, table, ts, parts)
-            files = direct.beside(asked.store) if pin and asked.read == FILES else None
-            return [Span(part, ts, pin, files) for part in parts]
+            return await self.spans(db, table, whole, ts, pin)
+
+    async def spans(self, db: perco.Database, table: perco.Table[Any], whole: Range, ts: int, pin: str) -> list[Span]:
+        """Divide a range of the table, as of a timestamp that a pin holds, among tasks."""
+        asked = self._asked
+        parts = ranges.cut(whole, await _starts_of(db, table, asked.partitions))
+        if len(parts) < asked.partitions:
+            parts = await self._finer(db, table, ts, parts)
+        files = direct.beside(asked.store) if pin and asked.read == FILES else None
+        return [Span(part, ts, pin, files) for part in parts]
 
     async def _finer(self, db: perco.Database, table: perco.Table[Any], ts: int, parts: list[Range]) -> list[Range]:
         each = -(-self._asked.partitions // len(parts))
@@ -373,7 +448,7 @@ class PercoReader(DataSourceReader):
     async def _walk(self, db: perco.Database, span: Span, range: Range, send: Any, instead: str) -> Range | None:
         """Read the pages of a range, as far as that is possible; returns the rest."""
         table = self._asked.table_of(db)
-        columns = self._columns_of(table)
+        columns = self.columns_of(table)
         rows = functools.partial(self._rows, db)
         walk = Walk(db, table, columns, self._asked.key, self._schema, range, span.ts, rows)
         try:
@@ -387,7 +462,7 @@ class PercoReader(DataSourceReader):
     async def _rows(self, db: perco.Database, snap: perco.Snapshot, range: Range, send: Any) -> None:
         """Read a range row by row."""
         table = self._asked.table_of(db)
-        columns = self._columns_of(table)
+        columns = self.columns_of(table)
         batch = Batch(table, columns, self._asked.key, self._schema)
         async for row in scan_between(snap, table, *range, columns=columns):
             batch.add(row)
@@ -415,7 +490,7 @@ class PercoReader(DataSourceReader):
                 if failed >= _TAKEOVERS:
                     raise
 
-    def _columns_of(self, table: perco.Table[Any]) -> list[perco.Column[Any, Any]]:
+    def columns_of(self, table: perco.Table[Any]) -> list[perco.Column[Any, Any]]:
         """The columns of the frame, which may be fewer than the options name, and in another order."""
         names = [name for name in self._schema.fieldNames() if name != self._asked.key]
         missing = [name for name in names if name not in table.columns]

@@ -500,15 +500,13 @@ def test_a_micro_batch_that_would_be_written_twice_is_refused(
     perco.spark.acknowledge(store, "named", spark)
 
 
-def test_a_table_is_no_stream_to_read_and_who_asks_is_told_at_once(
+def test_a_stream_is_told_from_a_frame_and_other_sources_are_read_as_before(
     spark: SparkSession, store: perco.spark.Store, lines: Path
 ) -> None:
     perco.spark.register(spark, store)  # again is harmless
-    with pytest.raises(UsageError, match=r"cannot be read as a stream: read a frame with spark\.read"):
-        spark.readStream.format("perco").option("table", "pages").load()
-    with pytest.raises(UsageError, match="cannot be read as a stream"):
-        spark.readStream.load(format="Perco", schema="key string", table="pages")
-    with pytest.raises(UsageError, match="cannot be read as a stream"):
+    with pytest.raises(PySparkException, match="'pages' keeps no log of its changes"):
+        spark.readStream.format("Perco").option("table", "pages").load()
+    with pytest.raises(UsageError, match=r"needs .option\('readChangeFeed', 'true'\)"):
         PercoSource({"table": "pages"}).streamReader(spark.range(1).schema)
     drop(lines, "1", z="other sources are read")
     run(streamed_from(spark, lines).format("noop"))
@@ -542,7 +540,7 @@ async def _ledger(txn: perco.Transaction) -> int:
         ({"table": "pages", "at": "x"}, "write a time as in"),
         ({"table": "pages", "timestampAsOf": "x"}, "write a time as in"),
         ({"table": "pages", "at": "2026-01-01", "timestampAsOf": "2026-01-01"}, "another name for at"),
-        ({"table": "pages", "read": "no"}, "read='no': it is files, pages or rows"),
+        ({"table": "pages", "read": "no"}, "read='no': it is files or pages or rows"),
         ({"table": "pages", "ts": "99999999"}, "there is no snapshot at 99999999"),
         ({"table": "pages", "key": "body"}, "has a column 'body'"),
         ({"table": "pairs", "start": "x"}, "keys have one part"),
