@@ -284,7 +284,14 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     ),
     LeftOut(
         "splits a tablet, or looks at the floors of tablets",
-        {_SPLITS: (), "scenarios/test_changes.py": _OVER_SPLITS},
+        {
+            _SPLITS: (),
+            "scenarios/test_changes.py": _OVER_SPLITS,
+            "scenarios/test_slices.py": (
+                "test_parts_by_rows_and_by_time_are_all_and_stay_the_same",
+                "test_a_split_at_any_moment_of_a_part_loses_nothing",
+            ),
+        },
         over=(BARE, *_BIGTABLES),
     ),
     LeftOut(
@@ -408,7 +415,8 @@ NO_LOGS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
                 "test_changes_that_the_vacuum_has_removed_are_an_error",
                 "test_a_vacuum_while_a_reader_is_half_way_is_noticed",
                 "test_a_pin_keeps_changes",
-            )
+            ),
+            "scenarios/test_slices.py": (),
         },
         over=NO_LOGS,
     ),
