@@ -43,6 +43,7 @@ LAYERS = [
     "langchain",
     "llamaindex",
     "spark",
+    "crossover",
     "testing",
     "embeddings",
     "webindex",

@@ -7,19 +7,15 @@ from dataclasses import asdict
 import perco
 from perco import views as declared_views
 from perco.cli.screen import FINE, FOUND, counted, show_json
-from perco.cli.working import declared
+from perco.cli.working import loaded_views
 from perco.database.inside import inside
-from perco.errors import UsageError
 from perco.schema.catalogue import schema_of
-from perco.views.declaring import Views
 from perco.views.dropping import Dropped
 
 
 async def drop_view(program: str, view: str, store: str, *, yes: bool, json: bool) -> int:
     """Show what belongs to a view in a store and, with `yes`, remove it."""
-    found = declared(program, "MODULE:VIEWS, such as app:views for `views` in app.py")
-    if not isinstance(found, Views):
-        raise UsageError(f"{program} is {type(found).__name__}, not a perco.views.Views")
+    found = loaded_views(program)
     async with perco.open(store, readonly=True) as db:
         schema = schema_of(inside(db).catalogue)  # the program's own schema would register the view again
         plan = await declared_views.would_drop(found, db, view)

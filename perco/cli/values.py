@@ -171,3 +171,48 @@ def _shown_bytes(value: bytes) -> str:
         return _HEX + value.hex()
     readable = all(character.isprintable() or character in "\n\t" for character in text)
     return text if readable and not text.startswith(_HEX) else _HEX + value.hex()
+
+
+def from_plain(codec: Codec[Any], value: Any) -> Any:
+    """A key or value from JSON as `plain` makes it.
+
+    Raises: UsageError if the codec does not accept it.
+    """
+    try:
+        found = _from_plain(codec, value)
+        codec.encode(found)
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{json.dumps(value)[:80]} is not {codec.name}: {error}") from None
+    return found
+
+
+def _from_plain(codec: Codec[Any], value: Any) -> Any:
+    if isinstance(codec, TupleCodec):
+        return tuple(_from_plain(part, item) for part, item in zip(codec.parts, value, strict=True))
+    if codec.name == "json":
+        return value
+    if codec.name == "msgpack":
+        return _unplain(value)
+    if codec.name == "float64" and isinstance(value, int):
+        return float(value)
+    return _unplain(value) if isinstance(value, dict) else value
+
+
+def _unplain(value: Any) -> Any:
+    match value:
+        case list():
+            return [_unplain(item) for item in value]
+        case {"hex": str(digits)} if len(value) == 1:
+            return bytes.fromhex(digits)
+        case {"float": str(number)} if len(value) == 1:
+            return float(number)
+        case {"pairs": list(pairs)} if len(value) == 1:
+            return {_key_of(key): _unplain(item) for key, item in pairs}
+        case dict():
+            return {key: _unplain(item) for key, item in value.items()}
+    return value
+
+
+def _key_of(value: Any) -> Any:
+    found = _unplain(value)
+    return tuple(found) if isinstance(found, list) else found

@@ -13,10 +13,11 @@ from rich.progress import Progress, TextColumn
 
 import perco
 from perco import views as declared_views
-from perco.cli import dropping, reasons, working
+from perco.cli import crossing, dropping, reasons
 from perco.cli.reading import When
 from perco.cli.screen import FAILED, FINE, FOUND, complain, counted, perform, show_json, show_table
 from perco.cli.values import plain, shown
+from perco.cli.working import loaded_views
 from perco.database.inside import inside
 from perco.errors import PercoError, UsageError
 from perco.notify.concerned import Freshness
@@ -215,14 +216,7 @@ def why(
       perco why app:views postings '["apple", "http://a/"]' --store web/ --at 2026-03-01T12:00
     """
     when = When(ts=ts, at=at)
-    perform(reasons.show_reasons, _loaded, program, table, key, store, when, depth=depth, inputs=inputs, json=json)
-
-
-def _loaded(what: str) -> Views:
-    found = working.declared(what, "MODULE:VIEWS, such as app:views for `views` in app.py")
-    if not isinstance(found, Views):
-        raise UsageError(f"{what} is {type(found).__name__}, not a perco.views.Views")
-    return found
+    perform(reasons.show_reasons, loaded_views, program, table, key, store, when, depth=depth, inputs=inputs, json=json)
 
 
 def _reads(view: DeclaredView) -> list[str]:
@@ -245,7 +239,7 @@ async def _freshness(store: str, loaded: Views) -> dict[str, Freshness]:
 
 
 async def _show_list(program: str, store: str | None, *, json: bool) -> int:
-    loaded = _loaded(program)
+    loaded = loaded_views(program)
     fresh = {} if store is None else await _freshness(store, loaded)
     found = loaded.declared.values()
     sinks = [(each.id, [repr(column) for column in each.columns], _told_sink(each)) for each in loaded.sinks.values()]
@@ -295,7 +289,7 @@ def _told_sink(sinking: declared_views.Sinking) -> str:
 
 
 async def _show_plans(program: str, wanted: str | None) -> int:
-    loaded = _loaded(program)
+    loaded = loaded_views(program)
     for view in loaded.chosen(wanted) if wanted not in loaded.sinks else ():
         print("\n".join([f"{view.id}:", *(f"  {line}" for line in explained(view))]))
     for id, sinking in loaded.sinks.items():
@@ -403,7 +397,7 @@ def _components(view: Components) -> list[str]:
 
 
 async def _show_check(program: str, store: str, limit: int, *, json: bool) -> int:
-    found = _loaded(program)
+    found = loaded_views(program)
     async with perco.open(store, found.schema, readonly=True) as db, db.snapshot() as snap:
         with _counting("reading {task.description}: {task.completed:,.0f} rows") as tell:
             try:
@@ -430,7 +424,7 @@ async def _show_check(program: str, store: str, limit: int, *, json: bool) -> in
 
 
 async def _show_diff(program: str, store: str, view: str | None, sample: float, limit: int, *, json: bool) -> int:
-    found = _loaded(program)
+    found = loaded_views(program)
     # Without the schema: the new declarations must not be recorded, and the store need not know them.
     async with perco.open(store, readonly=True) as db, db.snapshot() as snap:
         with _counting("comparing {task.description}: {task.completed:,.0f} owners") as tell:
@@ -463,7 +457,7 @@ async def _show_diff(program: str, store: str, view: str | None, sample: float, 
 
 
 async def _show_rebuilt(program: str, store: str, view: str | None, *, json: bool) -> int:
-    found = _loaded(program)
+    found = loaded_views(program)
     await _must_be_registered(store, found)
     async with perco.open(store, found.schema) as db:
         with _counting("computing {task.description}: {task.completed:,.0f} owners") as tell:
@@ -498,7 +492,7 @@ async def _must_be_registered(store: str, found: Views) -> None:
 
 
 async def _show_accepted(program: str, store: str, view: str | None, *, json: bool) -> int:
-    found = _loaded(program)
+    found = loaded_views(program)
     await _must_be_registered(store, found)
     async with perco.open(store, found.schema) as db:
         accepted = await declared_views.accept(found, db, view)
@@ -589,3 +583,4 @@ def register(app: typer.Typer) -> None:
     """Add these commands to the app."""
     app.add_typer(views, name="views", short_help="Derived tables that a program declares.")
     app.command()(why)
+    crossing.register(app)

@@ -80,6 +80,14 @@ def _schema(what: str) -> perco.Schema:
     return found
 
 
+def loaded_views(what: str) -> Views:
+    """The views that MODULE:VIEWS names. Raises: UsageError."""
+    found = declared(what, "MODULE:VIEWS, such as app:views for `views` in app.py")
+    if not isinstance(found, Views):
+        raise UsageError(f"{what} is {type(found).__name__}, not a perco.views.Views")
+    return found
+
+
 def declared(what: str, form: str) -> object:
     """What MODULE:NAME names. Raises: UsageError, after a traceback if importing the module failed."""
     sys.path.insert(0, os.getcwd())

@@ -1,0 +1,269 @@
+"""`perco crossover`: measures whether observers or a batch keep a program's views for less."""
+
+from __future__ import annotations
+
+import json as jsons
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+import perco
+from perco.cli import crossed
+from perco.cli.screen import FINE, FOUND, complain, is_elsewhere, perform_or, show_json
+from perco.cli.values import from_plain
+from perco.cli.working import loaded_views
+from perco.crossover import Plan, Sampler, SourceRow, measure, must_be_enough
+from perco.errors import PercoError, UsageError
+from perco.views import Views
+
+_UNITS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_RATE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*/\s*(s|m|min|h|d)")
+_SPAN: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|m|min|h|d)")
+_REMOVED: Final = "interrupted; the scratch store is removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A rate of changes. `amount`: of rows, or a share of all rows, within `seconds`."""
+
+    amount: float
+    is_share: bool
+    seconds: float
+
+    def per_s(self, rows: int) -> float:
+        """Changes a second, for a data set of so many rows."""
+        return self.amount * (rows if self.is_share else 1) / self.seconds
+
+
+def parse_rate(text: str) -> Rate:
+    """Raises: UsageError."""
+    found = _RATE.fullmatch(text.strip())
+    amount = float(found[1]) if found else 0.0
+    if found is None or not amount:
+        raise UsageError(f"{text!r} is not a rate: write 5%/h, 0.5%/min or 20%/d (of all rows), or 10/s (rows)")
+    return Rate(amount / 100 if found[2] else amount, bool(found[2]), _UNITS[found[3]])
+
+
+def parse_span(text: str) -> float:
+    """Seconds. Raises: UsageError."""
+    found = _SPAN.fullmatch(text.strip())
+    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if not seconds:
+        raise UsageError(f"{text!r} is not a time: write 90s, 10m, 1h or 1d")
+    return seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What the command was asked. Spans in seconds."""
+
+    program: str
+    store: str | None
+    file: Path | None
+    rate: Rate
+    every_s: float | None
+    delay_s: float | None
+    sample: int
+    rows: int | None
+    folder: Path
+    plan: Plan
+    plot: Path | None
+
+
+def crossover(
+    program: Annotated[str, typer.Argument(metavar="MODULE:VIEWS", help="Where the views are declared.")],
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="STORE", help="Take the source rows from this store.")
+    ] = None,
+    rows: Annotated[
+        Path | None, typer.Option("--rows", metavar="FILE", help="Take them from this file of JSON lines.")
+    ] = None,
+    rate: Annotated[str, typer.Option(metavar="RATE", help="How much changes: 5%/h (of all rows), or 10/s.")] = "5%/h",
+    every: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How often the batch would run, such as 10m or 1h.")
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Or: after what time each change has to show.")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=1, help="Measure with so many source rows.")] = 10_000,
+    rows_total: Annotated[
+        int | None, typer.Option("--rows-total", min=1, help="The size of the data set; by default, all rows there.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="How long to measure, about.")] = 60.0,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where the scratch store is made; by default, beside STORE.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sample, the changes and their times.")] = 0,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the result.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure from which rate of changes on a batch would cost less CPU time than observers, on this machine.
+
+    Both ways keep your views, on a sample of your rows: a worker, change by change, in a scratch store; and a batch,
+    which computes all rows again by the views' definition, in plain Python. The changes give rows the values of other
+    rows; some rows go and come back. At the end, both have to give the same views: if not, the exit code is 1.
+
+    The store is only read. Sinks, and observers that are not those of views, do not run. Cached functions are called
+    for the rows of the sample, unless the store has their values.
+
+    Each line of FILE is a row: {"table": "pages", "key": ..., "values": {...}}, as perco scan --json prints it. The
+    table may be left out if the views read only one.
+
+    \b
+    Examples:
+      perco crossover app:views --store web/
+      perco crossover app:views --store web/ --rate 20%/d --every 1h
+      perco crossover app:views --rows pages.jsonl --rows-total 1000000 --rate 10/s --delay 15m --json
+    """
+    perform_or(
+        _REMOVED,
+        _cross,
+        program,
+        store,
+        rows,
+        rate,
+        every,
+        delay,
+        sample,
+        rows_total,
+        seconds,
+        folder,
+        seed,
+        plot,
+        json=json,
+    )
+
+
+async def _cross(
+    program: str,
+    store: str | None,
+    file: Path | None,
+    rate: str,
+    every: str | None,
+    delay: str | None,
+    sample: int,
+    rows: int | None,
+    seconds: float,
+    folder: Path | None,
+    seed: int,
+    plot: Path | None,
+    *,
+    json: bool,
+) -> int:
+    if (store is None) == (file is None):
+        raise UsageError("the source rows come from --store STORE or from --rows FILE: give one of them")
+    if every is not None and delay is not None:
+        raise UsageError("--every says how often the batch runs, and --delay computes it: give one of them")
+    asked = Asked(
+        program=program,
+        store=store,
+        file=file,
+        rate=parse_rate(rate),
+        every_s=None if every is None else parse_span(every),
+        delay_s=None if delay is None else parse_span(delay),
+        sample=sample,
+        rows=rows,
+        folder=_folder(store) if folder is None else folder,
+        plan=Plan(seconds=seconds, seed=seed),
+        plot=plot,
+    )
+    if not asked.folder.is_dir():
+        raise UsageError(f"--folder {asked.folder}: there is no such folder")
+    views = loaded_views(program)
+    if not views.declared:
+        raise UsageError(f"{program} declares no views: there is nothing to compare")
+    return await _compare(asked, views, json=json)
+
+
+async def _compare(asked: Asked, views: Views, *, json: bool) -> int:
+    perco.tune_gc()
+    with _progress() as tell:
+        sampler = Sampler(asked.sample, asked.plan.seed)
+        if asked.store is not None:
+            await _read_store(asked.store, views, sampler, tell)
+        else:
+            assert asked.file is not None
+            _read_file(asked.file, views, sampler)
+        sampled = must_be_enough(views, sampler.rows())
+        total = asked.rows or sampler.taken
+        per_s = asked.rate.per_s(total)
+        with tempfile.TemporaryDirectory(prefix=".perco-crossover-", dir=asked.folder) as scratch:
+            try:
+                found = await measure(views, sampled, per_s, Path(scratch), asked.plan, tell)
+            except* PercoError:
+                raise
+    told = crossed.Told(views, asked.program, found, total, per_s, asked.every_s, asked.delay_s)
+    if json:
+        show_json(told.plain())
+    else:
+        told.show()
+    if not found.equal:
+        complain("the views differ from their definition: please report this")
+    return FINE if found.equal else FOUND
+
+
+def _folder(store: str | None) -> Path:
+    """Where the user's store is, or would be."""
+    return Path.cwd() if store is None or is_elsewhere(store) else Path(store).expanduser().absolute().parent
+
+
+async def _read_store(store: str, views: Views, sampler: Sampler, tell: Callable[[str], object]) -> None:
+    async with perco.open(store, views.schema, readonly=True) as db, db.snapshot() as snap:
+        for table, columns in views.sources.items():
+            async for row in snap.scan(table, columns=list(columns)):
+                sampler.add(SourceRow(table, row.key, {c: row[c] for c in columns if row[c] is not None}))
+                if sampler.taken % 1000 == 0:
+                    tell(f"reading: {sampler.taken} rows")
+
+
+def _read_file(file: Path, views: Views, sampler: Sampler) -> None:
+    sources = {table.name: columns for table, columns in views.sources.items()}
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    try:
+                        row = _row(views, sources, jsons.loads(line))
+                    except (UsageError, ValueError, TypeError, AttributeError) as error:
+                        raise UsageError(f"{file}, line {number}: {error}") from None
+                    if row is not None:
+                        sampler.add(row)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _row(views: Views, sources: dict[str, Any], line: dict[str, Any]) -> SourceRow | None:
+    """The row of a line; None if it has no values that views read."""
+    name = line.get("table", next(iter(sources)) if len(sources) == 1 else None)
+    if name not in sources:
+        raise UsageError(f'"table" is {name!r}; the views read {", ".join(sorted(sources))}')
+    table = views.schema.tables[name]
+    values = {
+        column: from_plain(column.codec, line["values"][column.name])
+        for column in sources[name]
+        if line["values"].get(column.name) is not None
+    }
+    return SourceRow(table, from_plain(table.key, line["key"]), values) if values else None
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], object]]:
+    """On a terminal, says on stderr what is done."""
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("reading", total=None)
+        yield lambda what: bar.update(task, description=what)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command()(crossover)

@@ -1,0 +1,297 @@
+"""Measures both ways in turn, on the same rows, and checks that they give the same views.
+
+load         rows of the sample, in transactions, for a share of the time; the first quarter is followed by a backlog
+             of changes, which shows whether changes cost more when there are more rows
+idle         the store and its worker, while nothing arrives
+saturation   from above the rate of a backlog downwards, until the views follow
+rounds       changes at a tenth and at 60 % of the saturation, and at the rate that was asked for; the batch over a
+             quarter, a half, and all of the rows
+check        the views, against their definition; the sources, against the changes that were made
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import trio
+
+from perco.crossover.batching import Batch, Ran
+from perco.crossover.changing import Changes, SourceChange
+from perco.crossover.costs import Costs, Curve, Line
+from perco.crossover.keeping import LOADERS, Keeper, Load, keeping
+from perco.crossover.rows import ROWS_LEAST, SourceRow
+from perco.errors import UsageError
+from perco.settings import check_options
+from perco.views.checking import Checked, check, stored_values
+from perco.views.declaring import Views
+
+T = TypeVar("T")
+
+OUT: Final = 0.02  # of the rows, which are not there at the beginning: inserts bring them
+WITHIN_S: Final = 0.25  # after the last arrival, the views reflect all changes of a load that is sustained
+ABOVE: Final = 1.1  # times the rate of a backlog: the first rate that is tried
+STEP_DOWN: Final = 0.85
+STEPS_MAX: Final = 8
+JUDGED: Final = 0.6  # of the saturation
+QUIET: Final = 0.1
+SHARES: Final = (0.25, 0.5, 1.0)  # of the rows, over which the batch runs
+_LOAD, _AT_RATE, _IDLE, _BATCH = 0.3, 0.035, 0.02, 0.25  # of all seconds
+_FIRST_ROWS: Final = 64
+_LEAST: Final = 5  # changes at a rate
+
+Progress = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Attributes:
+    seconds: for all measurements, about.
+    rounds: how many times each rate, and each size of the batch, is measured.
+    seed: of the changes, and of when they arrive.
+    """
+
+    seconds: float = 60.0
+    rounds: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_options(self, zero=("seed",))
+
+
+@dataclass(slots=True)
+class Found:
+    """What was measured.
+
+    Attributes:
+        rows: loaded, of `sampled`.
+        idle: cores.
+        early, late: CPU seconds of a change in a backlog, with a quarter of the rows, and with all.
+        saturated, judged, quiet, asked: loads at the saturation, at 60 % and at a tenth of it, and at the rate that was
+            asked for; `asked` is empty if this rate is above the saturation.
+        runs: of the batch, a list for each round.
+        checked: the views, compared with their definition.
+        strays: how many source rows differ from what the changes make of them.
+        called: for how many arguments each cached function was called, or had a value.
+        seconds: that the measurements took.
+    """
+
+    sampled: int
+    rows: int = 0
+    idle: float = 0.0
+    early: float = 0.0
+    late: float = 0.0
+    saturated: Load | None = None
+    judged: list[Load] = field(default_factory=list)
+    quiet: list[Load] = field(default_factory=list)
+    asked: list[Load] = field(default_factory=list)
+    runs: list[list[Ran]] = field(default_factory=list)
+    checked: Checked | None = None
+    strays: int = 0
+    called: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def equal(self) -> bool:
+        """Whether the observers have made what the batch makes."""
+        return self.checked is not None and self.checked.equal and not self.strays
+
+    @property
+    def saturation(self) -> float:
+        """Changes a second."""
+        assert self.saturated is not None
+        return self.saturated.done_per_s
+
+    def costs(self, rows: int) -> Costs:
+        """For a data set of so many rows."""
+        loads = [self.quiet, self.asked, self.judged, [] if self.saturated is None else [self.saturated]]
+        by_rate = [(statistics.median(each.done_per_s for each in some), some) for some in loads if some]
+        curves = [
+            Curve.through(self.idle, [(rate, of(each.cores for each in some)) for rate, some in by_rate])
+            for of in (statistics.median, min, max)
+        ]
+        every = [run for round in self.runs for run in round]
+        cpu = [Line.through((run.rows, run.cpu_s) for run in round).at(rows) for round in self.runs]
+        run_cpu = Line.through(medians((run.rows, run.cpu_s) for run in every))
+        return Costs(
+            rows=rows,
+            measured=max(run.rows for run in every),
+            curve=curves[0],
+            low=curves[1],
+            high=curves[2],
+            run_s=Line.through(medians((run.rows, run.seconds) for run in every)).at(rows),
+            run_cpu_s=run_cpu.at(rows),
+            run_cpu_low=min(cpu),
+            run_cpu_high=max(cpu),
+            off=run_cpu.off,
+        )
+
+
+def medians(points: Iterable[tuple[int, float]]) -> list[tuple[float, float]]:
+    """The median for each number of rows."""
+    by: dict[int, list[float]] = {}
+    for rows, value in points:
+        by.setdefault(rows, []).append(value)
+    return [(rows, statistics.median(values)) for rows, values in sorted(by.items())]
+
+
+async def measure(
+    views: Views, rows: Sequence[SourceRow], per_s: float, folder: Path, plan: Plan, progress: Progress
+) -> Found:
+    """Measure both ways in an empty folder, which the caller removes.
+
+    Args:
+        rows: a sample, at least `ROWS_LEAST` of them; its beginning has to be a sample, too.
+        per_s: a rate of changes that is measured, if it is below the saturation.
+        progress: called with what is done next.
+
+    Raises: UsageError if too few rows can be loaded in time, or if a view's function fails for good; NotIdle.
+    """
+    async with keeping(views, folder / "store", plan.seed) as keeper:
+        return await _Measuring(keeper, rows, per_s, folder, plan, progress).all()
+
+
+class _Measuring:
+    """One measurement."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        rows: Sequence[SourceRow],
+        per_s: float,
+        folder: Path,
+        plan: Plan,
+        progress: Progress,
+    ) -> None:
+        self._keeper, self._rows, self._per_s, self._folder = keeper, rows, per_s, folder
+        self._plan, self._tell, self._at_rate_s = plan, progress, plan.seconds * _AT_RATE
+        self._changes = Changes((), seed=plan.seed)
+        self._found = Found(len(rows))
+        self._rate = 0.0  # of the last backlog
+        self._counts: list[int] = []  # of rows, over which the batch runs
+
+    async def all(self) -> Found:
+        found, began = self._found, trio.current_time()
+        await self._load()
+        found.idle = await self._keeper.idle_cores(self._plan.seconds * _IDLE)
+        await self._saturate()
+        batch, slowest = await self._batch(), _LEAST / self._at_rate_s
+        quiet = min(max(QUIET * found.saturation, slowest), JUDGED * found.saturation / 2)
+        for number in range(self._plan.rounds):
+            self._tell(f"round {number + 1} of {self._plan.rounds}")
+            found.quiet.append(await self._at(quiet))
+            found.judged.append(await self._at(JUDGED * found.saturation))
+            if self._per_s <= found.saturation:
+                found.asked.append(await self._at(min(max(self._per_s, slowest), found.saturation)))
+            found.runs.append([await self._run(batch, count) for count in self._counts])
+        self._tell("comparing")
+        await self._check()
+        found.seconds = trio.current_time() - began
+        return found
+
+    # -------------------------------------------------------------- loading
+
+    async def _load(self) -> None:
+        """Load rows for a share of the time."""
+        budget, rows = self._plan.seconds * _LOAD, self._rows
+        began, goal, at = trio.current_time(), len(rows), 0
+        while at < goal:
+            end = min(max(2 * at, _FIRST_ROWS), goal)
+            self._tell(f"loading: {at} of {goal} rows")
+            await self._keeper.arrive([SourceChange(row.table, row.key, {}, row.values) for row in rows[at:end]])
+            self._changes.add(rows[at:end])
+            at, took = end, trio.current_time() - began
+            goal = min(len(rows), max(at, int(at * budget / took)))
+            if not self._found.early and at >= max(goal // 4, ROWS_LEAST):
+                before = trio.current_time()
+                self._found.early = (await self._backlog()).cpu_of_change
+                began += trio.current_time() - before
+        if at < ROWS_LEAST:
+            raise UsageError(
+                f"only {at} rows could be loaded in {budget:.0f} s, and {ROWS_LEAST} are needed: give it more --seconds"
+            )
+        self._found.rows = at
+        await self._keeper.arrive(self._changes.hold_out(OUT))
+
+    async def _backlog(self) -> Load:
+        """Changes that arrive all at once."""
+        load = await self._arrive(max(_FIRST_ROWS, int(self._rate * self._at_rate_s)))
+        self._rate = load.done_per_s
+        return load
+
+    # -------------------------------------------------------------- rates
+
+    async def _saturate(self) -> None:
+        """Find the highest rate that is sustained: from above the rate of a backlog downwards, in steps."""
+        self._tell("looking for the highest rate")
+        await self._backlog()
+        backlog = await self._backlog()
+        self._found.late = backlog.cpu_of_change
+        rate = ABOVE * backlog.done_per_s
+        for _ in range(STEPS_MAX):
+            load = await self._at(rate)
+            if load.late_s <= WITHIN_S:
+                self._found.saturated = load
+                return
+            rate = min(STEP_DOWN * rate, load.done_per_s)
+        raise UsageError(
+            f"the views do not even follow {rate:.3g} changes a second, though they did {backlog.done_per_s:.3g} in a "
+            "backlog: other programs seem to use this machine. Try again when it is quiet"
+        )
+
+    async def _at(self, per_s: float) -> Load:
+        return await self._arrive(max(int(per_s * self._at_rate_s), _LEAST), per_s)
+
+    async def _arrive(self, count: int, per_s: float | None = None) -> Load:
+        changes = self._changes.draw(count)
+        return await self._keeper.arrive(changes, per_s, at_once=self._changes.apart // LOADERS)
+
+    # -------------------------------------------------------------- the batch
+
+    async def _batch(self) -> Batch:
+        """Prepare the batch, over as many rows as it can compute in its share of the time."""
+        self._tell("preparing the batch")
+        results: dict[Any, dict[bytes, Any]] = {}
+        async with self._keeper.db.snapshot() as snap:
+            for cached in self._keeper.views.cached_functions.values():
+                scan = snap.scan(cached.results.table, columns=[cached.results])
+                results[cached] = {row.key: row[cached.results] async for row in scan}
+                self._found.called[cached.id] = len(results[cached])
+        batch = Batch(self._keeper.views, self._folder / "batch", results)
+        loaded = self._rows[: self._found.rows]
+        first = int(SHARES[0] * len(loaded))
+        await _in_thread(batch.write, loaded[:first], first)
+        took = (await self._run(batch, first)).seconds
+        wanted = self._plan.rounds * took * sum(SHARES) / SHARES[0]
+        top = len(loaded) * min(1.0, max(self._plan.seconds * _BATCH / wanted, 2 * SHARES[0]))
+        self._counts = [int(share * top) for share in SHARES]
+        for count in self._counts:
+            await _in_thread(batch.write, loaded[:count], count)
+        return batch
+
+    async def _run(self, batch: Batch, count: int) -> Ran:
+        return await _in_thread(batch.run, count)
+
+    # -------------------------------------------------------------- checking
+
+    async def _check(self) -> None:
+        """Compare the views with their definition, and the sources with what the changes make of them."""
+        keeper, expected = self._keeper, self._changes.rows
+        async with keeper.db.snapshot() as snap:
+            self._found.checked = await check(keeper.views, snap)
+            for table, columns in keeper.views.sources.items():
+                left = dict(expected.get(table, {}))
+                async for row in snap.scan(table, columns=list(columns)):
+                    values = {column: row[column] for column in columns if row[column] is not None}
+                    if stored_values(values) != stored_values(left.pop(table.row(row.key), {})):
+                        self._found.strays += 1
+                self._found.strays += len(left)
+
+
+async def _in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Ctrl-C does not wait for it."""
+    return await trio.to_thread.run_sync(partial(function, *args), abandon_on_cancel=True)
