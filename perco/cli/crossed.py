@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from perco.cli.screen import show_fields, show_table
+from perco.cli.screen import counted, show_fields, show_table
 from perco.crossover import Comparison, Costs, Found
 from perco.crossover.keeping import Load
 from perco.errors import UsageError
@@ -180,8 +180,8 @@ class Told:
             notes.append(f"observers that do not belong to views did not run: {', '.join(hand)}")
         for id, count in found.called.items():
             notes.append(
-                f"the values of {id} for {count} arguments were there before both ways were measured; a new argument "
-                "is one more call with either"
+                f"{id} was called for {counted(count, 'argument')}, before both ways were measured: both take its "
+                "values from where they are stored. A new argument is one call either way, which is not in the figures"
             )
         return notes
 

@@ -6,7 +6,7 @@ import json as jsons
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,14 @@ from perco.cli.screen import FINE, FOUND, complain, is_elsewhere, perform_or, sh
 from perco.cli.values import from_plain
 from perco.cli.working import loaded_views
 from perco.crossover import Plan, Sampler, SourceRow, measure, must_be_enough
-from perco.errors import PercoError, UsageError
-from perco.views import Views
+from perco.database.inside import inside
+from perco.errors import UsageError
+from perco.views import Cached, Views
 
 _UNITS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _RATE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*/\s*(s|m|min|h|d)")
 _SPAN: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|m|min|h|d)")
+_KNOWN_MAX: Final = 100_000  # values of a cached function that are taken over from a store
 _REMOVED: Final = "interrupted; the scratch store is removed"
 
 
@@ -112,8 +114,8 @@ def crossover(
     which computes all rows again by the views' definition, in plain Python. The changes give rows the values of other
     rows; some rows go and come back. At the end, both have to give the same views: if not, the exit code is 1.
 
-    The store is only read. Sinks, and observers that are not those of views, do not run. Cached functions are called
-    for the rows of the sample, unless the store has their values.
+    The store is only read. Sinks do not run, and neither do observers that do not belong to views. Cached functions are
+    called for the rows of the sample, unless the store has their values (the first 100 000 are looked at).
 
     Each line of FILE is a row: {"table": "pages", "key": ..., "values": {...}}, as perco scan --json prints it. The
     table may be left out if the views read only one.
@@ -187,9 +189,9 @@ async def _cross(
 async def _compare(asked: Asked, views: Views, *, json: bool) -> int:
     perco.tune_gc()
     with _progress() as tell:
-        sampler = Sampler(asked.sample, asked.plan.seed)
+        sampler, known = Sampler(asked.sample, asked.plan.seed), None
         if asked.store is not None:
-            await _read_store(asked.store, views, sampler, tell)
+            known = await _read_store(asked.store, views, sampler, tell)
         else:
             assert asked.file is not None
             _read_file(asked.file, views, sampler)
@@ -197,10 +199,8 @@ async def _compare(asked: Asked, views: Views, *, json: bool) -> int:
         total = asked.rows or sampler.taken
         per_s = asked.rate.per_s(total)
         with tempfile.TemporaryDirectory(prefix=".perco-crossover-", dir=asked.folder) as scratch:
-            try:
-                found = await measure(views, sampled, per_s, Path(scratch), asked.plan, tell)
-            except* PercoError:
-                raise
+            place = Path(scratch)
+            found = await measure(views, sampled, per_s, place, asked.plan, known=known, progress=tell)
     told = crossed.Told(views, asked.program, found, total, per_s, asked.every_s, asked.delay_s)
     if json:
         show_json(told.plain())
@@ -216,13 +216,41 @@ def _folder(store: str | None) -> Path:
     return Path.cwd() if store is None or is_elsewhere(store) else Path(store).expanduser().absolute().parent
 
 
-async def _read_store(store: str, views: Views, sampler: Sampler, tell: Callable[[str], object]) -> None:
-    async with perco.open(store, views.schema, readonly=True) as db, db.snapshot() as snap:
+async def _read_store(
+    store: str, views: Views, sampler: Sampler, tell: Callable[[str], object]
+) -> dict[Cached[Any, Any], dict[bytes, Any]]:
+    """Sample the rows of a store. Returns the values of cached functions that it has, up to a bound."""
+    known: dict[Cached[Any, Any], dict[bytes, Any]] = {}
+    # Without the schema: the store need not know the views yet.
+    async with perco.open(store, readonly=True) as db, db.snapshot() as snap:
+        inside(db).catalogue.declare(views.schema)  # a contradiction must be told as it is
         for table, columns in views.sources.items():
-            async for row in snap.scan(table, columns=list(columns)):
-                sampler.add(SourceRow(table, row.key, {c: row[c] for c in columns if row[c] is not None}))
+            async for row in _scan(db, snap, table, columns):
+                sampler.add(row)
                 if sampler.taken % 1000 == 0:
                     tell(f"reading: {sampler.taken} rows")
+        for cached in views.cached_functions.values():
+            values = _scan(db, snap, cached.results.table, [cached.results], limit=_KNOWN_MAX)
+            known[cached] = {row.key: row.values[cached.results] async for row in values}
+    return known
+
+
+async def _scan(
+    db: perco.Database,
+    snap: perco.Snapshot,
+    table: perco.Table[Any],
+    columns: Iterable[perco.Column[Any, Any]],
+    limit: int | None = None,
+) -> AsyncIterator[SourceRow]:
+    """Rows of a table that the program declares, as far as the store has it."""
+    there = db.schema.tables.get(table.name)
+    found = {} if there is None else {there.columns[c.name]: c for c in columns if c.name in there.columns}
+    if there is None or not found:
+        return
+    async for row in snap.scan(there, columns=list(found), limit=limit):
+        stored = {mine: of.codec.encode(row[of]) for of, mine in found.items() if row[of] is not None}
+        values = {mine: mine.codec.decode(data) for mine, data in stored.items()}
+        yield SourceRow(table, table.key.decode(there.row(row.key)), values)
 
 
 def _read_file(file: Path, views: Views, sampler: Sampler) -> None:

@@ -32,12 +32,15 @@ from perco.notify.worker import WorkerOptions
 from perco.schema.schema import Change, Observer, Schema
 from perco.serve.opening import open as open_store
 from perco.txn.transaction import Transaction
+from perco.views.batch import Results
+from perco.views.cached import Cached
 from perco.views.declaring import Views
 
 LOADERS: Final = 4
 AT_ONCE: Final = 64  # changes that one transaction makes
 IDLE_WITHIN_S: Final = 300.0
 _FLOOD: Final = 1e9  # changes a second: all at once
+_KNOWN_AT_ONCE: Final = 500  # values in one transaction
 _WORKER: Final = WorkerOptions(attempts=4)  # a function that fails is to fail soon
 
 
@@ -163,6 +166,24 @@ class Keeper:
         shown = [at - began for at in reflected(commits, self._runs.take())]
         delays = tuple(at - each for at, each in zip(shown, due, strict=True))
         return Load(per_s or _FLOOD, delays, max(shown), cpu, max(shown) - due[-1])
+
+    async def know(self, results: Results) -> None:
+        """Store values of cached functions, which are then not called for them."""
+        for cached, values in results.items():
+            known = list(values.items())
+            for at in range(0, len(known), _KNOWN_AT_ONCE):
+                async with self.db.transaction() as txn:
+                    for key, value in known[at : at + _KNOWN_AT_ONCE]:
+                        txn.set(cached.results, key, value)
+
+    async def known(self) -> dict[Cached[Any, Any], dict[bytes, Any]]:
+        """The values of cached functions that the store has."""
+        found: dict[Cached[Any, Any], dict[bytes, Any]] = {}
+        async with self.db.snapshot() as snap:
+            for cached in self.views.cached_functions.values():
+                scan = snap.scan(cached.results.table, columns=[cached.results])
+                found[cached] = {row.key: row[cached.results] async for row in scan}
+        return found
 
     async def _feed(
         self, changes: Sequence[SourceChange], due: Sequence[float], at_once: int

@@ -27,12 +27,13 @@ from perco.crossover.keeping import LOADERS, Keeper, Load, keeping
 from perco.crossover.rows import ROWS_LEAST, SourceRow
 from perco.errors import UsageError
 from perco.settings import check_options
+from perco.views.batch import Results
 from perco.views.checking import Checked, check, stored_values
 from perco.views.declaring import Views
 
 T = TypeVar("T")
 
-OUT: Final = 0.02  # of the rows, which are not there at the beginning: inserts bring them
+OUT: Final = 0.07  # of the rows, which are not there at the beginning: inserts bring them
 WITHIN_S: Final = 0.25  # after the last arrival, the views reflect all changes of a load that is sustained
 ABOVE: Final = 1.1  # times the rate of a backlog: the first rate that is tried
 STEP_DOWN: Final = 0.85
@@ -76,7 +77,7 @@ class Found:
         runs: of the batch, a list for each round.
         checked: the views, compared with their definition.
         strays: how many source rows differ from what the changes make of them.
-        called: for how many arguments each cached function was called, or had a value.
+        called: for how many arguments each cached function was called, because there was no value.
         seconds: that the measurements took.
     """
 
@@ -140,19 +141,27 @@ def medians(points: Iterable[tuple[int, float]]) -> list[tuple[float, float]]:
 
 
 async def measure(
-    views: Views, rows: Sequence[SourceRow], per_s: float, folder: Path, plan: Plan, progress: Progress
+    views: Views,
+    rows: Sequence[SourceRow],
+    per_s: float,
+    folder: Path,
+    plan: Plan,
+    *,
+    known: Results | None = None,
+    progress: Progress,
 ) -> Found:
     """Measure both ways in an empty folder, which the caller removes.
 
     Args:
         rows: a sample, at least `ROWS_LEAST` of them; its beginning has to be a sample, too.
         per_s: a rate of changes that is measured, if it is below the saturation.
+        known: values of cached functions. These are called for what is missing here.
         progress: called with what is done next.
 
     Raises: UsageError if too few rows can be loaded in time, or if a view's function fails for good; NotIdle.
     """
     async with keeping(views, folder / "store", plan.seed) as keeper:
-        return await _Measuring(keeper, rows, per_s, folder, plan, progress).all()
+        return await _Measuring(keeper, rows, per_s, folder, plan, known or {}, progress).all()
 
 
 class _Measuring:
@@ -165,10 +174,12 @@ class _Measuring:
         per_s: float,
         folder: Path,
         plan: Plan,
+        known: Results,
         progress: Progress,
     ) -> None:
         self._keeper, self._rows, self._per_s, self._folder = keeper, rows, per_s, folder
         self._plan, self._tell, self._at_rate_s = plan, progress, plan.seconds * _AT_RATE
+        self._known = known
         self._changes = Changes((), seed=plan.seed)
         self._found = Found(len(rows))
         self._rate = 0.0  # of the last backlog
@@ -176,6 +187,7 @@ class _Measuring:
 
     async def all(self) -> Found:
         found, began = self._found, trio.current_time()
+        await self._keeper.know(self._known)
         await self._load()
         found.idle = await self._keeper.idle_cores(self._plan.seconds * _IDLE)
         await self._saturate()
@@ -255,12 +267,10 @@ class _Measuring:
     async def _batch(self) -> Batch:
         """Prepare the batch, over as many rows as it can compute in its share of the time."""
         self._tell("preparing the batch")
-        results: dict[Any, dict[bytes, Any]] = {}
-        async with self._keeper.db.snapshot() as snap:
-            for cached in self._keeper.views.cached_functions.values():
-                scan = snap.scan(cached.results.table, columns=[cached.results])
-                results[cached] = {row.key: row[cached.results] async for row in scan}
-                self._found.called[cached.id] = len(results[cached])
+        results = await self._keeper.known()
+        self._found.called = {
+            cached.id: len(found) - len(self._known.get(cached, ())) for cached, found in results.items()
+        }
         batch = Batch(self._keeper.views, self._folder / "batch", results)
         loaded = self._rows[: self._found.rows]
         first = int(SHARES[0] * len(loaded))
