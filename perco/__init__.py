@@ -48,11 +48,14 @@ from perco.protocol.retention import Keep as Keep, Removed as Removed
 from perco.schema.codecs import (
     BOOL as BOOL,
     BYTES as BYTES,
+    DATE as DATE,
+    DECIMAL as DECIMAL,
     FLOAT64 as FLOAT64,
     INT64 as INT64,
     JSON as JSON,
     MSGPACK as MSGPACK,
     TEXT as TEXT,
+    TIMESTAMP as TIMESTAMP,
     Codec as Codec,
     Tuple as Tuple,
 )

@@ -47,10 +47,10 @@ check --accept and, for a folder, check --repair need a store that no other proc
 
 \b
 Write keys and values as the column's codec expects them:
-  text     as it is                int64    a number
-  bytes    text, or hex:00ff       float64  a number
-  json     JSON                    bool     true or false
-  tuples   a JSON array: '["de", 7]'
+  text     as it is                int64, float64, decimal  a number, such as 12.50
+  bytes    text, or hex:00ff       date       2026-03-01
+  json     JSON                    timestamp  2026-03-01T12:00:00Z
+  tuples   JSON: '["de", 7]'       bool       true or false
 A key or value that begins with a minus goes after --:
   perco set web/ docs k rank -- -5
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import perco
 from perco.cli.screen import FINE, FOUND, Columns, complain, show_json, show_table
-from perco.cli.values import parse_key, parse_moment, parse_prefix, shown
+from perco.cli.values import is_number, parse_key, parse_moment, parse_prefix, shown
 from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.protocol.records import DELETE, PUT_DATA, unpack_record
@@ -196,7 +196,7 @@ def _line(row: perco.Row[Any], columns: Sequence[perco.Column[Any, Any]]) -> lis
 
 
 async def _scan_on_terminal(rows: AsyncIterator[perco.Row[Any]], columns: Sequence[perco.Column[Any, Any]]) -> None:
-    numbers = [column.name for column in columns if column.codec.name in ("int64", "float64")]
+    numbers = [column.name for column in columns if is_number(column.codec)]
     table = Columns(("key", *(column.name for column in columns)), numbers=numbers)
     block: list[list[str]] = []
     none = True

@@ -7,12 +7,16 @@ On the command line, the codec determines how a key or value is written:
     int64      a number
     float64    a number
     bool       true or false
+    date       2026-03-01
+    timestamp  2026-03-01T12:00:00.5Z, or with another offset, as in 2026-03-01T13:00:00.5+01:00; printed in UTC
+    decimal    a number, such as 12.50
     json       JSON
     msgpack    JSON
-    tuple      a JSON array of its parts; a bytes part is a string, written as above
+    tuple      a JSON array of its parts; every part but a number of int64 is a string, written as above
 
 In JSON output, bytes are {"hex": "00ff"}, so that they cannot be mistaken for text; floats that JSON cannot express
-are {"float": "nan"}, and maps whose keys are not text are {"pairs": [[key, value], ...]}.
+are {"float": "nan"}; dates, timestamps and decimals are strings; maps whose keys are not text are
+{"pairs": [[key, value], ...]}.
 """
 
 from __future__ import annotations
@@ -21,11 +25,12 @@ import json
 import math
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 from perco.errors import UsageError
-from perco.schema.codecs import Codec, TupleCodec
+from perco.schema.codecs import Codec, DecimalCodec, TupleCodec, written
 
 _HEX: Final = "hex:"
 
@@ -70,10 +75,10 @@ def parse_value(codec: Codec[Any], text: str, what: str = "value") -> Any:
     """
     if codec.name in ("json", "msgpack"):
         return _fitting(codec, _json(text, what), text, what)
-    parse = _PARSERS.get(codec.name, _bytes)
+    parse = Decimal if isinstance(codec, DecimalCodec) else _PARSERS.get(codec.name, _bytes)
     try:
         value = parse(text)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, InvalidOperation):
         raise UsageError(f"the {what} {text!r} is not {_described(codec)}") from None
     return _fitting(codec, value, text, what)
 
@@ -88,9 +93,13 @@ def _fitting(codec: Codec[Any], value: Any, text: str, what: str) -> Any:
 
 
 def _described(codec: Codec[Any]) -> str:
-    return {"int64": "a whole number", "float64": "a number", "bool": "true or false"}.get(
-        codec.name, "bytes: write it as text, or as hex: and pairs of hexadecimal digits"
-    )
+    if isinstance(codec, DecimalCodec):
+        return "a decimal number, such as 12.50"
+    return _DESCRIBED.get(codec.name, "bytes: write it as text, or as hex: and pairs of hexadecimal digits")
+
+
+def is_number(codec: Codec[Any]) -> bool:
+    return isinstance(codec, DecimalCodec) or codec.name in ("int64", "float64")
 
 
 def _bytes(text: str) -> bytes:
@@ -99,11 +108,20 @@ def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogateescape")  # as the shell passed them
 
 
+_DESCRIBED: Final = {
+    "int64": "a whole number",
+    "float64": "a number",
+    "bool": "true or false",
+    "date": "a date, such as 2026-03-01",
+    "timestamp": "a time, such as 2026-03-01T12:00:00Z",
+}
 _PARSERS: Final[dict[str, Callable[[str], Any]]] = {
     "text": str,
     "int64": int,
     "float64": float,
     "bool": lambda text: {"true": True, "false": False}[text],
+    "date": date.fromisoformat,
+    "timestamp": datetime.fromisoformat,
 }
 
 
@@ -137,6 +155,8 @@ def plain(value: Any) -> Any:
         return {"hex": value.hex()}
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
+    if isinstance(value, date | Decimal):
+        return written(value)
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, dict):
@@ -150,8 +170,8 @@ def shown(value: Any, width: int = 0) -> str:
     """A value in readable form. With `width`, in one line; if it is longer, it is cut, and its length is added."""
     if isinstance(value, bytes):
         text = _shown_bytes(value)
-    elif isinstance(value, str):
-        text = value
+    elif isinstance(value, str | date | Decimal):
+        text = value if isinstance(value, str) else written(value)
     else:
         text = json.dumps(plain(value), ensure_ascii=False)
     if not width:

@@ -6,10 +6,14 @@ with which it was written. A codec may be used for keys if its bytes sort as the
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
+import re
 import struct
 from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final, Generic, TypeVar, overload
 
 import msgpack
@@ -136,6 +140,47 @@ def _to_msgpack(data: bytes) -> Any:
         raise ValueError(str(error)) from error
 
 
+_DAYS: Final = struct.Struct(">I")
+_DAY_OFFSET: Final = 1 << 31
+_DAY_0: Final = date(1970, 1, 1).toordinal()
+_TIME_0: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICRO: Final = timedelta(microseconds=1)
+_MICROS: Final = range(
+    (datetime.min.replace(tzinfo=UTC) - _TIME_0) // _MICRO, (datetime.max.replace(tzinfo=UTC) - _TIME_0) // _MICRO + 1
+)
+
+
+def _date(value: date) -> bytes:
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise TypeError(f"expected datetime.date, got {type(value).__name__}")
+    return _DAYS.pack(value.toordinal() - _DAY_0 + _DAY_OFFSET)
+
+
+def _to_date(data: bytes) -> date:
+    try:
+        return date.fromordinal(_exactly(_DAYS, data) - _DAY_OFFSET + _DAY_0)
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
+
+
+def _timestamp(value: datetime) -> bytes:
+    if not isinstance(value, datetime):
+        raise TypeError(f"expected datetime.datetime, got {type(value).__name__}")
+    if value.utcoffset() is None:
+        raise ValueError(f"{value} has no time zone: give it one, as in value.replace(tzinfo=datetime.UTC)")
+    micros = (value - _TIME_0) // _MICRO
+    if micros not in _MICROS:
+        raise ValueError(f"{value} is outside the years 1 to 9999 in UTC")
+    return _INT64.pack(micros + _OFFSET)
+
+
+def _to_timestamp(data: bytes) -> datetime:
+    micros = _to_int64(data)
+    if micros not in _MICROS:
+        raise ValueError("a time outside the years 1 to 9999")
+    return _TIME_0 + timedelta(microseconds=micros)
+
+
 BYTES: Final[Codec[bytes]] = Codec("bytes", _bytes, bytes, ordered=True)
 TEXT: Final[Codec[str]] = Codec("text", _text, bytes.decode, ordered=True)
 INT64: Final[Codec[int]] = Codec("int64", _int64, _to_int64, ordered=True)
@@ -143,6 +188,82 @@ FLOAT64: Final[Codec[float]] = Codec("float64", _float64, _to_float64)
 BOOL: Final[Codec[bool]] = Codec("bool", _bool, _to_bool)
 JSON: Final[Codec[Any]] = Codec("json", _json, _to_json)
 MSGPACK: Final[Codec[Any]] = Codec("msgpack", _msgpack, _to_msgpack)
+DATE: Final[Codec[date]] = Codec("date", _date, _to_date, ordered=True)
+TIMESTAMP: Final[Codec[datetime]] = Codec("timestamp", _timestamp, _to_timestamp, ordered=True)
+"""A moment in microseconds. Takes a `datetime` with a time zone; returns it in UTC."""
+
+_PRECISION_MAX: Final = 38  # decimal digits that fit 16 bytes with their sign; also Spark's limit
+_SHORT: Final = 18  # digits that fit 8 bytes
+
+
+class DecimalCodec(Codec[Decimal]):
+    """Exact decimal numbers of at most `precision` digits, `scale` of them after the point. They sort by value."""
+
+    precision: int
+    scale: int
+
+    __slots__ = ("precision", "scale")
+
+    def __init__(self, precision: int, scale: int) -> None:
+        self.precision, self.scale = precision, scale
+        size = 8 if precision <= _SHORT else 16
+        offset, limit = 1 << (8 * size - 1), 10**precision
+
+        def encode(value: Decimal) -> bytes:
+            if not isinstance(value, Decimal | int) or isinstance(value, bool):
+                raise TypeError(f"expected decimal.Decimal, got {type(value).__name__}")
+            return (_unscaled(Decimal(value), precision, scale) + offset).to_bytes(size, "big")
+
+        def decode(data: bytes) -> Decimal:
+            if len(data) != size:
+                raise ValueError(f"expected {size} bytes, found {len(data)}")
+            number = int.from_bytes(data, "big") - offset
+            if abs(number) >= limit:
+                raise ValueError(f"a number of more than {precision} digits")
+            return Decimal(f"{number}E-{scale}")
+
+        super().__init__(f"decimal({precision},{scale})", encode, decode, ordered=True)
+
+
+def _unscaled(value: Decimal, precision: int, scale: int) -> int:
+    """value * 10**scale. Raises: ValueError if that is not exact, or too large. (Arithmetic of `Decimal` rounds to the
+    digits of the program's context.)"""
+    if not value.is_finite():
+        raise ValueError(f"{value} is not a number")
+    if not value:
+        return 0
+    if value.adjusted() >= precision - scale:
+        raise ValueError(f"{value} has more than {precision - scale} digits before the point")
+    sign, digits, exponent = value.as_tuple()
+    number, shift = int("".join(map(str, digits))), int(exponent) + scale
+    if shift < 0:
+        number, rest = divmod(number, 10**-shift) if -shift <= len(digits) else (0, 1)
+        if rest:
+            raise ValueError(f"{value} has more than {scale} digits after the point: round it first")
+    else:
+        number *= 10**shift
+    return -number if sign else number
+
+
+_decimal: Final = functools.cache(DecimalCodec)
+
+
+def DECIMAL(precision: int, scale: int = 0) -> Codec[Decimal]:
+    """The codec of exact decimal numbers: `perco.DECIMAL(12, 2)` takes up to ten digits before the point and two after
+    it. It takes a `decimal.Decimal` or an int, and returns a `Decimal` with `scale` digits after the point. It rounds
+    nothing: a number with more digits is a ValueError. Keys of it sort by value.
+
+    Args:
+        precision: the number of digits, 1 to 38.
+        scale: how many of them are after the point.
+
+    Raises: UsageError.
+    """
+    for name, number, least, most in (("precision", precision, 1, _PRECISION_MAX), ("scale", scale, 0, precision)):
+        if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+            raise UsageError(f"DECIMAL({precision!r}, {scale!r}): {name} is a whole number from {least} to {most}")
+    return _decimal(precision, scale)
+
 
 _END: Final = b"\x00\x01"  # sorts before whatever a longer part has in its place, an escaped zero byte included
 
@@ -215,19 +336,41 @@ def Tuple(*parts: Codec[Any]) -> TupleCodec[Any]:
 
 
 _BY_NAME: Final[dict[str, Codec[Any]]] = {
-    codec.name: codec for codec in (BYTES, TEXT, INT64, FLOAT64, BOOL, JSON, MSGPACK)
+    codec.name: codec for codec in (BYTES, TEXT, INT64, FLOAT64, BOOL, JSON, MSGPACK, DATE, TIMESTAMP)
 }
+_DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
+_PARTS: Final = re.compile(rf"(?:{_DECIMAL.pattern}|[^,]+)(?:,|$)")
+
+
+def _own(name: str) -> Codec[Any] | None:
+    """The codec of perco's own with that name, unless it is a tuple's."""
+    decimal = _DECIMAL.fullmatch(name)
+    if decimal is None:
+        return _BY_NAME.get(name)
+    precision, scale = int(decimal[1]), int(decimal[2])
+    return DECIMAL(precision, scale) if 1 <= precision <= _PRECISION_MAX and scale <= precision else None
 
 
 def codec_named(name: str) -> Codec[Any]:
     """The codec of that name; for a codec that only the user's program defines, one of that name that returns bytes."""
-    if name in _BY_NAME:
-        return _BY_NAME[name]
+    if (own := _own(name)) is not None:
+        return own
     if name.startswith("tuple(") and name.endswith(")"):
-        parts = [_BY_NAME.get(part) for part in name[6:-1].split(",")]
+        parts = [_own(found[0].removesuffix(",")) for found in _PARTS.finditer(name[6:-1])]
         if all(part is not None and part.ordered for part in parts):
             return TupleCodec(tuple(part for part in parts if part is not None))
     return Codec(name, _bytes, bytes, ordered=True)
+
+
+def written(value: date | Decimal) -> str:
+    """A date, time or decimal as text: in ISO form, times in UTC with a Z; a decimal with all of its digits."""
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, datetime) and value.utcoffset() is not None:
+        micros = (value - _TIME_0) // _MICRO
+        if micros in _MICROS:
+            return f"{(_TIME_0 + timedelta(microseconds=micros)).replace(tzinfo=None).isoformat()}Z"
+    return value.isoformat()
 
 
 def encoded(codec: Codec[T], value: T, where: object, part: str) -> bytes:

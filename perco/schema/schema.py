@@ -19,6 +19,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 from urllib.parse import quote
 
@@ -43,7 +45,10 @@ def _named(kind: str, name: str) -> str:
     return name
 
 
-_CODECS: Final = {str: "TEXT", bytes: "BYTES", int: "INT64", float: "FLOAT64", bool: "BOOL", dict: "JSON", list: "JSON"}
+_CODECS: Final = {
+    **{str: "TEXT", bytes: "BYTES", int: "INT64", float: "FLOAT64", bool: "BOOL", dict: "JSON", list: "JSON"},
+    **{date: "DATE", datetime: "TIMESTAMP", Decimal: "DECIMAL(precision, scale)"},
+}
 
 
 def _must_be_codec(what: str, codec: object) -> None:
@@ -139,7 +144,7 @@ class Table(Generic[K]):
 
     Args:
         name: stored in the catalogue; at most 64 characters.
-        key: an ordered codec: BYTES, TEXT, INT64, Tuple(...).
+        key: an ordered codec: BYTES, TEXT, INT64, DATE, TIMESTAMP, DECIMAL(...), Tuple(...).
         splits: keys at which the table is divided into tablets when it is made; each tablet has a writer of its own.
         keep: how long its old versions are kept; None: as last declared or, if never declared, as the schema says.
         changes: keep a log of its changes, for `db.changes` (E1). This is decided when the table is made.

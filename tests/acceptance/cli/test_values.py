@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -22,6 +24,9 @@ from perco.cli.values import parse_key, parse_moment, parse_prefix, parse_value,
         (perco.INT64, "-7", -7),
         (perco.FLOAT64, "inf", math.inf),
         (perco.BOOL, "false", False),
+        (perco.DATE, "2026-03-01", date(2026, 3, 1)),
+        (perco.TIMESTAMP, "2026-03-01T12:00:00.5+01:00", datetime(2026, 3, 1, 11, 0, 0, 500_000, UTC)),
+        (perco.DECIMAL(4, 2), "-1.5", Decimal("-1.50")),
         (perco.JSON, "null", None),
         (perco.MSGPACK, "[1]", [1]),
         (perco.Codec("digest", bytes, bytes), "hex:01", b"\x01"),  # one that only the program knows
@@ -38,6 +43,11 @@ def test_values(codec: perco.Codec[Any], text: str, value: object) -> None:
         (perco.INT64, "9" * 30, "does not fit 64 bits"),
         (perco.FLOAT64, "much", "is not a number"),
         (perco.BOOL, "yes", "is not true or false"),
+        (perco.DATE, "today", "is not a date, such as 2026-03-01"),
+        (perco.TIMESTAMP, "noon", "is not a time, such as"),
+        (perco.TIMESTAMP, "2026-03-01T12:00", "has no time zone"),
+        (perco.DECIMAL(4, 2), "much", "is not a decimal number"),
+        (perco.DECIMAL(4, 2), "123", "more than 2 digits before the point"),
         (perco.JSON, "{", "is not JSON"),
         (perco.JSON, "NaN", "is not json"),
         (perco.BYTES, "hex:0", "pairs of hexadecimal digits"),
@@ -65,6 +75,27 @@ def test_tuple_keys_are_json_arrays() -> None:
     ):
         with pytest.raises(perco.UsageError):
             parse_key(codec, wrong)
+
+
+def test_other_parts_of_tuple_keys_are_strings() -> None:
+    codec = perco.Tuple(perco.DATE, perco.TIMESTAMP, perco.DECIMAL(4, 2))
+    key = (date(2026, 3, 1), datetime(2026, 3, 1, 12, tzinfo=UTC), Decimal("1.50"))
+    assert parse_key(codec, '["2026-03-01", "2026-03-01T12:00:00Z", "1.5"]') == key
+    assert shown(key) == json.dumps(plain(key)) == '["2026-03-01", "2026-03-01T12:00:00Z", "1.50"]'
+    with pytest.raises(perco.UsageError, match=r"part 1.5 should be decimal\(4,2\)"):
+        parse_key(codec, '["2026-03-01", "2026-03-01T12:00:00Z", 1.5]')
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (date(987, 3, 1), "0987-03-01"),
+        (datetime(2026, 3, 1, 12, tzinfo=UTC), "2026-03-01T12:00:00Z"),
+        (Decimal("1E+2"), "100"),
+    ],
+)
+def test_dates_times_and_decimals_are_shown_as_they_are_typed(value: Any, text: str) -> None:
+    assert shown(value) == plain(value) == text
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,29 @@ async def test_what_is_set_is_got(store: Path, where: tuple[str, ...], text: str
     assert (await run("get", store, *where)).out == shown + "\n"
 
 
+async def test_dates_times_and_decimals_are_keys_and_values(tmp_path: Path) -> None:
+    trades = perco.Table("trades", key=perco.Tuple(perco.DATE, perco.DECIMAL(9, 2)))
+    trades.column("at", perco.TIMESTAMP)
+    trades.column("price", perco.DECIMAL(30, 4))
+    store = tmp_path / "store"
+    async with perco.open(store, perco.Schema(trades)):
+        pass
+    for key, at in (
+        ('["2026-03-02", "9.5"]', "2026-03-02T01:00+01:00"),
+        ('["2026-03-02", "-10"]', "2026-03-02T00:00Z"),
+    ):
+        assert (await run("set", store, "trades", key, "at", at)).code == 0
+    assert (await run("set", store, "trades", '["1969-07-20", "0"]', "price", "12.5")).code == 0
+    assert (await run("get", store, "trades", '["1969-07-20", "0.00"]', "price")).out == "12.5000\n"
+    lines = (await run("scan", store, "trades", "--json")).out.splitlines()
+    assert [(row["key"], row["values"]) for row in map(json.loads, lines)] == [
+        (["1969-07-20", "0.00"], {"price": "12.5000"}),
+        (["2026-03-02", "-10.00"], {"at": "2026-03-02T00:00:00Z"}),
+        (["2026-03-02", "9.50"], {"at": "2026-03-02T00:00:00Z"}),
+    ]
+    assert len((await run("scan", store, "trades", "--prefix", '["2026-03-02"]', "--json")).out.splitlines()) == 2
+
+
 async def test_observers_are_notified_because_the_store_knows_them(store: Path) -> None:  # N10
     done = await run("set", store, "docs", "new", "contents", "12345")
     assert "notified: measure" in done.out

@@ -5,22 +5,42 @@ from __future__ import annotations
 import inspect
 import math
 from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal, localcontext
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
 import perco
-from perco import BOOL, BYTES, FLOAT64, INT64, JSON, MSGPACK, TEXT, Codec, Tuple, UsageError
+from perco import BOOL, BYTES, DATE, DECIMAL, FLOAT64, INT64, JSON, MSGPACK, TEXT, TIMESTAMP, Codec, Tuple, UsageError
 from perco.errors import Corruption
-from perco.schema.codecs import codec_named, decoded, encoded
+from perco.schema.codecs import codec_named, decoded, encoded, written
 
 RANK = perco.Table("docs", key=perco.TEXT).column("rank", perco.INT64)
 int64 = st.integers(-(1 << 63), (1 << 63) - 1)
+moments = st.datetimes(timezones=st.just(UTC))
+
+
+def decimals(precision: int, scale: int) -> st.SearchStrategy[Decimal]:
+    most = 10**precision - 1
+    return st.integers(-most, most).map(lambda number: Decimal(f"{number}E-{scale}"))
+
+
 ORDERED: dict[str, tuple[Codec[Any], st.SearchStrategy[Any]]] = {
     "bytes": (BYTES, st.binary(max_size=40)),
     "text": (TEXT, st.text(max_size=20)),
     "int64": (INT64, int64),
+    "date": (DATE, st.dates()),
+    "timestamp": (TIMESTAMP, moments),
+    "decimal(12,2)": (DECIMAL(12, 2), decimals(12, 2)),
+    "decimal(38,37)": (DECIMAL(38, 37), decimals(38, 37)),
+    "decimal(5,0)": (DECIMAL(5), decimals(5, 0)),
+    "tuple(decimal(4,1),text,decimal(20,2))": (
+        Tuple(DECIMAL(4, 1), TEXT, DECIMAL(20, 2)),
+        st.tuples(decimals(4, 1), st.text(max_size=2), decimals(20, 2)),
+    ),
+    "tuple(date,timestamp)": (Tuple(DATE, TIMESTAMP), st.tuples(st.dates(), moments)),
     "tuple(text,int64)": (Tuple(TEXT, INT64), st.tuples(st.text(max_size=8), int64)),
     "tuple(bytes,bytes,bytes)": (
         Tuple(BYTES, BYTES, BYTES),
@@ -102,6 +122,13 @@ def test_any_stored_bytes_are_a_value_or_corruption(name: str, data: bytes) -> N
         (INT64, b"123"),
         (FLOAT64, b"123456789"),
         (BOOL, b"\x02"),
+        (DATE, b"123"),
+        (DATE, b"\xff" * 4),
+        (TIMESTAMP, b"1234567"),
+        (TIMESTAMP, b"\xff" * 8),
+        (DECIMAL(5), b"1234567"),
+        (DECIMAL(5), INT64.encode(100_000)),  # would be written as something else: a key of no row
+        (DECIMAL(38), b"\xff" * 16),
         (BOOL, b""),
         (JSON, b"{"),
         (MSGPACK, b"\x81"),
@@ -137,6 +164,19 @@ def test_what_does_not_decode_is_corruption(codec: Codec[Any], data: bytes) -> N
         (FLOAT64, True),
         (FLOAT64, 10**400),
         (BOOL, 1),
+        (DATE, datetime(2026, 3, 1, tzinfo=UTC)),
+        (DATE, "2026-03-01"),
+        (TIMESTAMP, date(2026, 3, 1)),
+        (TIMESTAMP, datetime(2026, 3, 1)),
+        (TIMESTAMP, datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=1)))),
+        (TIMESTAMP, datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-1)))),
+        (DECIMAL(4, 2), Decimal("100")),
+        (DECIMAL(4, 2), Decimal("1.001")),
+        (DECIMAL(4, 2), Decimal("1e-999999999")),
+        (DECIMAL(4, 2), Decimal("1e999999999")),
+        (DECIMAL(4, 2), Decimal("nan")),
+        (DECIMAL(4, 2), 1.5),
+        (DECIMAL(4, 2), True),
         (JSON, {1, 2}),
         (JSON, math.nan),
         (JSON, b"bytes"),
@@ -172,6 +212,43 @@ def test_a_codec_that_fails_for_another_reason_says_which() -> None:
 
 def test_bytes_like_values_are_taken_as_bytes() -> None:
     assert BYTES.encode(bytearray(b"a")) == BYTES.encode(memoryview(b"a")) == b"a"  # type: ignore[arg-type]
+
+
+@given(moments, st.integers(-14 * 60, 14 * 60))
+def test_a_moment_is_the_same_in_every_time_zone(moment: datetime, minutes: int) -> None:
+    with suppress(OverflowError):
+        there = moment.astimezone(timezone(timedelta(minutes=minutes)))
+        assert TIMESTAMP.encode(there) == TIMESTAMP.encode(moment)
+        assert written(there) == written(moment) == moment.isoformat().replace("+00:00", "Z")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Decimal("-0"), "0.00"),
+        (Decimal("1.5"), "1.50"),
+        (Decimal("1.500"), "1.50"),
+        (Decimal("1E+2"), "100.00"),
+        (7, "7.00"),
+        (Decimal("-99999999999999999999999999999999999.25"), "-99999999999999999999999999999999999.25"),
+    ],
+)
+def test_a_decimal_is_exact_and_has_the_digits_of_its_codec(value: Any, text: str) -> None:
+    codec = DECIMAL(37, 2)
+    with localcontext(prec=3):  # the program's own arithmetic rounds
+        assert str(codec.decode(codec.encode(value))) == text
+
+
+@pytest.mark.parametrize("arguments", [(0,), (39,), (4, 5), (4, -1), ("4",), (True,), (4, 1.0)])
+def test_a_decimal_has_up_to_38_digits(arguments: Any) -> None:
+    with pytest.raises(UsageError, match=r"DECIMAL\(.*: (precision|scale) is a whole number from"):
+        DECIMAL(*arguments)
+
+
+def test_names_that_are_no_decimals_are_somebody_elses() -> None:
+    for name in ("decimal(0,0)", "decimal(39,0)", "decimal(4,5)", "decimal(4)"):
+        assert codec_named(name).decode(b"raw") == b"raw"
+    assert codec_named("decimal(4,2)") is DECIMAL(4, 2)
 
 
 def test_a_key_must_keep_order() -> None:
