@@ -193,7 +193,7 @@ TIMESTAMP: Final[Codec[datetime]] = Codec("timestamp", _timestamp, _to_timestamp
 """A moment in microseconds. Takes a `datetime` with a time zone; returns it in UTC."""
 
 _PRECISION_MAX: Final = 38  # decimal digits that fit 16 bytes with their sign; also Spark's limit
-_SHORT: Final = 18  # digits that fit 8 bytes
+SHORT_DECIMAL: Final = 18  # digits that fit 8 bytes; decimals with more have 16
 
 
 class DecimalCodec(Codec[Decimal]):
@@ -206,7 +206,7 @@ class DecimalCodec(Codec[Decimal]):
 
     def __init__(self, precision: int, scale: int) -> None:
         self.precision, self.scale = precision, scale
-        size = 8 if precision <= _SHORT else 16
+        size = 8 if precision <= SHORT_DECIMAL else 16
         offset, limit = 1 << (8 * size - 1), 10**precision
 
         def encode(value: Decimal) -> bytes:
@@ -248,7 +248,7 @@ def _unscaled(value: Decimal, precision: int, scale: int) -> int:
 _decimal: Final = functools.cache(DecimalCodec)
 
 
-def DECIMAL(precision: int, scale: int = 0) -> Codec[Decimal]:
+def DECIMAL(precision: int, scale: int = 0) -> DecimalCodec:
     """The codec of exact decimal numbers: `perco.DECIMAL(12, 2)` takes up to ten digits before the point and two after
     it. It takes a `decimal.Decimal` or an int, and returns a `Decimal` with `scale` digits after the point. It rounds
     nothing: a number with more digits is a ValueError. Keys of it sort by value.

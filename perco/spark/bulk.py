@@ -22,7 +22,7 @@ import pyarrow as pa
 import trio
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 import perco
 from perco.database.inside import inside
@@ -35,7 +35,9 @@ from perco.spark.store import Store, serve
 from perco.tablets.loading import BulkLoad, Published
 from perco.tablets.sorting import Layout, SortedFile
 
-_SORTED_BY_SPARK: Final = {perco.TEXT.name, perco.BYTES.name, perco.INT64.name}  # as perco sorts them
+_SORTED_BY_SPARK: Final = {  # as perco sorts them
+    each.name for each in (perco.TEXT, perco.BYTES, perco.INT64, perco.DATE, perco.TIMESTAMP)
+}
 _ROW: Final = "perco row"  # the column of keys as stored, for other codecs
 _WRITTEN: Final = "first binary, name string, rows bigint, cells bigint"
 _OFFSET: Final = 1 << 63
@@ -119,7 +121,7 @@ def bulk_load(
                 files = {}
                 for table, frame in named.items():
                     layout = Layout.of(inside(db).catalogue, table)
-                    writing = _Writing(load, layout, db.schema.tables[table], key)
+                    writing = _Writing(load, layout, db.schema.tables[table], key, frame.schema)
                     files[table], rows[table] = _written(writing, frame, parts)
                 return files
 
@@ -155,7 +157,7 @@ def _written(writing: _Writing, frame: DataFrame, parts: int) -> tuple[list[tupl
     if not {part.name for part in _parts(table.key)} <= _SORTED_BY_SPARK:
         by = _ROW
         schema = StructType([*frame.schema.fields]).add(_ROW, "binary", nullable=False)
-        frame = frame.mapInArrow(functools.partial(_with_rows, table, key), schema)
+        frame = frame.mapInArrow(functools.partial(_with_rows, table, key, writing.given[key]), schema)
     frame = frame.repartitionByRange(parts, by).sortWithinPartitions(by)
     found = frame.mapInArrow(writing, _WRITTEN).collect()
     files = sorted((bytes(each["first"]), each["name"]) for each in found)
@@ -169,39 +171,45 @@ def _parts(codec: perco.Codec[Any]) -> Sequence[perco.Codec[Any]]:
 # ------------------------------------------------------------------ on the executors
 
 
-def _with_rows(table: perco.Table[Any], key: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _with_rows(
+    table: perco.Table[Any], key: str, given: DataType, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        rows = _keys(table, batch.column(key))
+        rows = _keys(table, given, batch.column(key))
         yield pa.RecordBatch.from_arrays(
             [*batch.columns, pa.array(rows, pa.binary())], names=[*batch.schema.names, _ROW]
         )
 
 
-def _keys(table: perco.Table[Any], column: Any) -> Sequence[bytes]:
-    """Keys as stored. Raises: UsageError."""
+def _keys(table: perco.Table[Any], given: DataType, column: Any) -> Sequence[bytes]:
+    """Keys as stored. `given`: their type in the frame. Raises: UsageError."""
     if column.null_count:
         raise UsageError(f"a row of table {table.name!r} cannot be loaded: its key is null")
-    make = types.writing(table.key)
-    return [table.row(key if make is None else make(key)) for key in column.to_pylist()]
+    make = types.writing(table.key, given)
+    try:
+        return [table.row(key if make is None else make(key)) for key in types.values(column)]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"a key of table {table.name!r} is wrong: {error}") from error
 
 
-def values_of(codec: perco.Codec[Any], column: Any) -> Iterable[bytes | None]:
-    """The values of an Arrow column, as stored."""
+def values_of(codec: perco.Codec[Any], given: DataType, column: Any) -> Iterable[bytes | None]:
+    """The values of an Arrow column, as stored. `given`: their type in the frame."""
     if codec.name == perco.TEXT.name:
         return column.cast(pa.binary()).to_pylist()  # type: ignore[no-any-return]
     if codec.name == perco.BYTES.name:
         return column.to_pylist()  # type: ignore[no-any-return]
     if codec.name == perco.INT64.name:
         return [None if value is None else _pack_int(value + _OFFSET) for value in column.to_pylist()]
-    make, encode = types.writing(codec), codec.encode
-    return [None if value is None else encode(value if make is None else make(value)) for value in column.to_pylist()]
+    make, encode = types.writing(codec, given), codec.encode
+    return [None if each is None else encode(each if make is None else make(each)) for each in types.values(column)]
 
 
 class _Writing:
     """Writes the rows of a partition, which are in order, to a file. Sent to the tasks."""
 
-    def __init__(self, load: BulkLoad, layout: Layout, table: perco.Table[Any], key: str) -> None:
+    def __init__(self, load: BulkLoad, layout: Layout, table: perco.Table[Any], key: str, schema: StructType) -> None:
         self.load, self.layout, self.table, self.key = load, layout, table, key
+        self.given = {field.name: field.dataType for field in schema}
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         self.load.check()
@@ -235,7 +243,7 @@ class _Writing:
         if _ROW in batch.schema.names:
             rows: Sequence[bytes] = batch.column(_ROW).to_pylist()
         else:
-            rows = _keys(self.table, batch.column(self.key))
+            rows = _keys(self.table, self.given[self.key], batch.column(self.key))
         put, last = file.put, file.last
         for row, *cells in zip(rows, *columns, strict=True):
             if row == last:
@@ -250,7 +258,7 @@ class _Writing:
 
     def _values(self, name: str, batch: pa.RecordBatch) -> Iterable[bytes | None]:
         try:
-            return values_of(self.table.columns[name].codec, batch.column(name))
+            return values_of(self.table.columns[name].codec, self.given[name], batch.column(name))
         except (TypeError, ValueError) as error:
             raise UsageError(f"a value of column {name!r} of table {self.table.name!r} is wrong: {error}") from error
 

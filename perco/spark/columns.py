@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from datetime import UTC, date, datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from pyspark.sql.types import StructType
 import perco
 from perco.errors import Corruption
 from perco.protocol.records import PUT, PUT_DATA, RECORD_HEAD, data_group, unpack_record
-from perco.schema.codecs import TupleCodec
+from perco.schema.codecs import SHORT_DECIMAL, DecimalCodec, TupleCodec
 from perco.spark import types
 from perco.spark.leaves import Bytes, Cells, Places
 from perco.storage.keys import TAIL_BYTES, unescape
@@ -30,6 +31,10 @@ _PLAIN_ZEROS: Final = 32  # a prefix with fewer zero bytes has each of the row's
 _KINDS: Final = 4  # kinds of records are 1 to 4
 _TAIL: Final = struct.Struct(">IQ")
 _WORD: Final = 8
+_DAYS: Final = [pa.scalar(each, pa.date32()).value for each in (date.min, date.max)]
+_MICROS: Final = [
+    pa.scalar(each.replace(tzinfo=UTC), pa.timestamp("us", "UTC")).value for each in (datetime.min, datetime.max)
+]
 
 T = TypeVar("T", np.uint32, np.uint64)
 
@@ -243,12 +248,39 @@ def _decoded(codec: perco.Codec[Any], data: pa.Array, type: pa.DataType) -> pa.A
         if name == perco.FLOAT64.name:
             return pa.array(words.view(">f8").ravel().astype(np.float64))
         return pa.array((words.view(">u8").ravel().astype(np.uint64) ^ np.uint64(1 << 63)).view(np.int64))
+    if name == perco.DATE.name:
+        days = (_fixed(data, 4).view(">u4").ravel().astype(np.uint32) ^ np.uint32(1 << 31)).view(np.int32)
+        return _within(days, _DAYS, type)
+    if name == perco.TIMESTAMP.name:
+        micros = (_fixed(data, 8).view(">u8").ravel().astype(np.uint64) ^ np.uint64(1 << 63)).view(np.int64)
+        return _within(micros, _MICROS, type)
+    if isinstance(codec, DecimalCodec):
+        return _decimals(data, type)
     if name == perco.BOOL.name:
         bits = _fixed(data, 1).ravel()
         if len(bits) and int(bits.max()) > 1:
             raise ValueError("expected one byte, 0 or 1")
         return pa.array(bits == 1)
     return data
+
+
+def _within(numbers: NDArray[Any], bounds: list[int], type: pa.DataType) -> pa.Array:
+    """Days or microseconds as an array of `type`. Raises: ValueError if Python cannot express one."""
+    if len(numbers) and not bounds[0] <= int(numbers.min()) <= int(numbers.max()) <= bounds[1]:
+        raise ValueError("outside the years 1 to 9999")
+    return pa.array(numbers).view(type)
+
+
+def _decimals(data: pa.Array, type: pa.DataType) -> pa.Array:
+    """Raises: ValueError."""
+    size = 8 if type.precision <= SHORT_DECIMAL else 16
+    digits = _fixed(data, size)[:, ::-1].copy()
+    digits[:, -1] ^= 0x80
+    words = np.repeat(np.where(digits[:, -1:] & 0x80, 0xFF, 0).astype(np.uint8), 16, axis=1)  # the sign
+    words[:, :size] = digits
+    array = pa.Array.from_buffers(type, len(data), [None, pa.py_buffer(np.ascontiguousarray(words))])
+    array.validate(full=True)
+    return array
 
 
 def _fixed(data: pa.Array, size: int) -> Bytes:

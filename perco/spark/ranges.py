@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import date, datetime
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final, NamedTuple
 
 import perco
 from perco.errors import UsageError
+from perco.schema.codecs import DecimalCodec
 from perco.txn.scan import range_of
 
+_PARSERS: Final[dict[str, Callable[[str], Any]]] = {
+    perco.DATE.name: date.fromisoformat,
+    perco.TIMESTAMP.name: datetime.fromisoformat,
+}
 _DIGITS: Final = 8  # how many bytes after the common prefix of two rows measure the distance between them
 
 
@@ -48,6 +55,13 @@ def of_options(table: perco.Table[Any], start: str | None, stop: str | None, pre
             except ValueError:
                 raise UsageError(
                     f"{name}={text!r} is not a key of table {table.name!r}: its keys are bytes; give them in hex"
+                ) from None
+        if table.key.name in _PARSERS or isinstance(table.key, DecimalCodec):
+            try:
+                return _PARSERS.get(table.key.name, Decimal)(text)
+            except (ValueError, InvalidOperation):
+                raise UsageError(
+                    f"{name}={text!r} is not a key of table {table.name!r}: its keys are {table.key.name}s"
                 ) from None
         raise UsageError(f"{name}= needs a table whose keys have one part; for {table.name!r} filter the key's fields")
 

@@ -28,7 +28,7 @@ import pyarrow as pa
 import trio
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import ByteType, DataType, DoubleType, FloatType, IntegerType, LongType, ShortType, StructType
+from pyspark.sql.types import StructType
 
 import perco
 from perco.errors import SchemaMismatch, UsageError
@@ -51,12 +51,6 @@ _ATTEMPTS: Final = 50
 _SKIPPED_KEPT: Final = 1000  # keys of skipped rows that a task remembers, to name shared keys
 _WROTE_KEPT: Final = 10_000  # keys of written rows that a task remembers, for the same purpose
 _NAMED: Final = 5  # how many shared keys an error names
-_WIDER: Final[dict[type[DataType], DataType]] = {  # types that are stored as wider ones
-    ByteType: LongType(),
-    ShortType: LongType(),
-    IntegerType: LongType(),
-    FloatType: DoubleType(),
-}
 
 
 @dataclass
@@ -117,7 +111,7 @@ class Sink:
 
     def __init__(self, store: Store, table: str, key: str, schema: StructType, *, overwrite: bool) -> None:
         self.store, self.table, self.key, self._overwrite = store, table, key, overwrite
-        self._names = schema.fieldNames()
+        self._schema = schema
 
     async def declare(self, schema: StructType) -> None:
         """Check that the frame fits the table, and declare the ledger and the table's column of marks. Raises:
@@ -134,7 +128,7 @@ class Sink:
         if ledger is None:
             return Written(0, await trio.to_thread.run_sync(_counted, batches))
         tally = _Tally()
-        cells = Cells(_table(db, self.table), self.key, self._names, overwrite=self._overwrite)
+        cells = Cells(_table(db, self.table), self.key, self._schema, overwrite=self._overwrite)
         watch = Watch(db, ledger)
         send, receive = trio.open_memory_channel[Any](0)
         with one_error():
@@ -341,11 +335,13 @@ class Cells:
 
     table: Table[Any]
 
-    def __init__(self, table: perco.Table[Any], key: str, names: list[str], *, overwrite: bool) -> None:
+    def __init__(self, table: perco.Table[Any], key: str, schema: StructType, *, overwrite: bool) -> None:
         self.table, self._key, self._overwrite = table, key, overwrite
-        self._make_key = types.writing(table.key)
+        self._make_key = types.writing(table.key, schema[key].dataType)
         self._columns: list[tuple[str, perco.Column[Any, Any], Callable[[Any], Any] | None]] = [
-            (name, table.columns[name], types.writing(table.columns[name].codec)) for name in names if name != key
+            (each.name, table.columns[each.name], types.writing(table.columns[each.name].codec, each.dataType))
+            for each in schema
+            if each.name != key
         ]
 
     def key_of(self, row: dict[str, Any]) -> Any:
@@ -391,17 +387,7 @@ def must_fit(table: perco.Table[Any], key: str, schema: StructType) -> None:
         if part.name != key and part.name not in table.columns:
             raise SchemaMismatch(f"table {table.name!r} has no column {part.name!r}; it has {', '.join(table.columns)}")
         codec = table.key if part.name == key else table.columns[part.name].codec
-        wanted = types.spark_type(codec)
-        given = _WIDER.get(type(part.dataType), part.dataType)
-        if isinstance(wanted, StructType):
-            fits = isinstance(given, StructType) and [f.dataType for f in given] == [f.dataType for f in wanted]
-        else:
-            fits = given == wanted
-        if not fits:
-            raise SchemaMismatch(
-                f"{table.name}.{part.name} takes {wanted.simpleString()}, and the frame has "
-                f"{part.dataType.simpleString()}; cast it before writing"
-            )
+        types.must_write(f"{table.name}.{part.name}", codec, part.dataType)
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
@@ -410,11 +396,22 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
     for at in range(0, batch.num_rows, rows):
         some: list[dict[str, Any]] = []
         size = 0
-        for row in batch.slice(at, rows).to_pylist():  # some rows may be much larger than most
-            here = sum(len(value) for value in row.values() if isinstance(value, str | bytes))
+        piece = batch.slice(at, rows)
+        for each in zip(*map(types.values, piece.columns), strict=True):
+            row = dict(zip(piece.schema.names, each, strict=True))
+            here = _size(each)  # some rows may be much larger than most
             if some and size + here > _BYTES:
                 yield some
                 some, size = [], 0
             some.append(row)
             size += here
         yield some
+
+
+def _size(value: Any) -> int:
+    """The length of the texts and byte strings in a value."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return _size(tuple(value.values()))
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0

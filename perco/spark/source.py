@@ -59,7 +59,7 @@ _OPTIONS: Final = (
     "partitions",
     "read",
 )
-FILES, PAGES, ROWS = "files", "pages", "rows"  # values of the option `read`
+FILES, PAGES, BY_ROWS = "files", "pages", "rows"  # values of the option `read`
 _ALIASES: Final = {"timestampasof": "at", "versionasof": "ts"}  # names that other formats of Spark use
 _ZONE: Final = "spark.sql.session.timeZone"
 _LEASE_S: Final = 600.0
@@ -178,7 +178,7 @@ class Asked:
             raise UsageError("give either ts or at, not both")
         self.start, self.stop, self.prefix = (given.get(name) for name in ("start", "stop", "prefix"))
         self.partitions = _number("partitions", given.get("partitions"), most=_PARTITIONS_MAX) or 1
-        self.read = _one_of("read", given.get("read"), FILES, PAGES, ROWS)
+        self.read = _one_of("read", given.get("read"), FILES, PAGES, BY_ROWS)
         self.nulls = _one_of("nulls", given.get("nulls"), "keep", "delete")
         self.job: str = given.get("job", "")
         self.batch = _number("batch", given.get("batch"), least=0) or 0
@@ -395,7 +395,7 @@ class PercoReader(DataSourceReader):
         parts = ranges.cut(whole, await _starts_of(db, table, asked.partitions))
         if len(parts) < asked.partitions:
             parts = await self._finer(db, table, ts, parts)
-        files = direct.beside(asked.store) if pin and asked.read == FILES else None
+        files = direct.beside(asked.store) if pin and asked.read == FILES and not self._parses(table) else None
         return [Span(part, ts, pin, files) for part in parts]
 
     async def _finer(self, db: perco.Database, table: perco.Table[Any], ts: int, parts: list[Range]) -> list[Range]:
@@ -429,7 +429,7 @@ class PercoReader(DataSourceReader):
             left: Range | None = span.range
             if span.beside is not None:
                 left = await self._read_files(span, span.beside, send)
-            if left is not None and self._asked.read != ROWS:
+            if left is not None and self._asked.read != BY_ROWS and not self._parses(self._asked.table_of(db)):
                 left = await self._walk(db, span, left, send, "row by row")
             if left is not None:
                 async with db.snapshot(ts=span.ts) as snap:
@@ -458,6 +458,10 @@ class PercoReader(DataSourceReader):
         except direct.FALLS_BACK as error:
             direct.warn(error, instead)
         return walk.left
+
+    def _parses(self, table: perco.Table[Any]) -> bool:
+        """Whether the frame has trees in place of JSON: they are made row by row."""
+        return any(types.is_parsed(each.codec, self._schema[each.name].dataType) for each in self.columns_of(table))
 
     async def _rows(self, db: perco.Database, snap: perco.Snapshot, range: Range, send: Any) -> None:
         """Read a range row by row."""
@@ -499,13 +503,10 @@ class PercoReader(DataSourceReader):
                 f"table {table.name!r} has no column {missing[0]!r}; it has {', '.join(table.columns)}"
             )
         columns = [table.columns[name] for name in names]
-        known = types.schema_of(table, self._asked.key, columns)
+        types.schema_of(table, self._asked.key, columns)
         for field in self._schema:
-            if field.dataType != known[field.name].dataType:
-                raise SchemaMismatch(
-                    f"{table.name}.{field.name} is {known[field.name].dataType.simpleString()}, and the frame's schema "
-                    f"says {field.dataType.simpleString()}; cast it after reading"
-                )
+            codec = table.key if field.name == self._asked.key else table.columns[field.name].codec
+            types.must_read(f"{table.name}.{field.name}", codec, field.dataType)
         return columns
 
 
@@ -521,9 +522,10 @@ class Batch:
         self._names = schema.fieldNames()
         self._columns = [None if name == key else by_name[name] for name in self._names]
         codecs = [table.key if column is None else column.codec for column in self._columns]
-        self._makes = [types.reading(codec) for codec in codecs]
-        fields = zip(self._names, codecs, schema, strict=True)
-        self._schema = pa.schema([pa.field(name, types.arrow_type(c), field.nullable) for name, c, field in fields])
+        wanted = [field.dataType for field in schema]
+        self._makes = [types.reading(codec, type) for codec, type in zip(codecs, wanted, strict=True)]
+        fields = zip(schema, codecs, wanted, strict=True)
+        self._schema = pa.schema([pa.field(f.name, types.arrow_type(c, type), f.nullable) for f, c, type in fields])
         self._values: list[list[Any]] = [[] for _ in self._names]
         self.rows = self._bytes = 0
 
@@ -532,7 +534,13 @@ class Batch:
         for column, make, values in zip(self._columns, self._makes, self._values, strict=True):
             value = row.key if column is None else row[column]
             if value is not None and make is not None:
-                value = make(value)
+                try:
+                    value = make(value)
+                except ValueError as error:
+                    raise SchemaMismatch(
+                        f"{column!r} of key {row.key!r} does not fit the frame's schema: {error}; read the column as "
+                        "a string, and convert it with from_json"
+                    ) from error
             if isinstance(value, str | bytes):
                 self._bytes += len(value)
             values.append(value)

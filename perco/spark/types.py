@@ -1,9 +1,11 @@
 """The Spark and Arrow types of columns.
 
     TEXT string   BYTES binary   INT64 bigint   FLOAT64 double   BOOL boolean   JSON, MSGPACK string, of JSON
+    DATE date     TIMESTAMP timestamp           DECIMAL(p, s) decimal(p,s)
     a key of several parts: a struct of _1, _2, ...   codecs of the user's own: binary, as stored
 
-MSGPACK has more types than JSON: its bytes are read as base64 text, and text that Spark writes stays text.
+MSGPACK has more types than JSON: its bytes are read as base64 text, and text that Spark writes stays text. A frame may
+also have structs, arrays and maps for JSON and MSGPACK (`trees.py`).
 """
 
 from __future__ import annotations
@@ -17,17 +19,25 @@ import pyarrow as pa
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
+    ByteType,
     DataType,
+    DateType,
+    DecimalType,
     DoubleType,
+    FloatType,
+    IntegerType,
     LongType,
+    ShortType,
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 import perco
-from perco.errors import UsageError
-from perco.schema.codecs import TupleCodec
+from perco.errors import SchemaMismatch, UsageError
+from perco.schema.codecs import DecimalCodec, TupleCodec
+from perco.spark import trees
 
 _TYPES: Final[dict[str, tuple[DataType, pa.DataType]]] = {
     perco.TEXT.name: (StringType(), pa.string()),
@@ -37,22 +47,38 @@ _TYPES: Final[dict[str, tuple[DataType, pa.DataType]]] = {
     perco.BOOL.name: (BooleanType(), pa.bool_()),
     perco.JSON.name: (StringType(), pa.string()),
     perco.MSGPACK.name: (StringType(), pa.string()),
+    perco.DATE.name: (DateType(), pa.date32()),
+    perco.TIMESTAMP.name: (TimestampType(), pa.timestamp("us", "UTC")),
 }
 _OTHER: Final = (BinaryType(), pa.binary())
 _TREES: Final = (perco.JSON.name, perco.MSGPACK.name)
+_WIDER: Final[dict[type[DataType], DataType]] = {  # types that are stored as wider ones
+    ByteType: LongType(),
+    ShortType: LongType(),
+    IntegerType: LongType(),
+    FloatType: DoubleType(),
+}
+_CODECS: Final[dict[type[DataType], str]] = {DateType: "perco.DATE", TimestampType: "perco.TIMESTAMP"}
 
 
 def spark_type(codec: perco.Codec[Any]) -> DataType:
     if isinstance(codec, TupleCodec):
         parts = enumerate(codec.parts, start=1)
         return StructType([StructField(f"_{n}", spark_type(part), nullable=False) for n, part in parts])
+    if isinstance(codec, DecimalCodec):
+        return DecimalType(codec.precision, codec.scale)
     return _TYPES.get(codec.name, _OTHER)[0]
 
 
-def arrow_type(codec: perco.Codec[Any]) -> pa.DataType:
+def arrow_type(codec: perco.Codec[Any], wanted: DataType | None = None) -> pa.DataType:
+    """The Arrow type of a column. `wanted`: its type in a frame that has a schema of its own."""
+    if wanted is not None and is_parsed(codec, wanted):
+        return trees.arrow_of(wanted)
     if isinstance(codec, TupleCodec):
         parts = enumerate(codec.parts, start=1)
         return pa.struct([pa.field(f"_{n}", arrow_type(part), nullable=False) for n, part in parts])
+    if isinstance(codec, DecimalCodec):
+        return pa.decimal128(codec.precision, codec.scale)
     return _TYPES.get(codec.name, _OTHER)[1]
 
 
@@ -67,29 +93,130 @@ def schema_of(table: perco.Table[Any], key: str, columns: Sequence[perco.Column[
     return StructType([*fields, *(StructField(column.name, spark_type(column.codec)) for column in columns)])
 
 
-def reading(codec: perco.Codec[Any]) -> Callable[[Any], Any] | None:
-    """The function that converts a value of perco for Arrow; None: none is needed."""
+def is_parsed(codec: perco.Codec[Any], wanted: DataType) -> bool:
+    """Whether JSON values become structs, arrays or maps, because the frame's schema says so."""
+    return codec.name in _TREES and isinstance(wanted, trees.NESTED)
+
+
+def must_read(what: str, codec: perco.Codec[Any], wanted: DataType) -> None:
+    """Check the type that a frame's schema gives a column. Raises: SchemaMismatch."""
+    known = spark_type(codec)
+    if wanted == known:
+        return
+    says = f"{what} is {known.simpleString()}, and the frame's schema says {wanted.simpleString()}"
+    if codec.name not in _TREES:
+        same = wanted.simpleString() == known.simpleString()
+        raise SchemaMismatch(f"{says}; {'declare its fields as NOT NULL' if same else 'cast it after reading'}")
+    if not isinstance(wanted, trees.NESTED):
+        raise SchemaMismatch(f"{says}; it has JSON: string, struct, array or map")
+    if found := trees.problem(wanted):
+        raise SchemaMismatch(f"{says}; {found}")
+
+
+def must_write(what: str, codec: perco.Codec[Any], given: DataType) -> None:
+    """Check the type of a frame's column that is to be written. Raises: SchemaMismatch."""
+    wanted, wider = spark_type(codec), _WIDER.get(type(given), given)
+    if isinstance(wanted, StructType):
+        fits = isinstance(wider, StructType) and [f.dataType for f in wider] == [f.dataType for f in wanted]
+    elif isinstance(wanted, DecimalType) and isinstance(wider, DecimalType):
+        before = wider.precision - wider.scale
+        fits = wider.scale <= wanted.scale and before <= wanted.precision - wanted.scale
+    else:
+        fits = wider == wanted
+    if fits:
+        return
+    takes = f"{what} takes {wanted.simpleString()}, and the frame has {given.simpleString()}"
+    if codec.name in _TREES and isinstance(given, trees.NESTED):
+        if found := trees.problem(given):
+            raise SchemaMismatch(f"{what} takes JSON, and the frame has {given.simpleString()}: {found}")
+    elif codec.name in _TREES:
+        raise SchemaMismatch(f"{takes}; it takes a string of JSON, a struct, an array or a map")
+    elif isinstance(given, trees.NESTED) and not isinstance(wanted, StructType):
+        raise SchemaMismatch(f"{takes}; use to_json, or a column of perco.JSON")
+    else:
+        own = f"perco.DECIMAL({given.precision}, {given.scale})" if isinstance(given, DecimalType) else None
+        own = own or _CODECS.get(type(given))
+        raise SchemaMismatch(f"{takes}; cast it before writing{f', or declare the column as {own}' if own else ''}")
+
+
+def reading(codec: perco.Codec[Any], wanted: DataType | None = None) -> Callable[[Any], Any] | None:
+    """The function that converts a value of perco for Arrow; None: none is needed.
+
+    Args: `wanted`: the type in a frame that has a schema of its own. Then the function may raise ValueError.
+    """
     if isinstance(codec, TupleCodec):
         inner = [reading(part) for part in codec.parts]
         return lambda value: {
             f"_{n}": part if make is None else make(part)
             for n, (make, part) in enumerate(zip(inner, value, strict=True), start=1)
         }
-    if codec.name in _TREES:
-        return _to_json
-    return None
+    if wanted is not None and is_parsed(codec, wanted):
+        parse = trees.reading(wanted)
+        return lambda value: None if value is None else parse(value)
+    return _to_json if codec.name in _TREES else None
 
 
-def writing(codec: perco.Codec[Any]) -> Callable[[Any], Any] | None:
-    """The function that converts a value of Spark for perco; None: none is needed."""
+def writing(codec: perco.Codec[Any], given: DataType) -> Callable[[Any], Any] | None:
+    """The function that converts a value of Spark, one of `values`, for perco; None: none is needed. It raises
+    ValueError for what is no value of the codec."""
     if isinstance(codec, TupleCodec):
-        inner = [writing(part) for part in codec.parts]
+        assert isinstance(given, StructType)
+        inner = [writing(part, field.dataType) for part, field in zip(codec.parts, given, strict=True)]
         return lambda value: tuple(
-            part if make is None else make(part) for make, part in zip(inner, value.values(), strict=True)
+            part if make is None else make(part) for make, part in zip(inner, _readable(value).values(), strict=True)
         )
     if codec.name in _TREES:
-        return json.loads
-    return None
+        if not isinstance(given, trees.NESTED):
+            return json.loads
+        tree = trees.writing(given, binary=codec.name == perco.MSGPACK.name)
+        return lambda value: tree(_readable(value))
+    return _readable if codec.name in (perco.DATE.name, perco.TIMESTAMP.name) else None
+
+
+class Unreadable:
+    """Stands for a value that Python cannot express, such as a date after the year 9999."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __repr__(self) -> str:
+        return f"({self._reason})"
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, Unreadable):
+        raise ValueError(str(value))
+    return value
+
+
+def values(column: pa.Array) -> list[Any]:
+    """The values of an Arrow column of a frame, times in UTC; `Unreadable` for a value that Python cannot express."""
+    if (utc := _in_utc(column.type)) != column.type:
+        column = column.cast(utc)
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except (OverflowError, ValueError):
+        return [_value(each) for each in column]
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError) as error:
+        return Unreadable(f"a date or time that is outside the years 1 to 9999: {error}")
+
+
+def _in_utc(type: pa.DataType) -> pa.DataType:
+    """The type with UTC in place of other time zones, whose names Python may not know. The values are the same."""
+    if pa.types.is_timestamp(type):
+        return pa.timestamp(type.unit, "UTC" if type.tz else None)
+    if pa.types.is_struct(type):
+        return pa.struct([each.with_type(_in_utc(each.type)) for each in type])
+    if pa.types.is_list(type):
+        return pa.list_(type.value_field.with_type(_in_utc(type.value_type)))
+    if pa.types.is_map(type):
+        return pa.map_(type.key_field, type.item_field.with_type(_in_utc(type.item_type)))
+    return type
 
 
 def _to_json(value: Any) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,9 +36,16 @@ KEYS: dict[str, Any] = {
     "bytes": perco.Table("bytes", key=perco.BYTES, splits=[b"\x00" * 40]),
     "int64": perco.Table("int64", key=perco.INT64, splits=[0]),
     "tuple": perco.Table("tuple", key=perco.Tuple(perco.TEXT, perco.INT64)),
+    "date": perco.Table("date", key=perco.DATE),
+    "moments": perco.Table("moments", key=perco.Tuple(perco.TIMESTAMP, perco.DECIMAL(20, 3))),
 }
 OWN: perco.Codec[str] = perco.Codec("own", str.encode, bytes.decode)
-CODECS = (perco.TEXT, perco.BYTES, perco.INT64, perco.FLOAT64, perco.BOOL, perco.JSON, perco.MSGPACK, OWN)
+DECIMALS = {"decimal(18,2)": perco.DECIMAL(18, 2), "decimal(38,5)": perco.DECIMAL(38, 5)}
+CODECS: tuple[perco.Codec[Any], ...] = (
+    *(perco.TEXT, perco.BYTES, perco.INT64, perco.FLOAT64, perco.BOOL, perco.JSON, perco.MSGPACK, OWN),
+    *(perco.DATE, perco.TIMESTAMP, *DECIMALS.values()),
+)
+DATES = (date.min, date.max, date(1969, 12, 31), date(2026, 3, 1))
 for table in KEYS.values():
     for codec in CODECS:
         table.column(codec.name, codec)
@@ -53,6 +62,10 @@ def key_of(rng: random.Random, name: str) -> Any:
             return bytes(rng.choice([b"\0" * n, b"x\0" * n, bytes([n]) * 3]))
         case "int64":
             return (n - 20) * 10 ** (n % 15)
+        case "date":
+            return date(1970, 1, 1) + timedelta(days=(n - 20) * 1000)
+        case "moments":
+            return datetime(2026, 3, 1, n % 3, tzinfo=UTC), Decimal(n - 20) / 8
     return f"t{n % 3}\0", n
 
 
@@ -67,6 +80,13 @@ def value_of(rng: random.Random, codec: str) -> Any:
             return rng.choice([0.0, -0.0, float("inf"), rng.random()])
         case "bool":
             return rng.random() < 0.5
+        case "date":
+            return rng.choice(DATES)
+        case "timestamp":
+            return datetime.combine(rng.choice(DATES), rng.choice([time.min, time.max]), UTC)
+        case "decimal(18,2)" | "decimal(38,5)":
+            most = 10 ** DECIMALS[codec].precision - 1
+            return Decimal(f"{rng.choice([0, 1, -1, most, -most])}E-{DECIMALS[codec].scale}")
         case "json":
             return rng.choice([{"ä": [1, 2.5, None]}, [], text, 7])
         case "msgpack":
