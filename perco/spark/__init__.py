@@ -15,6 +15,7 @@ to the process that serves the store; on its machine, they also read tables' fil
 from perco.spark.building import Built as Built, build as build
 from perco.spark.bulk import BulkLoaded as BulkLoaded, bulk_load as bulk_load
 from perco.spark.draining import Drained as Drained, drain as drain
+from perco.spark.failing import TaskFailed as TaskFailed
 from perco.spark.loading import (
     KeyNotUnique as KeyNotUnique,
     Loaded as Loaded,

@@ -39,6 +39,7 @@ from perco.schema import building
 from perco.schema.catalogue import raise_for
 from perco.spark import ranges
 from perco.spark.bulk import published
+from perco.spark.failing import reason_first
 from perco.spark.partition import one_error
 from perco.spark.ranges import Range
 from perco.spark.stages import (
@@ -121,14 +122,14 @@ def build(
         store: a folder, which is served during the call; or an address, or a `Store`.
         partitions: the number of parts into which the work is divided; by default, Spark's parallelism.
 
-    Raises: UsageError if the views have been built already, or the store takes no bulk loads; Spark's error if a task
+    Raises: UsageError if the views have been built already, or the store takes no bulk loads; TaskFailed if a task
     fails for good; the errors of `perco.open`.
     """
     found = Program(views, Store(url=""), 0, {}).declared()
     if not found.declared:
         raise UsageError("these views declare none: there is nothing to build")
     began = time.perf_counter()
-    with serve(store, spark) as reached:
+    with serve(store, spark) as reached, reason_first():
         job = _Job(found, _name_of(views, found), spark, reached, partitions or spark.sparkContext.defaultParallelism)
         return trio.run(job.run, began)
 

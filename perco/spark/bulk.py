@@ -29,9 +29,10 @@ from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.schema.codecs import TupleCodec
 from perco.spark import types
+from perco.spark.failing import error_of, reason_first
 from perco.spark.ledger import KeyNotUnique
 from perco.spark.sink import must_fit
-from perco.spark.store import Store, serve
+from perco.spark.store import Store, described, serve
 from perco.tablets.loading import BulkLoad, Published
 from perco.tablets.sorting import Layout, SortedFile
 
@@ -39,7 +40,7 @@ _SORTED_BY_SPARK: Final = {  # as perco sorts them
     each.name for each in (perco.TEXT, perco.BYTES, perco.INT64, perco.DATE, perco.TIMESTAMP)
 }
 _ROW: Final = "perco row"  # the column of keys as stored, for other codecs
-_WRITTEN: Final = "first binary, name string, rows bigint, cells bigint"
+_WRITTEN: Final = "first binary, name string, rows bigint, cells bigint, error string"
 _OFFSET: Final = 1 << 63
 _pack_int: Final = struct.Struct(">Q").pack
 
@@ -91,7 +92,7 @@ def bulk_load(
             written by one task.
 
     Raises: UsageError if a table is not empty, or the store takes no bulk loads; SchemaMismatch if a frame does not
-    fit; KeyNotUnique if two rows of a frame have one key; Spark's error if a task fails for good; the errors of
+    fit; KeyNotUnique if two rows of a frame have one key; TaskFailed if a task fails for good; the errors of
     `perco.open`. Nothing has then been loaded.
     """
     if not isinstance(frames, Mapping) or not all(isinstance(frame, DataFrame) for frame in frames.values()):
@@ -122,13 +123,14 @@ def bulk_load(
                 for table, frame in named.items():
                     layout = Layout.of(inside(db).catalogue, table)
                     writing = _Writing(load, layout, db.schema.tables[table], key, frame.schema)
-                    files[table], rows[table] = _written(writing, frame, parts)
+                    with described(spark, f"perco.spark.bulk_load: table {table!r}"):
+                        files[table], rows[table] = _written(writing, frame, parts)
                 return files
 
             done = await published(db, list(named), write)
             return BulkLoaded(done.ts, rows, done.tablets, time.perf_counter() - began, done.paused_s)
 
-    with serve(store, spark) as reached:
+    with serve(store, spark) as reached, reason_first():
         return trio.run(main, reached)
 
 
@@ -160,6 +162,9 @@ def _written(writing: _Writing, frame: DataFrame, parts: int) -> tuple[list[tupl
         frame = frame.mapInArrow(functools.partial(_with_rows, table, key, writing.given[key]), schema)
     frame = frame.repartitionByRange(parts, by).sortWithinPartitions(by)
     found = frame.mapInArrow(writing, _WRITTEN).collect()
+    for each in found:
+        if each["error"]:
+            raise error_of(each["error"], each["name"])
     files = sorted((bytes(each["first"]), each["name"]) for each in found)
     return files, sum(each["rows"] for each in found)
 
@@ -226,13 +231,10 @@ class _Writing:
             if file is None or not file.rows:
                 return
             file.finish()
-            yield pa.RecordBatch.from_pylist(
-                [{"first": file.first, "name": name, "rows": file.rows, "cells": file.cells}],
-                schema=pa.schema(
-                    [("first", pa.binary()), ("name", pa.string()), ("rows", pa.int64()), ("cells", pa.int64())]
-                ),
-            )
+            yield _record(file.first, name, file.rows, file.cells, None)
             file = None
+        except (UsageError, KeyNotUnique) as error:  # not raised: Spark would run the task again, in vain
+            yield _record(b"", str(error), 0, 0, type(error).__name__)
         finally:
             if file is not None:
                 file.abandon()
@@ -265,3 +267,12 @@ class _Writing:
 
 def _folder_name(table: str) -> str:
     return "".join(each if each.isascii() and each.isalnum() else "_" for each in table)[:60]
+
+
+def _record(first: bytes, name: str, rows: int, cells: int, error: str | None) -> pa.RecordBatch:
+    """A file that a task has written; or the class of its error, and, as the name, the error's message."""
+    values: list[tuple[Any, pa.DataType]] = [
+        *((first, pa.binary()), (name, pa.string()), (rows, pa.int64()), (cells, pa.int64()), (error, pa.string()))
+    ]
+    arrays = [pa.array([value], type) for value, type in values]
+    return pa.RecordBatch.from_arrays(arrays, names=["first", "name", "rows", "cells", "error"])

@@ -14,7 +14,8 @@ import perco
 from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.naming import named
-from perco.spark.store import WHERE, Store, in_task, serve
+from perco.spark.failing import reason_first
+from perco.spark.store import WHERE, Store, described, in_task, serve
 from perco.tuning import collecting_less
 
 
@@ -70,7 +71,7 @@ def drain(
         workers: the number of tasks; by default, as many as Spark runs at a time.
         options: the options of each worker.
 
-    Raises: UsageError; Spark's error if a worker fails for good; and the errors of `perco.open`.
+    Raises: UsageError; TaskFailed if a worker fails for good; and the errors of `perco.open`.
     """
     found = named_schema(schema)
     if not found.observers:
@@ -82,8 +83,10 @@ def drain(
     with serve(store, spark) as reached:
         trio.run(_declare, reached, found)
         task = partial(_task, reached, schema, options or perco.WorkerOptions())
-        for each in spark.sparkContext.parallelize(range(count), count).mapPartitions(task).collect():
-            done.add(each)
+        with described(spark, "perco.spark.drain"), reason_first():
+            drained = spark.sparkContext.parallelize(range(count), count).mapPartitions(task).collect()
+    for each in drained:
+        done.add(each)
     return done
 
 

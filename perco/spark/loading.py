@@ -22,6 +22,7 @@ from perco.naming import named
 from perco.schema.codecs import TupleCodec, codec_named
 from perco.spark import keys, ledger as ledgers
 from perco.spark.arrow import Batches, over_arrow
+from perco.spark.failing import reason_first
 from perco.spark.ledger import BYTES, LEDGER, KeyNotUnique as KeyNotUnique, Ledger
 from perco.spark.partition import Failure, Grouped, Loader, LoadOptions, PartitionResult, load_partition, short
 from perco.spark.sink import QUERY
@@ -136,7 +137,7 @@ def load(
         concurrency: transactions in flight in each partition, instead of `options.concurrency`.
         options: how many rows share a transaction, how many inputs may fail, and other limits.
 
-    Raises: LoadFailed if more than `options.failures_max` inputs fail; KeyNotUnique; UsageError; Spark's error if a
+    Raises: LoadFailed if more than `options.failures_max` inputs fail; KeyNotUnique; UsageError; TaskFailed if a
     task fails for good; and the errors of `perco.open`.
     """
     options = _chosen(options, concurrency)
@@ -153,7 +154,7 @@ def load(
         task = functools.partial(_task, reached, function, ledger, take, options, key if isinstance(key, str) else None)
         arrow = None if take is None else over_arrow(rows, task)
         try:
-            with described(spark, f"perco.spark.load: job {job!r}"):
+            with described(spark, f"perco.spark.load: job {job!r}"), reason_first():
                 results = rdd.mapPartitionsWithIndex(task).collect() if arrow is None else arrow()
         except Exception as error:
             error.add_note(f"perco: all rows loaded so far stay; load the rest with job={job!r}")

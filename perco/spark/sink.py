@@ -17,6 +17,7 @@ a mark of its own, so perco does not count the marks.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import secrets
 from collections import Counter
@@ -34,13 +35,14 @@ import perco
 from perco.errors import SchemaMismatch, UsageError
 from perco.schema.schema import Table
 from perco.spark import ledger as ledgers, types
+from perco.spark.failing import FailedRow, RowRefused, report
 from perco.spark.ledger import LEDGER, KeyNotUnique, Ledger, Watch, surely
 from perco.spark.partition import one_error, short
 from perco.spark.store import Store, in_task
 from perco.tuning import collecting_less
 
-_EVERY: Final = ("table", "url", "path", "key")
-OPTIONS: Final = (*_EVERY, "job", "batch")
+_EVERY: Final = ("table", "url", "path", "key", "failures_max")
+OPTIONS: Final = (*_EVERY, "job", "batch", "failures_to")
 STREAM_OPTIONS: Final = (*_EVERY, "nulls")
 QUERY: Final = "sql.streaming.queryId"  # Spark sets this property on the jobs of a stream
 _BATCH: Final = "streaming.sql.batchId"
@@ -50,6 +52,7 @@ _CONCURRENCY: Final = 16
 _ATTEMPTS: Final = 50
 _SKIPPED_KEPT: Final = 1000  # keys of skipped rows that a task remembers, to name shared keys
 _WROTE_KEPT: Final = 10_000  # keys of written rows that a task remembers, for the same purpose
+_FAILED_KEPT: Final = 1000  # failed rows that a task reports
 _NAMED: Final = 5  # how many shared keys an error names
 
 
@@ -63,6 +66,8 @@ class Written(WriterCommitMessage):
         ledger: None: the whole batch had taken effect before.
         again: how many rows were skipped, by key as text, for the first thousand keys.
         both: those of these keys for which this attempt also wrote a row.
+        failed: the number of rows that cannot be written; failures: the first of them.
+        stopped: whether the task stopped early, because there were too many.
     """
 
     rows: int
@@ -70,13 +75,22 @@ class Written(WriterCommitMessage):
     ledger: Ledger | None = None
     again: dict[str, int] = field(default_factory=dict)
     both: set[str] = field(default_factory=set)
+    failed: int = 0
+    failures: list[FailedRow] = field(default_factory=list)
+    stopped: bool = False
 
 
 class _Tally:
-    """Counts of the rows that a task wrote and skipped, and some of their keys."""
+    """Counts of the rows that a task wrote and skipped, and that failed, and some of their keys.
 
-    def __init__(self) -> None:
-        self.rows = self.skipped = 0
+    Attributes: `full`, whether more rows have failed than may fail.
+    """
+
+    def __init__(self, failures_max: int) -> None:
+        self.rows = self.skipped = self.failed = 0
+        self.full = False
+        self._failures_max = failures_max
+        self._failures: list[FailedRow] = []
         self._wrote: set[Any] = set()
         self._skipped: dict[Any, str] = {}
         self._again: Counter[Any] = Counter()
@@ -95,23 +109,45 @@ class _Tally:
                 self._skipped[at] = repr(key)
             self._again[at] += 1
 
+    def fail(self, error: RowRefused) -> None:
+        self.failed += 1
+        self.full = self.failed > self._failures_max
+        if len(self._failures) < _FAILED_KEPT:
+            self._failures.append(FailedRow.of(error))
+
     def result(self, ledger: Ledger) -> Written:
         told = self._skipped
         again = {told[at]: count for at, count in self._again.items()}
         both = {name for at, name in told.items() if at in self._wrote}
-        return Written(self.rows, self.skipped, ledger, again, both)
+        return Written(self.rows, self.skipped, ledger, again, both, self.failed, self._failures, self.full)
 
 
 class Sink:
-    """The destination of a frame's rows. A plain value, which is sent to the tasks."""
+    """The destination of a frame's rows. A plain value, which is sent to the tasks.
+
+    Rows that cannot be written do not fail their task, because Spark would run it again, in vain. Tasks report them,
+    and the driver decides.
+
+    Args: `failures_max`: how many rows may fail; `failures_to`: the file that has them afterwards, or "".
+    """
 
     store: Store
     table: str
     key: str
 
-    def __init__(self, store: Store, table: str, key: str, schema: StructType, *, overwrite: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        table: str,
+        key: str,
+        schema: StructType,
+        *,
+        overwrite: bool,
+        failures_max: int = 0,
+        failures_to: str = "",
+    ) -> None:
         self.store, self.table, self.key, self._overwrite = store, table, key, overwrite
-        self._schema = schema
+        self._schema, self._failures_max, self._failures_to = schema, failures_max, failures_to
 
     async def declare(self, schema: StructType) -> None:
         """Check that the frame fits the table, and declare the ledger and the table's column of marks. Raises:
@@ -127,7 +163,7 @@ class Sink:
         """Write a task's rows. `ledger`: None if all rows have been written before."""
         if ledger is None:
             return Written(0, await trio.to_thread.run_sync(_counted, batches))
-        tally = _Tally()
+        tally = _Tally(self._failures_max)
         cells = Cells(_table(db, self.table), self.key, self._schema, overwrite=self._overwrite)
         watch = Watch(db, ledger)
         send, receive = trio.open_memory_channel[Any](0)
@@ -136,10 +172,17 @@ class Sink:
                 async with receive:
                     for _ in range(_CONCURRENCY):
                         nursery.start_soon(_take, db, ledger, cells, watch, receive.clone(), tally)
-                while (batch := await trio.to_thread.run_sync(next, batches, None)) is not None:
+                while not tally.full and (batch := await trio.to_thread.run_sync(next, batches, None)) is not None:
                     for some in _pieces(batch):
                         await send.send(some)
         return tally.result(ledger)
+
+    async def check(self, db: perco.Database, written: list[Written]) -> None:
+        """Check a write whose tasks have all ended. Raises: UsageError, if too many rows have failed; KeyNotUnique."""
+        rows = [row for each in written for row in each.failures]
+        failed, stopped = sum(each.failed for each in written), any(each.stopped for each in written)
+        report(self.table, failed, rows, self._failures_max, self._failures_to, stopped)
+        await _must_be_unique(db, self.key, written)
 
 
 async def _take(
@@ -153,7 +196,13 @@ async def _take(
     retrying = db.options(attempts=_ATTEMPTS)
     async with receive:
         async for rows in receive:
-            tally.add(*await surely(retrying, _put, ledger, cells, watch, rows))
+            while rows and not tally.full:
+                try:
+                    tally.add(*await surely(retrying, _put, ledger, cells, watch, rows))
+                    break
+                except RowRefused as error:
+                    tally.fail(error)
+                    rows = [row for row in rows if row is not error.row]
 
 
 async def _put(
@@ -260,16 +309,17 @@ class PercoWriter(DataSourceArrowWriter):
             return await self._sink.write(db, self._ledger, batches)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Raises: KeyNotUnique. In that case, Spark calls `abort`."""
+        """Raises: UsageError, if too many rows have failed; KeyNotUnique. In these cases, Spark calls `abort`."""
         trio.run(self._end, [each for each in messages if isinstance(each, Written)])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if not self._named:  # a named write may be repeated; the repetition finds its marks
-            trio.run(self._end, [])
+            trio.run(functools.partial(self._end, [], check=False))
 
-    async def _end(self, written: list[Written]) -> None:
+    async def _end(self, written: list[Written], *, check: bool = True) -> None:
         async with self._sink.store.joining() as db:
-            await _must_be_unique(db, self._sink.key, written)
+            if check:
+                await self._sink.check(db, written)
             if self._named:
                 await ledgers.end_batch(db, self._job, self._batch)
             else:
@@ -303,12 +353,13 @@ class PercoStreamWriter(DataSourceStreamArrowWriter):
             return await self._sink.write(db, ledger, batches)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Raises: KeyNotUnique. In that case, the batch stays open, and a repetition finds its marks."""
+        """Raises: UsageError, if too many rows have failed; KeyNotUnique. In these cases, the batch stays open, and a
+        repetition finds its marks."""
         trio.run(self._end, [each for each in messages if isinstance(each, Written)], batchId)
 
     async def _end(self, written: list[Written], batch: int) -> None:
         async with self._sink.store.joining() as db:
-            await _must_be_unique(db, self._sink.key, written)
+            await self._sink.check(db, written)
             for job in {each.ledger.job for each in written if each.ledger is not None}:
                 await ledgers.end_batch(db, job, batch)
 
@@ -345,7 +396,7 @@ class Cells:
         ]
 
     def key_of(self, row: dict[str, Any]) -> Any:
-        """The table's key for a row. Raises: UsageError, which shows the row."""
+        """The table's key for a row. Raises: RowRefused."""
         key = row[self._key]
         try:
             if key is None:
@@ -357,7 +408,7 @@ class Cells:
         return key
 
     def put(self, txn: perco.Transaction, key: Any, row: dict[str, Any]) -> None:
-        """Write the cells of a row. Raises: UsageError, which shows the row."""
+        """Write the cells of a row. Raises: RowRefused."""
         try:
             for name, column, make in self._columns:
                 value = row[name]
@@ -368,8 +419,9 @@ class Cells:
         except (perco.UsageError, TypeError, ValueError) as error:
             raise self._cannot(row, error) from error
 
-    def _cannot(self, row: dict[str, Any], error: Exception) -> UsageError:
-        return UsageError(f"a row of table {self.table.name!r} cannot be written, {error}: {str(row)[:300]}")
+    def _cannot(self, row: dict[str, Any], error: Exception) -> RowRefused:
+        message = f"a row of table {self.table.name!r} cannot be written, {error}: {str(row)[:300]}"
+        return RowRefused(message, row, row[self._key])
 
 
 def _table(db: perco.Database, name: str) -> perco.Table[Any]:

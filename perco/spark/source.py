@@ -182,8 +182,19 @@ class Asked:
         self.nulls = _one_of("nulls", given.get("nulls"), "keep", "delete")
         self.job: str = given.get("job", "")
         self.batch = _number("batch", given.get("batch"), least=0) or 0
+        self.failures_max = _number("failures_max", given.get("failures_max"), least=0) or 0
+        self.failures_to = os.path.abspath(given["failures_to"]) if given.get("failures_to") else ""
         if bool(self.job) != ("batch" in given):
             raise UsageError("give job and batch together: .option('job', NAME).option('batch', batch_id)")
+
+    def sink(self, schema: StructType, overwrite: bool) -> sink.Sink:
+        """Where a frame is written to."""
+        return sink.Sink(
+            *(self.store, self.table, self.key, schema),
+            overwrite=overwrite,
+            failures_max=self.failures_max,
+            failures_to=self.failures_to,
+        )
 
     def table_of(self, db: perco.Database) -> perco.Table[Any]:
         if self.table not in db.schema.tables:
@@ -286,15 +297,13 @@ class PercoSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         asked = Asked(self.options, self._store, sink.OPTIONS)
-        to = sink.Sink(asked.store, asked.table, asked.key, schema, overwrite=overwrite)
+        to = asked.sink(schema, overwrite)
         return sink.PercoWriter(to, schema, asked.job, asked.batch)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         options = {name: self.options[name] for name in self.options if name.lower() not in _OF_SPARK}
         asked = Asked(options, self._store, sink.STREAM_OPTIONS)
-        overwrite = overwrite or asked.nulls == "delete"
-        to = sink.Sink(asked.store, asked.table, asked.key, schema, overwrite=overwrite)
-        return sink.PercoStreamWriter(to, schema)
+        return sink.PercoStreamWriter(asked.sink(schema, overwrite or asked.nulls == "delete"), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if not self._follows:

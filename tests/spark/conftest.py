@@ -66,3 +66,13 @@ def spark() -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+def failed_tasks(spark: SparkSession, group: str | None) -> int:
+    """How many tasks have failed in the jobs of a group, and, of None, in all jobs that are in no group."""
+    tracker = spark.sparkContext.statusTracker()
+    jobs = [job for id in tracker.getJobIdsForGroup(group) if (job := tracker.getJobInfo(id)) is not None]
+    ids = [id for job in jobs for id in job.stageIds]
+    stages = [stage for id in ids if (stage := tracker.getStageInfo(id)) is not None]
+    assert any(stage.numCompletedTasks for stage in stages), "the jobs are known"
+    return sum(stage.numFailedTasks for stage in stages)

@@ -15,6 +15,7 @@ import perco.spark
 from perco.check.check import check
 from perco.database.inside import inside
 from perco.errors import SchemaMismatch, UsageError
+from tests.spark.conftest import failed_tasks
 
 docs = perco.Table("docs", key=perco.TEXT)
 text = docs.column("text", perco.TEXT)
@@ -135,12 +136,13 @@ def refused(spark: SparkSession, store: perco.spark.Store) -> None:
         load({docs: one.selectExpr("number as key")})
     with pytest.raises(UsageError, match="no column 'id' for"):
         load({docs: one}, key="id")
-    with pytest.raises(Exception, match=r"several rows .* have the key 'a'"):
+    with pytest.raises(perco.spark.KeyNotUnique, match=r"^several rows .* have the key 'a'"):
         load({docs: one.union(one)})
-    with pytest.raises(Exception, match="its key is null"):
+    with pytest.raises(UsageError, match=r"^a row of table 'docs' cannot be loaded: its key is null$"):
         load({docs: one.selectExpr("nullif(key, 'a') as key", "number")})
-    with pytest.raises(Exception, match=r"column 'tree' .* is wrong"):
+    with pytest.raises(UsageError, match=r"^a value of column 'tree' .* is wrong"):
         load({docs: one.selectExpr("key", "'no json' as tree")})
+    assert failed_tasks(spark, None) == 0  # Spark would run such a task again
     load({docs: one})  # it is still empty
     with pytest.raises(UsageError, match="'docs' has some"):
         load({docs: one})

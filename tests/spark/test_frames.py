@@ -25,6 +25,7 @@ from perco.spark.sink import PercoStreamWriter, PercoWriter, Sink, _pieces
 from perco.spark.source import Asked, PercoSource
 from perco.spark.streaming import streamed
 from tests.spark import app
+from tests.spark.conftest import failed_tasks
 
 
 @pytest.fixture(scope="module")
@@ -541,6 +542,7 @@ async def _ledger(txn: perco.Transaction) -> int:
         ({"table": "pages", "timestampAsOf": "x"}, "write a time as in"),
         ({"table": "pages", "at": "2026-01-01", "timestampAsOf": "2026-01-01"}, "another name for at"),
         ({"table": "pages", "read": "no"}, "read='no': it is files or pages or rows"),
+        ({"table": "pages", "failures_max": "1"}, "has no option 'failures_max'"),
         ({"table": "pages", "ts": "99999999"}, "there is no snapshot at 99999999"),
         ({"table": "pages", "key": "body"}, "has a column 'body'"),
         ({"table": "pairs", "start": "x"}, "keys have one part"),
@@ -636,6 +638,38 @@ def test_a_frame_that_does_not_fit_is_refused(
     with pytest.raises(PySparkException, match=said):
         write(frame, "pages")
     assert transact(store, _ledger) == before == 0
+
+
+def test_some_rows_may_fail_and_are_reported(spark: SparkSession, store: perco.spark.Store, tmp_path: Path) -> None:
+    rows = [("f1", "{}"), ("f2", "{"), (None, "{}"), ("f3" * 300, "{}"), ("f4", "[]")]
+    frame = spark.createDataFrame(rows, "key string, tree string").coalesce(1)
+    told = tmp_path / "told"
+    spark.sparkContext.setJobGroup("failing", "")
+    try:
+        write(frame, "pages", failures_max=3, failures_to=str(told))
+        there = read(spark, table="pages", columns="tree", prefix="f").collect()
+        assert sorted(row.key for row in there) == ["f1", "f4"]
+        found = [json.loads(line) for line in told.read_text().splitlines()]
+        reasons = {each["key"]: each["reason"] for each in found}
+        assert set(reasons) == {"f2", "None", ("f3" * 300)[:500]}
+        assert "Expecting property name" in reasons["f2"]
+        assert found[0] == {
+            "key": "None",
+            "reason": "a row of table 'pages' cannot be written, its key is null: {'key': None, 'tree': '{}'}",
+            "row": "{'key': None, 'tree': '{}'}",
+        }
+        assert transact(store, _marks) == transact(store, _ledger) == 0
+        with pytest.raises(
+            PySparkException, match=r"cannot be written.*\(at least 3 rows failed, and failures_max is 2"
+        ):
+            write(frame, "pages", failures_max=2, failures_to=str(told), job="failing", batch=1)
+        assert len(told.read_text().splitlines()) == 3
+        write(frame, "pages", failures_max=3, failures_to=str(told), job="failing", batch=1)
+        perco.spark.acknowledge(store, "failing", spark)
+        assert failed_tasks(spark, "failing") == 0  # Spark would run such a task again
+    finally:
+        for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
+            spark.sparkContext.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
 def test_a_folder_that_nobody_has_open_is_read_where_executors_are_here(spark: SparkSession, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_a_job_that_spark_gives_up_says_how_to_go_on(spark: SparkSession, tmp_pa
         raise OSError("the end of the input is bad")
 
     rdd = frame(spark, 100).rdd.mapPartitions(fail)
-    with pytest.raises(Exception, match="the end of the input is bad") as raised:
+    with pytest.raises(perco.spark.TaskFailed, match=r"^OSError: the end of the input is bad") as raised:
         perco.spark.load(rdd, tmp_path / "s", app.bump, schema=app.schema, key="id")
     [note] = raised.value.__notes__
     [job] = perco.spark.jobs(tmp_path / "s", spark)
@@ -276,10 +276,10 @@ def test_executors_that_do_not_reach_the_store_say_what_to_do(
     with perco.spark.serve(tmp_path / "s", spark) as served:
         monkeypatch.chdir(tmp_path)
         there = perco.spark.Store(url="unix:s/socket")
-        with pytest.raises(Exception, match=said) as raised:
+        with pytest.raises(perco.spark.TaskFailed, match=f"^Unavailable: {said}") as raised:
             perco.spark.load(frame(spark, 20).coalesce(1), there, app.bump, schema=app.schema, key="id", job="j")
         assert "load the rest with job='j'" in raised.value.__notes__[0]
-        with pytest.raises(Exception, match=said):
+        with pytest.raises(perco.spark.TaskFailed, match=f"^Unavailable: {said}"):
             perco.spark.drain(spark, there, "tests.spark.app:schema", workers=1)
         loaded = perco.spark.load(frame(spark, 20), served, app.bump, key="id", job="j")
         assert (loaded.committed, loaded.skipped) == (20, 0)
