@@ -76,6 +76,14 @@ class Elsewhere(Protocol):
         """
         ...
 
+    async def carries(self, where: tuple[str, bytes], root: int) -> bool:
+        """Announce, before a run on a claimed row changes anything, the oldest cause that it carries: an older one may
+        have come to the row after the claim (N7). Returns False if another process has the row now.
+
+        Raises: Unavailable, SessionEnded.
+        """
+        ...
+
     def release(self, where: tuple[str, bytes]) -> None: ...
 
     def let_go(self, where: tuple[str, bytes]) -> None:

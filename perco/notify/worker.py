@@ -485,6 +485,8 @@ class Worker:
         attempt = 1 + conflicts + verdict.attempts
         if self.backoff.rows:
             attempt += max(self.backoff.attempts((table, row, ack)) - verdict.attempts, 0)
+        if self.elsewhere is not None and not await self.elsewhere.carries((table, row), verdict.root):
+            return None
         counters.runs += 1
         self._roots[start_ts] = verdict.root, number
         if self._watches:

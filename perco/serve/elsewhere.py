@@ -96,6 +96,14 @@ class Elsewhere:
             states, held = await self._link.call(Method.CLAIM, (table, asked, most, halts), again=True)
         return states, held
 
+    async def carries(self, where: tuple[str, bytes], root: int) -> bool:
+        newest, known = self.claims.get(where, (0, root))
+        if known <= root:
+            return True
+        self.claims[where] = newest, root  # so that the claim is also repeated with this cause (R8)
+        [state], _ = await self._claim(where[0], [Dirty(where[1], [], newest, root)], 1, halts=False)
+        return state == CLAIMED
+
     def release(self, where: tuple[str, bytes]) -> None:
         self.claims.pop(where, None)
         self._link.tell(Method.UNCLAIM, where)

@@ -1,0 +1,93 @@
+"""A wait for observers knows the causes that runs of other processes carry, even those that came after their claims."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+import pytest
+import trio
+
+import perco
+from perco.database.inside import inside
+from perco.notify.waiting import Waiting
+from perco.notify.worker import Worker
+from tests.component.serve.kit import Place
+
+Txn = perco.Transaction
+Change = perco.Change[Any, Any]
+
+
+async def test_a_run_tells_the_owner_of_a_cause_that_is_older_than_those_of_its_claim(  # N7
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An older cause reaches a row after a client has claimed the row, and before its run there begins. The run carries
+    the cause from a row that a look has not reached yet to one that it has looked at already."""
+    first, last, source = (perco.Table(name, key=perco.INT64) for name in ("a", "z", "source"))
+    start, middle, end = (table.column("value", perco.INT64) for table in (source, last, first))
+    schema = perco.Schema(first, last, source)
+    may_start, claimed, may_run, looked, may_look = (trio.Event() for _ in range(5))
+
+    @schema.observe(start, id="start")
+    async def on_start(txn: Txn, change: Change) -> None:
+        await may_start.wait()
+        txn.set(middle, 1, 90)
+
+    @schema.observe(middle, id="middle")
+    async def on_middle(txn: Txn, change: Change) -> None:
+        txn.set(end, 1, change.value)
+
+    @schema.observe(end, id="end")
+    async def on_end(txn: Txn, change: Change) -> None:
+        raise AssertionError("it is paused")
+
+    attempt, rows = Worker._try, Waiting._rows
+
+    async def held(self: Worker, observer: Any, *args: Any) -> bool | None:
+        if observer.id == "middle":
+            claimed.set()
+            await may_run.wait()
+        return await attempt(self, observer, *args)
+
+    async def halfway(self: Waiting, tables: Iterable[str]) -> AsyncGenerator[Any, None]:
+        for table in tables:
+            if table == "z":
+                looked.set()
+                await may_look.wait()
+            async for row in rows(self, [table]):
+                yield row
+
+    async def value(column: perco.Column[int, int]) -> int | None:
+        async with owner.snapshot() as snap:
+            return await snap.get(column, 1)
+
+    monkeypatch.setattr(Worker, "_try", held)
+    place = Place(schema)
+    async with place.served() as owner, place.client() as client, client.worker():
+        await client.pause("end")
+        async with owner.transaction() as txn:
+            txn.set(start, 1, 1)
+        ts = txn.commit_ts
+        async with owner.transaction() as txn:
+            txn.set(middle, 1, 200)
+        await claimed.wait()
+        may_start.set()
+        while (await value(middle)) != 90:  # noqa: ASYNC110 - of another process
+            await trio.sleep(0.01)
+        while len(place.server.sessions.claims) != 1:  # type: ignore[union-attr] # noqa: ASYNC110
+            await trio.sleep(0.01)
+        monkeypatch.setattr(Waiting, "_rows", halfway)
+        found: list[dict[str, int] | None] = []
+
+        async def look() -> None:
+            found.append(await inside(owner).waiting.none_up_to(ts))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await looked.wait()
+            may_run.set()
+            while (await value(end)) != 90:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            may_look.set()
+        assert found == [None]
+        assert (await owner.waiting())["end"] == 1
