@@ -22,7 +22,7 @@ class Concerned:
     """The observers for which a caller waits.
 
     Attributes:
-        without: the numbers of the store's other observers.
+        without: the numbers of the store's other observers, and of those that have been dropped (N12).
         tables: the tables that the observers concerned observe, sorted.
         ids: ids of the observers concerned.
         every: whether these are all observers of the store.
@@ -31,10 +31,7 @@ class Concerned:
     without: frozenset[int]
     tables: tuple[str, ...]
     ids: frozenset[str]
-
-    @property
-    def every(self) -> bool:
-        return not self.without
+    every: bool
 
     def __contains__(self, number: int) -> bool:
         return number not in self.without
@@ -42,9 +39,10 @@ class Concerned:
 
 def all_but(catalogue: Catalogue, without: Iterable[int] = ()) -> Concerned:
     """All observers of the store, but for those with these numbers."""
-    left_out = frozenset(without)
+    left_out = frozenset(without).union(catalogue.dropped)
     entries = {id: entry for id, entry in catalogue.observers.items() if entry.number not in left_out}
-    return Concerned(left_out, tuple(sorted({entry.table for entry in entries.values()})), frozenset(entries))
+    tables = tuple(sorted({entry.table for entry in entries.values()}))
+    return Concerned(left_out, tables, frozenset(entries), len(entries) == len(catalogue.observers))
 
 
 def concerned_with(catalogue: Catalogue, schema: Schema, views: Collection[str]) -> Concerned:

@@ -308,7 +308,8 @@ class Idle:
         running = set(elsewhere) | (set(self._engine.known.schema.observers) if worker is not None else set())
         if not running and worker is None and concerned.every:
             raise UsageError(NOTHING_RUNS)
-        if concerned.ids - running or self._engine.known.catalogue.paused() or (worker and worker.superseded):
+        dropping = any(not tombstone.clean for tombstone in catalogue.dropped.values())  # N12
+        if concerned.ids - running or dropping or catalogue.paused() or (worker and worker.superseded):
             waiting = await self._waiting.counts(readable=True)
             left_out = catalogue.observers.keys() - concerned.ids
             self._waiting.check_run({id for id, count in waiting.items() if count and id not in left_out}, running)

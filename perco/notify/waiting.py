@@ -43,6 +43,7 @@ NOTHING_RUNS: Final = (
     "changes wait for observers and no worker runs them; wait inside `async with db.worker():`, or start a worker in "
     "another process"
 )
+_DROPPED: Final = " (dropped)"  # after the id of an observer
 # The queries for all changes that are not handled (N7), and for those that were given up (N6).
 _WAITING: Final = tuple(
     ScanQuery(group, None, 0, TS_MAX, _CELLS_PER_ROW) for group in (LOCK, PENDING, NOTIFY, FAILED_LIST)
@@ -397,6 +398,11 @@ class Waiting:
                 f"changes wait for observers that are paused: {names}. Resume them: await db.resume(...), or "
                 "`perco resume`."
             )
+        if dropped := [id.removesuffix(_DROPPED) for id in sorted(waiting) if id.endswith(_DROPPED)]:
+            raise UsageError(
+                f"changes wait for observers that are being dropped: {', '.join(dropped)}. If it was interrupted, "
+                "repeat the drop: await db.drop_observer(...), `perco observers --drop` or `perco views drop`."
+            )
         raise UsageError(
             f"changes wait for observers that no running program has: {', '.join(sorted(waiting))}. Add them to the "
             "schema, or start a program that has them."
@@ -411,7 +417,7 @@ class Waiting:
         self._engine.usable(writing=False)
         await self._keeper.catch_up()
         catalogue = self._engine.known.catalogue
-        names = {number: f"{tombstone.id} (dropped)" for number, tombstone in catalogue.dropped.items()}
+        names = {number: tombstone.id + _DROPPED for number, tombstone in catalogue.dropped.items()}
         names.update({entry.number: id for id, entry in catalogue.observers.items()})
         worker = self._worker()
         counts = dict.fromkeys(self._engine.known.catalogue.observers, 0)

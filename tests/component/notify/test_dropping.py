@@ -209,6 +209,30 @@ async def test_a_drop_that_was_interrupted_is_completed_by_another_one(monkeypat
         assert left(db, number) == []
 
 
+async def test_a_wait_beside_what_an_interrupted_drop_has_left(monkeypatch: pytest.MonkeyPatch) -> None:  # N12, N7
+    """No observer handles it, so no wait goes on for ever: a wait for a change leaves it out, and one for an idle store
+    says what to do."""
+    local, web = memory(), counting()
+    async with client(local, web.schema) as db:
+        await put(db, web.body, "left", "text")
+
+    async def interrupted(*arguments: Any) -> int:
+        raise perco.Unavailable("interrupted")
+
+    later = plain("second")
+    async with client(local, later.schema) as db, db.worker():
+        with monkeypatch.context() as patch:
+            patch.setattr(dropping, "_clean_row", interrupted)
+            with pytest.raises(perco.Unavailable, match="interrupted"):
+                await db.drop_observer("first")
+        await put(db, later.body, "later", "text")
+        await db.wait_for(await inside(db).oracle.newest(), timeout=LONG_S)
+        with pytest.raises(perco.UsageError, match=r"being dropped: first\. .* repeat the drop"):
+            await db.wait_idle(timeout=LONG_S)
+        assert (await db.drop_observer("first"))["first"] == 1
+        await db.wait_idle(timeout=LONG_S)
+
+
 async def test_beside_writers_no_transaction_notifies_a_dropped_observer_later() -> None:  # N12, N10
     local, web = memory(), plain("second")
     async with client(local, counting().schema) as db:
