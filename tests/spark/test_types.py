@@ -106,8 +106,8 @@ def test_dates_times_decimals_and_nested_values_go_there_and_back(
         assert list(found[3].items()) == [("a", None), ("b", b"\x00")]  # sorted
         assert found[4:] == [{}, None]
 
-        by_files, by_owner = (read(spark, "days", files=files) for files in ("true", "false"))
-        assert by_files == by_owner
+        by_files, by_pages, by_rows = (read(spark, "days", read=how) for how in ("files", "pages", "rows"))
+        assert by_files == by_pages == by_rows
         (first, second), schema = by_files, spark.read.format("perco").option("table", "days").load().schema
         assert [field.dataType.simpleString() for field in schema] == [
             *("struct<_1:date,_2:decimal(6,2)>", "timestamp", "decimal(24,4)", "string", "string"),
