@@ -22,6 +22,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 import trio
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -36,7 +37,7 @@ from pyspark.sql.types import StructType
 import perco
 from perco.database.inside import inside
 from perco.errors import SchemaMismatch, UsageError, must_be_number
-from perco.spark import changed, direct, ranges, sink, types
+from perco.spark import changed, cutting, direct, ranges, sink, types
 from perco.spark.direct import Beside, Walk
 from perco.spark.following import BOUNDED, NOW, ROWS, SNAPSHOT, Following, PercoStreamReader, must_be_logged
 from perco.spark.partition import one_error
@@ -99,15 +100,24 @@ def register(
         raise UsageError(f"lease_s is {lease_s}: a number of seconds above 0")
     if store is not None and not isinstance(store, Store):
         store = reached(store) or Store(url=os.fspath(store))
-    known, zone = store, str(spark.conf.get(_ZONE))
+    known, zone, cores = store, str(spark.conf.get(_ZONE)), _cores(spark)
 
     class Source(PercoSource):  # in no module, so that Spark sends the class itself, attributes included
         _store = known
         _lease_s = lease_s
         _zone = zone
+        _cores = cores
 
     spark.dataSource.register(Source)
     _mark_streams(type(spark.readStream))
+
+
+def _cores(spark: SparkSession) -> int:
+    """How many tasks Spark runs at a time; 1 for Spark Connect, which does not say."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except PySparkException:
+        return 1
 
 
 def _mark_streams(reader: Any) -> None:
@@ -137,7 +147,7 @@ class Asked:
     start: Any | None
     stop: Any | None
     prefix: Any | None
-    partitions: int
+    partitions: int | None
     read: str
     batch: int
     nulls: str
@@ -177,7 +187,7 @@ class Asked:
         if self.ts is not None and self.at is not None:
             raise UsageError("give either ts or at, not both")
         self.start, self.stop, self.prefix = (given.get(name) for name in ("start", "stop", "prefix"))
-        self.partitions = _number("partitions", given.get("partitions"), most=_PARTITIONS_MAX) or 1
+        self.partitions = _number("partitions", given.get("partitions"), most=_PARTITIONS_MAX)
         self.read = _one_of("read", given.get("read"), FILES, PAGES, BY_ROWS)
         self.nulls = _one_of("nulls", given.get("nulls"), "keep", "delete")
         self.job: str = given.get("job", "")
@@ -262,6 +272,7 @@ class PercoSource(DataSource):
     _store: ClassVar[Store | None] = None
     _lease_s: ClassVar[float] = _LEASE_S
     _zone: ClassVar[str] = "UTC"
+    _cores: ClassVar[int] = 1
     _moment: tuple[int, str] | None = None
 
     @classmethod
@@ -293,7 +304,7 @@ class PercoSource(DataSource):
             raise UsageError(
                 "a frame with a schema of its own needs ts or at: otherwise each query reads as of its own moment"
             )
-        return PercoReader(asked, schema, self._lease_s, self._moment)
+        return PercoReader(asked, schema, self._lease_s, self._moment, self._cores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         asked = Asked(self.options, self._store, sink.OPTIONS)
@@ -379,10 +390,13 @@ async def _starts_of(db: perco.Database, table: perco.Table[Any], pieces: int) -
 
 
 class PercoReader(DataSourceReader):
-    """Plans the read of a frame on the driver, and reads one partition in each task."""
+    """Plans the read of a frame on the driver, and reads one partition in each task. `cores`: how many tasks run at a
+    time."""
 
-    def __init__(self, asked: Asked, schema: StructType, lease_s: float, moment: tuple[int, str] | None) -> None:
-        self._asked, self._schema, self._lease_s, self._moment = asked, schema, lease_s, moment
+    def __init__(
+        self, asked: Asked, schema: StructType, lease_s: float, moment: tuple[int, str] | None, cores: int = 1
+    ) -> None:
+        self._asked, self._schema, self._lease_s, self._moment, self._cores = asked, schema, lease_s, moment, cores
 
     def partitions(self) -> list[Span]:
         return trio.run(self._plan)
@@ -401,14 +415,31 @@ class PercoReader(DataSourceReader):
     async def spans(self, db: perco.Database, table: perco.Table[Any], whole: Range, ts: int, pin: str) -> list[Span]:
         """Divide a range of the table, as of a timestamp that a pin holds, among tasks."""
         asked = self._asked
-        parts = ranges.cut(whole, await _starts_of(db, table, asked.partitions))
-        if len(parts) < asked.partitions:
-            parts = await self._finer(db, table, ts, parts)
-        files = direct.beside(asked.store) if pin and asked.read == FILES and not self._parses(table) else None
+        parts = ranges.cut(whole, await _starts_of(db, table, asked.partitions or 1))
+        place = direct.beside(asked.store) if pin else None
+        few = self._cores > 1 and len(parts) < 2 * self._cores  # of two tablets, one may have all cells
+        if asked.partitions is None and place is not None and few:
+            parts = await self._even(db, place, table, ts, parts)
+        elif len(parts) < (asked.partitions or 1):
+            parts = await self._finer(db, table, ts, parts, asked.partitions or 1)
+        files = place if asked.read == FILES and not self._parses(table) else None
         return [Span(part, ts, pin, files) for part in parts]
 
-    async def _finer(self, db: perco.Database, table: perco.Table[Any], ts: int, parts: list[Range]) -> list[Range]:
-        each = -(-self._asked.partitions // len(parts))
+    async def _even(
+        self, db: perco.Database, place: Beside, table: perco.Table[Any], ts: int, parts: list[Range]
+    ) -> list[Range]:
+        """Parts for all cores, if the table is large enough."""
+        try:
+            found = await cutting.even(place, table.name, parts, self._cores)
+        except direct.FALLS_BACK as error:
+            direct.warn(error, "with fewer tasks")
+            return parts
+        return await self._finer(db, table, ts, parts, self._cores) if found is None else found
+
+    async def _finer(
+        self, db: perco.Database, table: perco.Table[Any], ts: int, parts: list[Range], wanted: int
+    ) -> list[Range]:
+        each = -(-wanted // len(parts))
         out = []
         async with db.snapshot(ts=ts) as snap:
             for part in parts:

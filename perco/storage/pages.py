@@ -92,6 +92,23 @@ def leaf_numbers(file: int, size: int, tree: Tree, start: bytes) -> Iterator[lis
             left += [(below[n], level - 1, low if n == first else b"") for n in range(len(below) - 1, first - 1, -1)]
 
 
+def boundaries(file: int, size: int, tree: Tree, least: int) -> list[bytes]:
+    """Keys that divide a tree into parts of about the same size: at least so many parts, if the tree has the leaves.
+    Raises: PageDamaged."""
+    if tree.root == NO_ROOT:
+        return []
+    parts = [(b"", tree.root)]
+    for _ in range(tree.depth - 1):
+        if len(parts) >= least:
+            break
+        finer = []
+        for first, page in parts:
+            keys, below = _branch(page, os.pread(file, size, page * size), size)
+            finer += zip([first, *keys[1:]], below, strict=True)  # a branch's own first key says nothing
+        parts = finer
+    return [key for key, _ in parts[1:]]
+
+
 def last_key(data: bytes, size: int) -> bytes:
     """The key of the last cell of leaves that lie one after the other. Raises: PageDamaged."""
     data = data[-size:]

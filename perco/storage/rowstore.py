@@ -28,7 +28,7 @@ from perco.storage.call import Call, Then
 from perco.storage.cells import Failed, Mutation, ReadRequest, RowCells, ScanPage, ScanRequest, Verdict
 from perco.storage.handover import Handover
 from perco.storage.tablet import Tablet
-from perco.storage.walking import Leaves, leaves_of
+from perco.storage.walking import Leaves, Parts, leaves_of, parts_of
 
 # Reads do not wait for anything, so after this many reads, other tasks get a turn.
 _READS_PER_CHECKPOINT = 64
@@ -67,6 +67,11 @@ class Prompt(Protocol):
 
         Raises: Corruption; TabletSplit; Unavailable, also if another file is just taking the place of the tablet's.
         """
+        ...
+
+    def find_parts(self, table: str, start: bytes, stop: bytes | None, least: int) -> Parts | None:
+        """Where to cut the rows from `start` up to `stop`, which lie in one tablet: the tablet has at least so many
+        parts, if it has enough cells. None: it has no file. Raises: as `find_leaves`."""
         ...
 
     def submit(self, mutations: Sequence[Mutation], call: Call) -> None: ...
@@ -329,6 +334,9 @@ class LocalRowStore:
     def find_leaves(self, table: str, start: bytes, stop: bytes | None, cells: int) -> Leaves | None:
         tablet = self.tablet(table, start)
         return leaves_of(tablet, start, stop, self.stop_of(tablet), cells)
+
+    def find_parts(self, table: str, start: bytes, stop: bytes | None, least: int) -> Parts | None:
+        return parts_of(self.tablet(table, start), start, stop, least)
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         """A page of rows, from one state of one tablet; a page ends at its tablet's end."""

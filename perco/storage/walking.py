@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
@@ -19,9 +20,9 @@ import lmdb
 
 from perco.errors import Corruption, Unavailable
 from perco.storage.cells import LOCK, WRITE
-from perco.storage.keys import TAIL_BYTES, escape, past_row
+from perco.storage.keys import TAIL_BYTES, escape, past_row, unescape
 from perco.storage.lmdb_engine import LmdbEngine
-from perco.storage.pages import PageDamaged, last_key, leaf_numbers, tree_of
+from perco.storage.pages import NO_ROOT, PageDamaged, Tree, boundaries, last_key, leaf_numbers, tree_of
 from perco.storage.tablet import Tablet
 
 _CELL_BYTES: Final = 60  # that a short cell takes
@@ -51,22 +52,64 @@ class Leaves(NamedTuple):
     stop: bytes | None
 
 
+class Parts(NamedTuple):
+    """Where a tablet can be cut into parts of about the same size.
+
+    Attributes: `rows`: the first ones of the parts; `cells`: how many a part has, about.
+    """
+
+    rows: list[bytes]
+    cells: int
+
+
 def leaves_of(tablet: Tablet, start: bytes, stop: bytes | None, end: bytes | None, cells: int) -> Leaves | None:
     """See `Prompt.find_leaves`. `end`: the first row after those of the tablet."""
+    with _viewed(tablet, start, end if stop is None or (end is not None and end < stop) else stop) as view:
+        if view is None:
+            return None
+        txn, engine, file, tree, high = view
+        numbers, data, more = _leaves(file, engine.page_bytes, tree, start, cells)
+        past = last_key(data, engine.page_bytes)[:-TAIL_BYTES] if more else None if high is None else escape(high)
+        locks = [] if LOCK not in engine._dbs else _locks(txn, engine._dbs[LOCK], start, past, inclusive=more)
+        return Leaves(engine.page_bytes, numbers, data, more, locks, end)
+
+
+def parts_of(tablet: Tablet, start: bytes, stop: bytes | None, least: int) -> Parts | None:
+    """See `Prompt.find_parts`."""
+    with _viewed(tablet, start, stop) as view:
+        if view is None:
+            return None
+        txn, engine, file, tree, high = view
+        keys = boundaries(file, engine.page_bytes, tree, least)
+        entries = int(txn.stat(engine._dbs[WRITE])["entries"]) if WRITE in engine._dbs else 0
+        rows = [row for row in dict.fromkeys(unescape(key[:-TAIL_BYTES]) for key in keys) if row > start]
+        return Parts(rows if high is None else [row for row in rows if row < high], entries // (len(keys) + 1))
+
+
+class _View(NamedTuple):
+    txn: Any
+    engine: LmdbEngine
+    file: int
+    tree: Tree
+    high: bytes | None
+
+
+@contextmanager
+def _viewed(tablet: Tablet, start: bytes, high: bytes | None) -> Iterator[_View | None]:
+    """The tree of a tablet's write records, and what pins its pages; None: the tablet has no file."""
     engine = getattr(tablet, "engine", None)
     if not isinstance(engine, LmdbEngine):
-        return None
-    high = end if stop is None or (end is not None and end < stop) else stop
+        yield None
+        return
     file = engine.file_of_view()
     try:
         engine._open_groups([group for group in (WRITE, LOCK) if group not in engine._dbs])
         with engine._begin() as txn:
             if engine.readonly:
                 engine._check_stop(txn, start, high, whole=True)
-            numbers, data, more = _leaves(txn, file, engine.page_bytes, start, cells)
-            past = last_key(data, engine.page_bytes)[:-TAIL_BYTES] if more else None if high is None else escape(high)
-            locks = [] if LOCK not in engine._dbs else _locks(txn, engine._dbs[LOCK], start, past, inclusive=more)
-        return Leaves(engine.page_bytes, numbers, data, more, locks, end)
+            with txn.cursor() as names:
+                tree = tree_of(names.value()) if names.set_key(WRITE.encode()) else Tree(0, NO_ROOT)
+            yield _View(txn, engine, file, tree, high)
     except PageDamaged as error:
         raise Corruption(str(engine.path), str(error)) from error
     except lmdb.Error as error:
@@ -75,11 +118,7 @@ def leaves_of(tablet: Tablet, start: bytes, stop: bytes | None, end: bytes | Non
         os.close(file)
 
 
-def _leaves(txn: Any, file: int, size: int, start: bytes, cells: int) -> tuple[list[int], bytes, bool]:
-    with txn.cursor() as names:
-        if not names.set_key(WRITE.encode()):
-            return [], b"", False
-        tree = tree_of(names.value())
+def _leaves(file: int, size: int, tree: Tree, start: bytes, cells: int) -> tuple[list[int], bytes, bool]:
     left = chain.from_iterable(leaf_numbers(file, size, tree, escape(start)))
     numbers: list[int] = []
     parts: list[bytes] = []

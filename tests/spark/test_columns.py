@@ -21,7 +21,7 @@ from perco.database.inside import inside
 from perco.protocol.mutations import Header, Intent, prewrite
 from perco.protocol.records import PUT, Cellref
 from perco.serve.opening import SOCKET, open
-from perco.spark import direct, types
+from perco.spark import cutting, direct, types
 from perco.spark.direct import Beside, Elsewhere, Host, Walk
 from perco.spark.ranges import Range
 from perco.spark.source import _OPTIONS as OPTIONS_OF_READS, Asked, Batch, PercoReader
@@ -329,10 +329,10 @@ def served(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def reader(store: Store, **options: str) -> PercoReader:
+def reader(store: Store, cores: int = 1, **options: str) -> PercoReader:
     asked = Asked({"table": "text", **options}, store, OPTIONS_OF_READS)
     columns = list(KEYS["text"].columns.values())
-    return PercoReader(asked, types.schema_of(KEYS["text"], "key", columns), 60.0, None)
+    return PercoReader(asked, types.schema_of(KEYS["text"], "key", columns), 60.0, None, cores)
 
 
 def rows_of(read: PercoReader) -> list[dict[str, Any]]:
@@ -398,6 +398,31 @@ def test_files_of_another_machine_or_store_are_not_read(
         ):
             trio.run(main)
     assert walks == []
+
+
+def test_a_table_is_cut_for_all_cores(served: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts have about equally many cells, whatever the keys are; no row is read twice, and none is missed."""
+
+    async def fill() -> None:
+        async with served.open(SCHEMA) as db:
+            for first in range(0, 4000, 1000):
+                async with db.transaction() as txn:
+                    for n in range(first, first + 1000):
+                        txn.set(KEYS["text"].columns["int64"], f"k1/{n:04}" if n < 3990 else f"k4{n}", n)
+
+    trio.run(fill)
+    monkeypatch.setattr(cutting, "CELLS_MIN", 300)
+    wanted = rows_of(reader(served))
+    assert [len(reader(served, cores).partitions()) for cores in (1, 2, 6, 50)] == [3, 2 + 2, 2 + 6, 2 + 13]
+    read = reader(served, 6)
+    counts = [sum(batch.num_rows for batch in read.read(span)) for span in read.partitions()]
+    assert (sum(counts), counts[-2:]) == (4000, [10, 0])
+    assert all(500 <= count <= 830 for count in counts[:-2]), counts
+    assert rows_of(read) == wanted
+    assert len(reader(served, 6, start="k1/1000", stop="k1/2000").partitions()) == 3
+    assert len(reader(served, 6, partitions="2").partitions()) == 3
+    monkeypatch.setattr(cutting, "CELLS_MIN", 50_000)
+    assert len(reader(served, 6).partitions()) == 3  # too small
 
 
 def test_where_a_walk_ends_early_the_rest_is_read_through_the_owner(

@@ -46,7 +46,10 @@ note = dated.column("note", perco.TEXT)
 seen = dated.column("seen", perco.JSON)
 moments = perco.Table("moments", key=perco.TIMESTAMP)
 count = moments.column("count", perco.INT64)
-SCHEMA = perco.Schema(days, dated, moments)
+numbers = perco.Table("numbers", key=perco.INT64)
+for name in ("a", "b"):
+    numbers.column(name, perco.INT64)
+SCHEMA = perco.Schema(days, dated, moments, numbers)
 COLUMNS = (
     "key struct<_1: date not null, _2: decimal(6,2) not null>, at timestamp, price decimal(20,3), "
     "tree struct<on: date, at: timestamp, local: timestamp_ntz, cost: decimal(5,2), raw: binary, some: array<double>>, "
@@ -128,6 +131,15 @@ def test_dates_times_decimals_and_nested_values_go_there_and_back(
 async def now(store: perco.spark.Store) -> int:
     async with store.joining() as db, db.snapshot() as snap:
         return snap.start_ts
+
+
+def test_a_large_table_of_one_tablet_is_read_by_all_cores(spark: SparkSession, store: perco.spark.Store) -> None:
+    rows = spark.range(55_000).selectExpr("id as key", "id as a", "-id as b")
+    perco.spark.bulk_load({"numbers": rows}, store, partitions=1)
+    frame = spark.read.format("perco").option("table", "numbers").load()
+    parts = frame.rdd.glom().map(len).collect()
+    assert sum(parts) == 55_000
+    assert min(sorted(parts)[-2:]) > 25_000  # the tablet before that of the bulk load is empty
 
 
 def test_days_and_moments_are_keys_and_a_bulk_load_takes_them(spark: SparkSession, store: perco.spark.Store) -> None:
