@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,14 @@ import trio.lowlevel
 import trio.testing
 
 import perco
+from perco.database.inside import local_owner
 from perco.errors import CommitUnknown, UsageError
 from perco.spark import ledger as ledgers
 from perco.spark.keys import chosen, valued
 from perco.spark.ledger import LEDGER, RUN, TAKEN, JobClosed, Ledger, Watch, take, taken_in
 from perco.spark.partition import LoadOptions, PartitionResult, load_partition
+from perco.storage import WRITE
+from perco.storage.walking import engine_of
 from perco.txn import runs
 from tests.spark import app
 
@@ -255,6 +259,35 @@ async def _marks(db: perco.Database) -> int:
         rows = [row.key async for row in snap.scan(LEDGER, columns=[RUN])]
         beside = [row async for row in snap.scan(app.counts, columns=[app.counts.hidden[TAKEN]])]
     return len([key for key in rows if len(key) > 8]) + len(beside)
+
+
+@pytest.mark.parametrize(("beside", "keep", "left"), [("", 3600, 0), ("counts", 0, 0), ("counts", 3600, 2)])
+async def test_a_vacuum_leaves_no_mark_of_a_job_that_is_over(
+    tmp_path: Path, beside: str, keep: float, left: int
+) -> None:
+    """Beside rows, the versions of a mark are kept as long as those of the table's other cells."""
+    counts = perco.Table("counts", key=perco.TEXT, keep=perco.Keep(seconds=keep))
+    count = counts.column("count", perco.INT64)
+    taken_in(counts)
+
+    async def once(txn: perco.Transaction, row: Any) -> None:
+        txn.set(count, row["name"], 1)
+
+    options = perco.Options(durability="process")
+    async with perco.open(tmp_path / "s", perco.Schema(counts, LEDGER), options=options) as db:
+
+        def cells(table: str) -> int:
+            local = local_owner(db).backend.local
+            engine = engine_of(local.store.tablet(table, b"")) if local is not None else None
+            assert engine is not None
+            return engine.entries(WRITE)
+
+        ledger = await ledgers.begin(db, "job", beside)
+        assert (await loaded(db, ledger, inputs(150, 150), once)).committed == 150
+        assert await ledgers.acknowledge(db, "job") == 150
+        assert cells("counts") + cells(LEDGER.name) > 450  # values, marks, and deletions of marks
+        await db.vacuum()
+        assert (cells("counts"), cells(LEDGER.name)) == (150 + left * 150, 0)
 
 
 async def test_marks_beside_the_rows_of_two_jobs() -> None:
