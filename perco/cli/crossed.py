@@ -142,7 +142,8 @@ class Told:
         elif not chosen.crossover_per_s:
             said.append("This batch costs less at any rate: even a worker that waits takes more.")
         else:
-            said.append(f"This batch costs less from {self._rate(chosen.crossover_per_s)} on.")
+            share, least = number(100 * (costs.share_of(chosen) or 0.0)), self._rate(chosen.crossover_per_s)
+            said.append(f"This batch costs less from {least} on: then a run finds {share} % of the rows changed.")
         same = costs.same_cost_s(self.per_s)
         if same is not None:
             waits = span(costs.against(same).batch_median_s)
@@ -173,6 +174,8 @@ class Told:
             )
         if found.rows < found.sampled:
             notes.append(f"{found.rows} of {found.sampled} rows could be loaded in time: for more, raise --seconds")
+        if not found.steady:
+            notes.append("no rate was sustained steadily, perhaps because of other programs: try again later")
         if self.views.sinks:
             notes.append(f"sinks did not run, and are not in the figures: {', '.join(self.views.sinks)}")
         hand = [id for id, each in self.views.schema.observers.items() if not each.view]
@@ -189,7 +192,8 @@ class Told:
         """For JSON."""
         found, costs, load = self.found, self.costs, self.load
         try:
-            chosen: dict[str, Any] | None = asdict(self.chosen())
+            comparison = self.chosen()
+            chosen: dict[str, Any] | None = {**asdict(comparison), "share": costs.share_of(comparison)}
         except UsageError:
             chosen = None
         cores = costs.curve.cores_at(self.per_s)

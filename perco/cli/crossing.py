@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsons
+import logging
 import re
 import sys
 import tempfile
@@ -198,9 +199,8 @@ async def _compare(asked: Asked, views: Views, *, json: bool) -> int:
         sampled = must_be_enough(views, sampler.rows())
         total = asked.rows or sampler.taken
         per_s = asked.rate.per_s(total)
-        with tempfile.TemporaryDirectory(prefix=".perco-crossover-", dir=asked.folder) as scratch:
-            place = Path(scratch)
-            found = await measure(views, sampled, per_s, place, asked.plan, known=known, progress=tell)
+        with tempfile.TemporaryDirectory(prefix=".perco-crossover-", dir=asked.folder) as scratch, _quiet():
+            found = await measure(views, sampled, per_s, Path(scratch), asked.plan, known=known, progress=tell)
     told = crossed.Told(views, asked.program, found, total, per_s, asked.every_s, asked.delay_s)
     if json:
         show_json(told.plain())
@@ -281,6 +281,17 @@ def _row(views: Views, sources: dict[str, Any], line: dict[str, Any]) -> SourceR
         if line["values"].get(column.name) is not None
     }
     return SourceRow(table, from_plain(table.key, line["key"]), values) if values else None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the log of runs that fail: the error of the first one is told at the end."""
+    log = logging.getLogger("perco.observer")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 
 from perco.crossover.rows import SourceRow
+from perco.errors import PercoError, UsageError
 from perco.schema.schema import Column, Table
 from perco.views.batch import Results
 from perco.views.declaring import Views
@@ -45,9 +46,16 @@ class Batch:
                 file.write(msgpack.packb([row.table.name, row.table.row(row.key), stored]))
 
     def run(self, count: int) -> Ran:
-        """Raises: whatever the functions of the views raise."""
+        """Raises: UsageError if a function of the views fails."""
         began, cpu = time.perf_counter(), time.thread_time()
-        made = self._views.build(self._read(count), results=self._results)
+        sources = self._read(count)
+        try:
+            made = self._views.build(sources, results=self._results)
+        except PercoError:
+            raise
+        except Exception as error:
+            notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+            raise UsageError(f"a function of the program failed: {type(error).__name__}: {error}{notes}") from error
         with (self._folder / "out").open("wb") as file:
             for table, rows in made.items():
                 for key, values in rows.items():

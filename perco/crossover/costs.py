@@ -100,7 +100,6 @@ class Comparison:
         batch_median_s, batch_worst_s: how long a change waits until the batch shows it.
         crossover_per_s: the rate from which on the batch costs less CPU time; None: at no rate that observers sustain.
         crossover_low, crossover_high: the same for the rounds that favor the batch most, and least.
-        share: the part of the rows that change between two runs at that rate.
     """
 
     every_s: float
@@ -111,7 +110,6 @@ class Comparison:
     crossover_per_s: float | None
     crossover_low: float | None
     crossover_high: float | None
-    share: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +144,11 @@ class Costs:
         every = self.run_cpu_s / cores
         return every if every >= self.run_s else None
 
+    def share_of(self, comparison: Comparison) -> float | None:
+        """The part of the rows that a run of this batch finds changed, at the rate from which on it costs less."""
+        rate = comparison.crossover_per_s
+        return None if rate is None else rate * comparison.every_s / self.rows
+
     def share_per_h(self, per_s: float) -> float:
         """The part of the rows that changes within an hour."""
         return per_s * 3600 / self.rows
@@ -170,15 +173,13 @@ class Costs:
         every = self.run_s if every_s is None else every_s
         if every < self.run_s:
             raise UsageError(f"a batch cannot begin every {every:g} s: a run takes {self.run_s:.3g} s")
-        crossover = self.curve.rate_at(self.run_cpu_s / every)
         return Comparison(
             every_s=every,
             back_to_back=every_s is None,
             batch_cores=self.run_cpu_s / every,
             batch_median_s=every / 2 + self.run_s,
             batch_worst_s=every + self.run_s,
-            crossover_per_s=crossover,
+            crossover_per_s=self.curve.rate_at(self.run_cpu_s / every),
             crossover_low=self.high.rate_at(self.run_cpu_low / every),
             crossover_high=self.low.rate_at(self.run_cpu_high / every),
-            share=None if crossover is None else crossover * every / self.rows,
         )

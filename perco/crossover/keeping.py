@@ -214,7 +214,9 @@ class Keeper:
 
     async def _tell_failed(self) -> None:
         [first, *_] = await self.db.failed(limit=1)
-        raise UsageError(f"observer {first.observer!r} fails on {first.table}[{first.key!r}]: {first.error}")
+        places = [line.strip() for line in first.traceback.splitlines() if line.lstrip().startswith("File ")]
+        where = f" ({places[-1]})" if places else ""
+        raise UsageError(f"observer {first.observer!r} fails on {first.table}[{first.key!r}]: {first.error}{where}")
 
     async def idle_cores(self, seconds: float) -> float:
         """How many cores the store and its worker use while nothing arrives."""

@@ -57,16 +57,17 @@ def test_the_crossover_is_where_both_cost_the_same() -> None:
     found = costs().against(100.0)  # a tenth of a core
     assert found.batch_cores == pytest.approx(0.1)
     assert found.crossover_per_s == pytest.approx(90.0)
-    assert found.share == pytest.approx(90 * 100 / ROWS)
+    assert costs().share_of(found) == pytest.approx(90 * 100 / ROWS)
     assert found.crossover_low == pytest.approx((0.08 / 1.1 - IDLE) / CHANGE)
     assert found.crossover_high == pytest.approx((0.12 / 0.9 - IDLE) / CHANGE)
     assert costs().share_per_h(90.0) == pytest.approx(0.324)
 
 
 def test_there_may_be_no_crossover() -> None:
+    assert costs().share_of(costs().against()) is None
     assert costs().against().crossover_per_s is None  # a whole core, of which observers at most use a half
     rare = costs().against(86400.0)
-    assert (rare.crossover_per_s, rare.share) == (0.0, 0.0)  # an idle worker uses more
+    assert (rare.crossover_per_s, costs().share_of(rare)) == (0.0, 0.0)  # an idle worker uses more
 
 
 def test_a_change_waits_for_the_next_run_and_for_its_end() -> None:
