@@ -17,6 +17,7 @@ from perco.views import Views
 FAR: Final = 100.0  # times the rows that were measured: beyond, the figures of the batch are a guess
 _GROWN: Final = 1.5  # times the CPU time of a change, with four times the rows
 _OFF: Final = 0.25  # by so much a measured run may miss the line
+_BUSY: Final = 0.8  # of a core: with less, other programs use the machine
 _SPANS: Final = (60.0, 600.0, 3600.0, 86400.0)
 
 
@@ -82,7 +83,7 @@ class Told:
 
     def _table(self) -> None:
         rows = [self._perco()]
-        for comparison in self._comparisons():
+        for comparison in self.comparisons():
             name = "batch, back to back" if comparison.back_to_back else f"batch, every {span(comparison.every_s)}"
             cost = _cores(comparison.batch_cores)
             shows, worst = span(comparison.batch_median_s), span(comparison.batch_worst_s)
@@ -96,7 +97,7 @@ class Told:
             return name, "not sustained", "", "", ""
         return name, span(load.delay_s(0.5)), f"{span(load.delay_s(0.99))} (99 %)", _cores(cores), ""
 
-    def _comparisons(self) -> list[Comparison]:
+    def comparisons(self) -> list[Comparison]:
         """With batches that run back to back, at usual intervals, and as was asked for."""
         costs = self.costs
         found = [costs.against()] + [costs.against(each) for each in _SPANS if each > costs.run_s]
@@ -104,6 +105,16 @@ class Told:
             found.append(self.chosen())
         by_span = {each.every_s: each for each in sorted(found, key=lambda each: each.every_s)}
         return list(by_span.values())
+
+    def delays(self) -> list[tuple[float, float]]:
+        """The median delay at each rate that was measured, in ascending order."""
+        found = self.found
+        loads = [found.quiet, found.asked, found.judged, [] if found.saturated is None else [found.saturated]]
+        return sorted(
+            (statistics.median(load.done_per_s for load in some), statistics.median(load.delay_s(0.5) for load in some))
+            for some in loads
+            if some
+        )
 
     def _from(self, comparison: Comparison) -> str:
         if comparison.crossover_per_s is None:
@@ -166,6 +177,11 @@ class Told:
             notes.append(f"more than {FAR:g} times is too far for good figures: raise --sample and --seconds")
         if costs.off > _OFF:
             notes.append(f"the batch's CPU time misses a straight line by {costs.off:.0%}: its figures are rough")
+        got = sum(run.cpu_s for round in found.runs for run in round) / sum(
+            r.seconds for each in found.runs for r in each
+        )
+        if got < _BUSY:
+            notes.append(f"the machine was busy: the batch got {got:.0%} of a core. On a quiet one, delays are shorter")
         if found.early and found.late > _GROWN * found.early:
             notes.append(
                 f"a change costs more if there are more rows: {_micro(found.early)} with a quarter of them, "
@@ -223,7 +239,7 @@ class Told:
                 "runs": [[asdict(run) for run in round] for round in found.runs],
             },
             "chosen": chosen,
-            "comparisons": [asdict(each) for each in self._comparisons()],
+            "comparisons": [asdict(each) for each in self.comparisons()],
             "same_cost_every_s": costs.same_cost_s(self.per_s),
             "verdict": " ".join(self.verdict()),
             "notes": self.notes(),

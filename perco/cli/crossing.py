@@ -18,12 +18,11 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import perco
-from perco.cli import crossed
+from perco.cli import crossed, drawing
 from perco.cli.screen import FINE, FOUND, complain, is_elsewhere, perform_or, show_json
 from perco.cli.values import from_plain
 from perco.cli.working import loaded_views
 from perco.crossover import Plan, Sampler, SourceRow, measure, must_be_enough
-from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.views import Cached, Views
 
@@ -181,6 +180,8 @@ async def _cross(
     )
     if not asked.folder.is_dir():
         raise UsageError(f"--folder {asked.folder}: there is no such folder")
+    if plot is not None:
+        drawing.must_draw(plot)
     views = loaded_views(program)
     if not views.declared:
         raise UsageError(f"{program} declares no views: there is nothing to compare")
@@ -202,6 +203,8 @@ async def _compare(asked: Asked, views: Views, *, json: bool) -> int:
         with tempfile.TemporaryDirectory(prefix=".perco-crossover-", dir=asked.folder) as scratch, _quiet():
             found = await measure(views, sampled, per_s, Path(scratch), asked.plan, known=known, progress=tell)
     told = crossed.Told(views, asked.program, found, total, per_s, asked.every_s, asked.delay_s)
+    if asked.plot is not None:
+        drawing.draw(told, asked.plot)
     if json:
         show_json(told.plain())
     else:
@@ -221,9 +224,8 @@ async def _read_store(
 ) -> dict[Cached[Any, Any], dict[bytes, Any]]:
     """Sample the rows of a store. Returns the values of cached functions that it has, up to a bound."""
     known: dict[Cached[Any, Any], dict[bytes, Any]] = {}
-    # Without the schema: the store need not know the views yet.
+    # Without the schema: the store need not know the views yet, and other observers may write their tables now.
     async with perco.open(store, readonly=True) as db, db.snapshot() as snap:
-        inside(db).catalogue.declare(views.schema)  # a contradiction must be told as it is
         for table, columns in views.sources.items():
             async for row in _scan(db, snap, table, columns):
                 sampler.add(row)
@@ -242,14 +244,19 @@ async def _scan(
     columns: Iterable[perco.Column[Any, Any]],
     limit: int | None = None,
 ) -> AsyncIterator[SourceRow]:
-    """Rows of a table that the program declares, as far as the store has it."""
+    """Rows of a table that the program declares, as far as the store has it. Raises: UsageError if it has another."""
     there = db.schema.tables.get(table.name)
-    found = {} if there is None else {there.columns[c.name]: c for c in columns if c.name in there.columns}
-    if there is None or not found:
+    if there is None:
+        return
+    found = {there.columns[column.name]: column for column in columns if column.name in there.columns}
+    for mine, stored in [(table.key, there.key), *((mine.codec, of.codec) for of, mine in found.items())]:
+        if mine.name != stored.name:
+            raise UsageError(f"table {table.name!r} has {stored.name} in the store, where the program has {mine.name}")
+    if not found:
         return
     async for row in snap.scan(there, columns=list(found), limit=limit):
-        stored = {mine: of.codec.encode(row[of]) for of, mine in found.items() if row[of] is not None}
-        values = {mine: mine.codec.decode(data) for mine, data in stored.items()}
+        data = {mine: of.codec.encode(row[of]) for of, mine in found.items() if row[of] is not None}
+        values = {mine: mine.codec.decode(each) for mine, each in data.items()}
         yield SourceRow(table, table.key.decode(there.row(row.key)), values)
 
 

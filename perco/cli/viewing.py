@@ -43,7 +43,7 @@ views: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None, co
 def _views() -> None:
     """Derived tables that a program declares once, and that observers keep up to date.
 
-    MODULE is imported from the current folder; VIEWS is the perco.views.Views in it.
+    MODULE is imported from the current folder; VIEWS is the perco.views.Views in it, or a function that returns them.
 
     \b
     Examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import pkgutil
 import signal
@@ -81,8 +82,10 @@ def _schema(what: str) -> perco.Schema:
 
 
 def loaded_views(what: str) -> Views:
-    """The views that MODULE:VIEWS names. Raises: UsageError."""
+    """The views that MODULE:VIEWS names, or that the function of that name returns. Raises: UsageError."""
     found = declared(what, "MODULE:VIEWS, such as app:views for `views` in app.py")
+    if inspect.isfunction(found):
+        found = found()
     if not isinstance(found, Views):
         raise UsageError(f"{what} is {type(found).__name__}, not a perco.views.Views")
     return found

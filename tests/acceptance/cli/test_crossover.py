@@ -77,7 +77,9 @@ async def test_both_ways_are_measured_and_give_the_same_views(tmp_path: Path) ->
 async def test_the_result_is_told(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(lines())
-    done = await crossover(NAME, "--rows", file, *SOME, "--rate", "1/s", "--every", "1h", folder=tmp_path)
+    plot = tmp_path / "picture.png"
+    args = ["--rate", "1/s", "--every", "1h", "--plot", plot]
+    done = await crossover(NAME, "--rows", file, *SOME, *args, folder=tmp_path)
     assert done.code == 0, done.err
     assert "a change with perco  " in done.out
     assert "\nbatch, every 1 h " in done.out
@@ -85,7 +87,8 @@ async def test_the_result_is_told(tmp_path: Path) -> None:
     assert "- sinks did not run, and are not in the figures: export\n" in done.out
     assert "- observers that do not belong to views did not run: mail\n" in done.out
     assert "- shout was called for 9 arguments, before both ways were measured" in done.out
-    assert names_in(tmp_path) == {"rows.jsonl"}
+    assert names_in(tmp_path) == {"rows.jsonl", "picture.png"}
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 async def test_a_store_is_only_read_and_its_values_of_cached_functions_are_used(tmp_path: Path) -> None:
@@ -117,6 +120,16 @@ async def test_a_store_need_not_know_the_views(tmp_path: Path) -> None:
     assert json.loads(done.out)["measured_rows"] <= 120
 
 
+async def test_a_store_whose_table_has_other_keys_is_refused(tmp_path: Path) -> None:
+    customers = perco.Table("customers", key=perco.INT64)
+    name = customers.column("name", perco.TEXT)
+    async with perco.open(tmp_path / "store", perco.Schema(customers)) as db, db.transaction() as txn:
+        txn.set(name, 1, "name")
+    done = await run("crossover", NAME, "--store", tmp_path / "store", *SOME)
+    assert done.code == 2
+    assert done.err == "perco: table 'customers' has int64 in the store, where the program has text\n"
+
+
 async def test_a_function_that_fails_is_told(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(lines().replace('"name 1', '"wrong 1'))
@@ -143,6 +156,8 @@ async def test_a_function_that_fails_is_told(tmp_path: Path) -> None:
         ([NAME, "--rows", "rows", "--rate", "0%/h"], "is not a rate"),
         ([NAME, "--rows", "rows", "--every", "often"], "'often' is not a time: write 90s"),
         ([NAME, "--rows", "rows", "--folder", "none"], "there is no such folder"),
+        ([NAME, "--rows", "rows", "--plot", "picture"], "the name of a picture ends with .png"),
+        ([NAME, "--rows", "rows", "--plot", "none/picture.png"], "there is no such folder"),
         ([NAME, "--rows", "few"], "99 source rows are too few"),
         ([NAME, "--rows", "empty"], "there are no source rows: the views read tables customers, orders"),
         ([NAME, "--rows", "other"], "other, line 1: \"table\" is 'pages'; the views read customers, orders"),
@@ -155,7 +170,7 @@ async def test_what_cannot_be_measured_is_told(tmp_path: Path, args: list[str], 
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "other").write_text('{"table": "pages", "key": "a", "values": {}}\n')
     (tmp_path / "broken").write_text('{"table": "orders", "key": ["a"], "values": {"item": "x"}}\n')
-    paths = {"--rows", "--store", "--folder"}
+    paths = {"--rows", "--store", "--folder", "--plot"}
     given = [tmp_path / arg if before in paths else arg for before, arg in zip(["", *args], args, strict=False)]
     done = await run("crossover", *given, *SOME)
     assert done.code == 2, done.out
