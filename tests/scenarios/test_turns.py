@@ -64,6 +64,20 @@ class Counter:
         txn.set(n, self.key, value + 1)
 
 
+class HasTurn:
+    """Is overtaken at its first attempt; at the next one it has the turn, and waits at the gate."""
+
+    def __init__(self, db: perco.Database) -> None:
+        self.db, self.gate, self.tried = db, trio.Event(), 0
+
+    async def __call__(self, txn: perco.Transaction) -> None:
+        self.tried += 1
+        if self.tried == 1:
+            await overtaken(self.db, txn, "k")
+        else:
+            await self.gate.wait()
+
+
 async def value_of(db: perco.Database, key: str = "k") -> int:
     async with db.snapshot() as snap:
         return await snap.get(n, key) or 0
@@ -194,17 +208,7 @@ async def test_who_lost_though_it_had_the_turn_pauses(autojump_clock: trio.testi
 
 async def test_nobody_waits_for_longer_than_turn_s(autojump_clock: trio.testing.MockClock) -> None:  # W4
     async with perco.open("memory:", SCHEMA, options=options(turn_s=5.0)) as db:
-        gate, tried = trio.Event(), 0
-
-        async def hangs(txn: perco.Transaction) -> None:
-            nonlocal tried
-            tried += 1
-            if tried == 1:
-                await overtaken(db, txn, "k")
-            else:
-                await gate.wait()
-
-        add = Counter(seconds=100.0)
+        hangs, add = HasTurn(db), Counter(seconds=100.0)
 
         async def overtaken_once(txn: perco.Transaction) -> None:
             if not add.tried:
@@ -218,14 +222,14 @@ async def test_nobody_waits_for_longer_than_turn_s(autojump_clock: trio.testing.
         async with trio.open_nursery() as nursery:
             nursery.start_soon(by_run, db, hangs)
             await trio.testing.wait_all_tasks_blocked()
-            assert tried == 2, "it has the turn now"
+            assert hangs.tried == 2, "it has the turn now"
             nursery.start_soon(by_run, db, overtaken_once)
             await trio.sleep(6.0)
             assert began == [pytest.approx(5.0)]
             assert db.statistics().turns.overdue == 1
             last = Held(db)
             await last.begin(nursery)
-            gate.set()
+            hangs.gate.set()
             await last.check()  # an attempt out of turn stands before no other
         assert await value_of(db) == 1  # -1 by whom the last one met, and two added
 
@@ -301,15 +305,7 @@ async def test_who_is_cancelled_in_line_leaves_it(
     autojump_clock: trio.testing.MockClock, way: Callable[[perco.Database, Body], Awaitable[None]]
 ) -> None:  # W3
     async with perco.open("memory:", SCHEMA, options=options()) as db, trio.open_nursery() as nursery:
-        first, last, gate, scope, tried = 0, Held(db), trio.Event(), trio.CancelScope(), 0
-
-        async def has_the_turn(txn: perco.Transaction) -> None:
-            nonlocal first
-            first += 1
-            if first == 1:
-                await overtaken(db, txn, "k")
-            else:
-                await gate.wait()
+        first, last, scope, tried = HasTurn(db), Held(db), trio.CancelScope(), 0
 
         async def body(txn: perco.Transaction) -> None:
             nonlocal tried
@@ -320,7 +316,7 @@ async def test_who_is_cancelled_in_line_leaves_it(
             with scope:
                 await way(db, body)
 
-        nursery.start_soon(by_run, db, has_the_turn)
+        nursery.start_soon(by_run, db, first)
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(cancelled)
         await trio.testing.wait_all_tasks_blocked()
@@ -328,21 +324,13 @@ async def test_who_is_cancelled_in_line_leaves_it(
         scope.cancel()
         await trio.testing.wait_all_tasks_blocked()
         assert (tried, last.waited) == (1, 0), "the one with the turn still has it"
-        gate.set()
+        first.gate.set()
         await last.check()
 
 
 async def test_a_deadline_ends_the_wait_for_a_turn(autojump_clock: trio.testing.MockClock) -> None:  # W3 T10
     async with perco.open("memory:", SCHEMA, options=options()) as db, trio.open_nursery() as nursery:
-        held, gate, tried = Held(db), trio.Event(), 0
-
-        async def has_the_turn(txn: perco.Transaction) -> None:
-            nonlocal tried
-            tried += 1
-            if tried == 1:
-                await overtaken(db, txn, "k")
-            else:
-                await gate.wait()
+        held, first = Held(db), HasTurn(db)
 
         async def body(txn: perco.Transaction) -> None:
             await overtaken(db, txn, "k")
@@ -352,7 +340,7 @@ async def test_a_deadline_ends_the_wait_for_a_turn(autojump_clock: trio.testing.
                 async with attempt as txn:
                     await body(txn)
 
-        nursery.start_soon(by_run, db, has_the_turn)
+        nursery.start_soon(by_run, db, first)
         await trio.testing.wait_all_tasks_blocked()
         for late in (lambda: db.options(timeout=3.0).run(body), loop):
             began = trio.current_time()
@@ -360,7 +348,7 @@ async def test_a_deadline_ends_the_wait_for_a_turn(autojump_clock: trio.testing.
                 await late()
             assert trio.current_time() - began == pytest.approx(3.0)
         await held.begin(nursery)
-        gate.set()
+        first.gate.set()
         await held.check()
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from random import Random
 from typing import Any, TypeVar
 
 import pytest
@@ -303,6 +304,20 @@ class StoppingStore:
 
     def stop(self) -> None:
         self.stopped.set()
+
+
+async def work_and_die(first: Database, schema: Schema, rng: Random, steps: int, *, one_step: bool) -> bool:
+    """Run a worker in one more client, which may die at one of so many steps. Returns whether it did."""
+    store = StoppingStore(local_of(first).store, backwards=rng.random() < 0.5)
+    with suppress(StoppedError, BaseExceptionGroup):
+        async with client(local_of(first), schema, store=store, one_step=one_step) as doomed:
+            store.left = rng.randrange(steps)
+            with trio.move_on_after(LONG_S):
+                async with doomed.worker(concurrency=4), trio.open_nursery() as nursery:
+                    nursery.start_soon(doomed.wait_idle)
+                    await store.stopped.wait()
+                    nursery.cancel_scope.cancel()
+    return store.stopped.is_set()
 
 
 class HoldingStore:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 
 import pytest
-import trio
 
-from tests.component.notify.kit import LONG_S, StoppedError, StoppingStore, client, memory, settle
+from tests.component.notify.kit import client, memory, settle, work_and_die
 from tests.support.graphs import Graph, State, check_equal, write
 from tests.support.places import local_of
 
@@ -53,16 +51,7 @@ async def test_whoever_dies_the_store_equals_the_build(seed: int) -> None:  # V1
             async with client(local_of(first), graph.views.schema, one_step=life % 2 == 1) as writer:
                 for _ in range(6):
                     await write(writer, graph.changes(rng, state))
-            store = StoppingStore(local_of(first).store, backwards=rng.random() < 0.5)
-            with contextlib.suppress(StoppedError, BaseExceptionGroup):
-                async with client(local_of(first), graph.views.schema, store=store, one_step=life % 2 == 0) as doomed:
-                    store.left = rng.randrange(10)
-                    with trio.move_on_after(LONG_S):
-                        async with doomed.worker(concurrency=4), trio.open_nursery() as nursery:
-                            nursery.start_soon(doomed.wait_idle)
-                            await store.stopped.wait()
-                            nursery.cancel_scope.cancel()
-            died += store.stopped.is_set()
+            died += await work_and_die(first, graph.views.schema, rng, 10, one_step=life % 2 == 0)
         local = local_of(first)
     assert died >= 2
     async with client(local, graph.views.schema) as db, db.worker():

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import trio
 
 import perco
 from perco import views
 from perco.views.sinking import run_sink
-from tests.component.notify.kit import LONG_S, StoppedError, StoppingStore, client, memory, put, settle
+from tests.component.notify.kit import client, memory, put, settle, work_and_die
 from tests.component.notify.test_views import change
 from tests.support.graphs import write
 from tests.support.places import local_of
@@ -176,16 +174,7 @@ async def test_whoever_dies_the_sink_ends_with_the_newest_rows(seed: int) -> Non
                     key = rng.choice("abc")
                     value = rng.choice([None, rng.randrange(100)])
                     await write(writer, [(rng.choice([prices.price, prices.price]), key, value)])
-            store = StoppingStore(local_of(first).store, backwards=rng.random() < 0.5)
-            with contextlib.suppress(StoppedError, BaseExceptionGroup):
-                async with client(local_of(first), prices.views.schema, store=store, one_step=life % 2 == 0) as doomed:
-                    store.left = rng.randrange(4)
-                    with trio.move_on_after(LONG_S):
-                        async with doomed.worker(concurrency=4), trio.open_nursery() as nursery:
-                            nursery.start_soon(doomed.wait_idle)
-                            await store.stopped.wait()
-                            nursery.cancel_scope.cancel()
-            died += store.stopped.is_set()
+            died += await work_and_die(first, prices.views.schema, rng, 4, one_step=life % 2 == 0)
         local = local_of(first)
     assert died >= 2
     async with client(local, prices.views.schema) as db, db.worker():

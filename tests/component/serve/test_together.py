@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +53,20 @@ async def add(txn: perco.Transaction, key: str) -> None:
 async def add_both(txn: perco.Transaction, a: str, b: str) -> None:
     await add(txn, a)
     await add(txn, b)
+
+
+@contextmanager
+def committing(owner: perco.Database, key: str) -> Iterator[None]:
+    """While the block lasts, a commit in one step is under way in a cell of column n."""
+    driver = inside(owner).driver
+    ts = inside(owner).oracle.draw_nowait()
+    where = ("docs", perco.TEXT.encode(key), inside(owner).known.bind(n).column)
+    entry = driver.entered.cells[where] = Entry(ts, ts, Cellref(*where))
+    driver.writing[ts] = None
+    yield
+    assert driver.entered.cells == {where: entry}
+    del driver.entered.cells[where]
+    driver.written(entry.commit_ts)
 
 
 async def put(txn: perco.Transaction, key: str, value: bytes) -> None:
@@ -142,11 +156,7 @@ async def test_what_a_commit_is_under_way_in_is_read_alone(calls: Counter[str]) 
     async with client(FIXED) as (place, db):
         await db.run(add, "b")
         assert place.owner is not None
-        driver, calls_before = inside(place.owner).driver, Counter(calls)
-        ts = inside(place.owner).oracle.draw_nowait()
-        where = ("docs", perco.TEXT.encode("a"), inside(place.owner).known.bind(n).column)
-        entry = driver.entered.cells[where] = Entry(ts, ts, Cellref(*where))
-        driver.writing[ts] = None
+        calls_before = Counter(calls)
         found: dict[str, float] = {}
         began = trio.current_time()
 
@@ -155,12 +165,11 @@ async def test_what_a_commit_is_under_way_in_is_read_alone(calls: Counter[str]) 
             found[key] = round(trio.current_time() - began, 6)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(read, "a")
-            nursery.start_soon(read, "b")
-            await trio.sleep(5)
-            assert found == {"b": FIXED.window_s}
-            del driver.entered.cells[where]
-            driver.written(entry.commit_ts)
+            with committing(place.owner, "a"):
+                nursery.start_soon(read, "a")
+                nursery.start_soon(read, "b")
+                await trio.sleep(5)
+                assert found == {"b": FIXED.window_s}
         assert found["a"] == 5
         assert (calls - calls_before)["READ"] == 1
 
@@ -170,11 +179,6 @@ async def test_scans_wait_for_a_commit_that_is_under_way_in_what_they_cover(batc
     async with client(batch) as (place, db):
         await db.run(add, "b")
         assert place.owner is not None
-        driver = inside(place.owner).driver
-        ts = inside(place.owner).oracle.draw_nowait()
-        where = ("docs", perco.TEXT.encode("a"), inside(place.owner).known.bind(n).column)
-        entry = driver.entered.cells[where] = Entry(ts, ts, Cellref(*where))
-        driver.writing[ts] = None
         found: dict[str, list[str]] = {}
 
         async def scan(start: str) -> None:
@@ -182,12 +186,11 @@ async def test_scans_wait_for_a_commit_that_is_under_way_in_what_they_cover(batc
                 found[start] = [row.key async for row in snap.scan(n.table, start=start)]
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(scan, "a")
-            nursery.start_soon(scan, "b")
-            await trio.sleep(5)
-            assert found == {"b": ["b"]}
-            del driver.entered.cells[where]
-            driver.written(entry.commit_ts)
+            with committing(place.owner, "a"):
+                nursery.start_soon(scan, "a")
+                nursery.start_soon(scan, "b")
+                await trio.sleep(5)
+                assert found == {"b": ["b"]}
         assert found["a"] == ["b"]
 
 
@@ -196,11 +199,7 @@ async def test_a_commit_that_another_is_in_the_way_of_waits_and_holds_up_no_othe
 ) -> None:  # D8, C2
     async with client(FIXED) as (place, db):
         assert place.owner is not None
-        driver, calls_before = inside(place.owner).driver, Counter(calls)
-        ts = inside(place.owner).oracle.draw_nowait()
-        where = ("docs", perco.TEXT.encode("a"), inside(place.owner).known.bind(n).column)
-        entry = driver.entered.cells[where] = Entry(ts, ts, Cellref(*where))
-        driver.writing[ts] = None
+        calls_before = Counter(calls)
         found: dict[str, float] = {}
         began = trio.current_time()
 
@@ -210,13 +209,11 @@ async def test_a_commit_that_another_is_in_the_way_of_waits_and_holds_up_no_othe
             found[key] = round(trio.current_time() - began, 6)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(write, "a")
-            nursery.start_soon(write, "b")
-            await trio.sleep(5)
-            assert found == {"b": FIXED.window_s}
-            assert driver.entered.cells == {where: entry}
-            del driver.entered.cells[where]
-            driver.written(entry.commit_ts)
+            with committing(place.owner, "a"):
+                nursery.start_soon(write, "a")
+                nursery.start_soon(write, "b")
+                await trio.sleep(5)
+                assert found == {"b": FIXED.window_s}
         assert found["a"] == 5
         assert {name: (calls - calls_before)[name] for name in ("COMMITS", "COMMIT")} == {"COMMITS": 1, "COMMIT": 1}
 
