@@ -125,12 +125,7 @@ class open(AsyncOnly):
     async def _open(self) -> Database:
         text = os.fspath(self._url)
         if addresses.is_address(text):
-            address = addresses.parse(text)
-            self._token = self._token or tokens.find(address)
-            try:
-                return await self._connect(address)
-            except OSError as error:
-                raise _unreached(address, error) from error
+            return await self._reach(addresses.parse(text))
         if (stored := remote_store(text, self._options)) is not None:
             return await self._open_remote(stored)
         options = self._options
@@ -271,12 +266,7 @@ class open(AsyncOnly):
         """Open the store as a client, never as its owner."""
         text = os.fspath(self._url)
         if addresses.is_address(text):
-            address = addresses.parse(text)
-            self._token = self._token or tokens.find(address)
-            try:
-                return await self._connect(address)
-            except OSError as error:
-                raise _unreached(address, error) from error
+            return await self._reach(addresses.parse(text))
         if (stored := remote_store(text, self._options)) is not None:
             if not (at := await stored.address()):
                 raise no_owner(stored)
@@ -291,6 +281,14 @@ class open(AsyncOnly):
                 f"no process has {text} open, or the process that has it does not share it",
                 remedy=f"Start `{_serve(text)}` first.",
             ) from error
+
+    async def _reach(self, address: Address) -> Database:
+        """Connect to the address that the program gave. Raises: Unavailable, and the errors of `_connect`."""
+        self._token = self._token or tokens.find(address)
+        try:
+            return await self._connect(address)
+        except OSError as error:
+            raise _unreached(address, error) from error
 
     async def _connect(self, address: Address, folder: Path | None = None) -> Database:
         trust = _trust(self._options.wire.ca_file) if address.tls else None
