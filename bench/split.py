@@ -124,7 +124,7 @@ def draw(lines: dict[str, Timeline], moments: dict[str, float], run: Run) -> Non
         waits.plot(bins, [1000 * max(each, default=0.0) for each in found], label=name, lw=1)
     for axis in (rates, waits):
         axis.axvspan(moments["begin"], moments["split"], color="0.9", label="it is split")
-        axis.axvspan(moments["split"], moments["cleared"], color="0.96", label="what it left is removed")
+        axis.axvspan(moments["split"], moments["cleared"], color="0.96", label="moved rows are removed")
     rates.set_ylabel("a second")
     waits.set_ylabel("longest wait, ms")
     waits.set_yscale("log")
@@ -143,7 +143,7 @@ def main(run: Run) -> None:
     phases = {
         "before": (0.0, moments["begin"]),
         "while it is split": (moments["begin"], moments["split"]),
-        "while what it left is removed": (moments["split"], moments["cleared"]),
+        "while moved rows are removed": (moments["split"], moments["cleared"]),
         "after": (moments["cleared"], moments["end"]),
     }
     rows = []

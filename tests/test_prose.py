@@ -10,6 +10,7 @@ import ast
 import io
 import re
 import tokenize
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,27 @@ GLOSSARY = ROOT / "docs/glossary.md"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "examples/README.md"])
 MODULES = sorted(path for folder in ("perco", "examples", "bench", "tools") for path in (ROOT / folder).rglob("*.py"))
 README_LINES = 150
+
+TESTS = sorted(path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
+
+# A sentence that begins with a clause and its verb, and goes on with a verb of which the clause is the subject: "What a
+# run wrote is kept". The expression misses many such sentences, because nothing else may match.
+_FINITE = (
+    r"is|are|was|were|has|have|had|does|do|did|can|cannot|may|might|must|will|would|holds?|keeps?|reads?|writes?|waits?"
+    r"|sends?|gives?|sees?|says?|tells?|locks?|loads?|stores?|knows?|finds?|asks?|belongs?|begins?|began|lies|comes|goes"
+    r"|wrote|locked|committed|left|needs?|hangs|fails?|ends"
+)
+_MAIN = (
+    r"is|are|was|were|has|does|did|can|cannot|may|must|will|would|stays|goes|comes|counts|lies|depends|matters|waits|gets"
+    r"|needs|makes|takes|ends|begins|leaves|follows|dies|moves"
+)
+_OTHERS = r"what|that|who|which|if|when|where|how|as|and|or|but|whether|than|because|while|until|after|before"
+_SAME = rf"(?:(?!\b(?:{_OTHERS})\b)[^,.;:?()])*?"
+CLAUSE = re.compile(
+    r"(?:What|Whatever|Who|Whoever|Whichever|That (?:a|an|the|it|no|each|nothing|some|another)) "
+    rf"{_SAME}\b(?:{_FINITE})\b {_SAME}\b(?:{_MAIN})\b(?!-| of\b)[^.?]*[.?]?",
+    re.IGNORECASE,
+)
 
 # Words that are still there, by module. A module that loses one is taken off; none is added.
 LEFT: dict[str, list[str]] = {}
@@ -64,12 +86,48 @@ def marked(text: str) -> list[str]:
     return found
 
 
+def paragraphs(source: str) -> Iterator[tuple[int, str]]:
+    """The texts of a module: each block of comments, and each paragraph of a string, with the number of its line."""
+    comments: list[tuple[int, str]] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            words = token.string.lstrip("#:- ")
+            if comments and comments[-1][0] == token.start[0] - 1:
+                words = f"{comments.pop()[1]} {words}"
+            comments.append((token.start[0], words))
+    yield from comments
+    inside = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.JoinedStr(values):
+                inside.update(map(id, values))
+                text = "".join(part.value if isinstance(part, ast.Constant) else "X" for part in values)
+            case ast.Constant(str(text)) if id(node) not in inside:
+                pass
+            case _:
+                continue
+        for paragraph in re.split(r"\n\s*\n", text):
+            yield node.lineno, " ".join(paragraph.split())
+
+
+def clauses(texts: Iterable[tuple[int, str]]) -> list[str]:
+    """Each sentence whose subject is a clause, as "line: sentence"."""
+    found = []
+    for line, text in texts:
+        for sentence in re.split(r"(?<=[.!?:;])[\"')`*]*\s+", text):
+            clause = CLAUSE.match(sentence.lstrip("*-`\"'( 0123456789"))
+            if clause and not clause[0].endswith("?"):
+                found.append(f"{line}: {clause[0]}")
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_uses_plain_words(page: Path) -> None:
     text = page.read_text()
     if page == GLOSSARY:
         text = text.partition("## Words that these pages avoid")[0]
     assert not marked(text)
+    assert not clauses((0, " ".join(paragraph.split())) for paragraph in re.split(r"\n\s*\n|\n[-|] |\|", text))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +163,33 @@ def of() -> None:
     #: Who reads first.
 '''
     assert marked(spoken(source)) == ["1: anew", "3: Simply", "5: nobody", "8: Who reads first."]
+
+
+@pytest.mark.parametrize("folder", ["perco", "bench", "examples", "tools", "tests"])
+def test_no_sentence_has_a_clause_as_its_subject(folder: str) -> None:
+    modules = [path for path in (*MODULES, *TESTS) if path.relative_to(ROOT).parts[0] == folder]
+    found = {str(path.relative_to(ROOT)): clauses(paragraphs(path.read_text())) for path in modules}
+    assert {name: sentences for name, sentences in found.items() if sentences} == {}
+
+
+def test_clauses_are_found_in_docstrings_comments_and_messages() -> None:
+    source = '''"""All well. What a run wrote is kept.
+
+What a run does, and where.
+"""
+def of(n: int) -> None:
+    """Whether it is. Whatever the test
+    holds is closed."""
+    # ---- who has a turn
+    # Who is next? That a row is gone is told.
+    raise ValueError(f"closed; what {n} wrote is lost")
+'''
+    assert clauses(paragraphs(source)) == [
+        "9: That a row is gone is told.",
+        "1: What a run wrote is kept.",
+        "6: Whatever the test holds is closed.",
+        "10: what X wrote is lost",
+    ]
 
 
 def test_the_modules_with_words_left_exist() -> None:

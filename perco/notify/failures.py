@@ -45,7 +45,7 @@ from perco.txn.keeping import Keeper
 _PAGE_ROWS: Final = 128  # rows whose changes are replayed or dropped at once
 _CELLS_PER_ROW: Final = 1 << 16
 _TRIES: Final = 64
-_UNREADABLE: Final = FailedCell(1, 0, b"", 0, "(what is stored of it cannot be read: run perco check)", "", 0)
+_UNREADABLE: Final = FailedCell(1, 0, b"", 0, "(its record cannot be read: run perco check)", "", 0)
 
 
 @dataclass(frozen=True, slots=True)
