@@ -40,6 +40,7 @@ _BYTES_PER_READ: Final = 4 << 20
 _LOCKS: Final = 1 << 16
 _ROUNDS_MAX: Final = 16  # passes over the locks, before a step is given up
 _LONG: Final = bytes([PUT_DATA])
+_LONG_AT_ONCE: Final = 64  # long values of transactions that are read together, unless a single one has more
 
 
 class RowChange(NamedTuple):
@@ -170,8 +171,10 @@ class ChangeStream(AsyncOnly):
         for source in merge.hungry():
             await self._fill(merge, source)
         taken: list[Taken] = []
-        while (found := merge.take()) is not None:
+        long = 0
+        while long < _LONG_AT_ONCE and (found := merge.take()) is not None:
             taken.append(found)
+            long += sum(record[:1] == _LONG for _, entry in found.entries for record in (entry.record, entry.before))
         taken = await self._completed(taken)
         values = await self._long_values(taken)
         await self._must_be_kept()
@@ -181,11 +184,10 @@ class ChangeStream(AsyncOnly):
             rows = self._rows(each, names, values)
             if rows:
                 self._ready.append(Changes(each.commit_ts, rows))
+            self._reached = each.commit_ts  # E3: also if the next one cannot be read
         if merge.over:
             self._reached, self._stepped_at = merge.frontier, trio.current_time() or 1e-9
             self._ended = not self._follow
-        elif taken:
-            self._reached = taken[-1].commit_ts
         if not self._ready:
             self._frontier = self._reached
 
@@ -256,8 +258,8 @@ class ChangeStream(AsyncOnly):
         """The transactions, with the entries that make their rows."""
         return taken
 
-    async def _long_values(self, taken: Sequence[Taken]) -> dict[tuple[str, bytes, int, Long], bytes]:
-        """The values that are not in their records."""
+    async def _long_values(self, taken: Sequence[Taken]) -> dict[tuple[str, bytes, int, Long], bytes | None]:
+        """The values that are not in their records; None for one that is missing."""
         wanted: dict[tuple[str, bytes, int, Long], None] = {}
         for transaction in taken:
             for table, entry in transaction.entries:
@@ -265,7 +267,7 @@ class ChangeStream(AsyncOnly):
                     if record[:1] == _LONG and isinstance(value := value_of(record), Long):
                         wanted[self._tables[table].name, entry.row, entry.column, value] = None
         keys = list(wanted)
-        found: dict[tuple[str, bytes, int, Long], bytes] = {}
+        found: dict[tuple[str, bytes, int, Long], bytes | None] = {}
         while len(found) < len(keys):
             requests: list[ReadRequest] = [
                 (table, row, ((long.group, column, long.start_ts, long.start_ts, 1),))
@@ -276,7 +278,7 @@ class ChangeStream(AsyncOnly):
                 await self._engine.driver.reads.read_first(requests, _BYTES_PER_READ),
                 strict=False,
             ):
-                found[key] = cells[0][1] if cells else b""
+                found[key] = cells[0][1] if cells else None
         return found
 
     # ------------------------------------------------------------ values
@@ -294,7 +296,7 @@ class ChangeStream(AsyncOnly):
         self,
         taken: Taken,
         names: Sequence[dict[int, Column[Any, Any]]],
-        values: dict[tuple[str, bytes, int, Long], bytes],
+        values: dict[tuple[str, bytes, int, Long], bytes | None],
     ) -> tuple[RowChange, ...]:
         """The rows of a transaction, with the values of their columns."""
         rows: list[RowChange] = []
@@ -315,7 +317,10 @@ class ChangeStream(AsyncOnly):
             for record, into in ((entry.before, row.before), (entry.record, row.after)):
                 value = value_of(record)
                 if isinstance(value, Long):
-                    value = values[table.name, entry.row, entry.column, value]
+                    start_ts, value = value.start_ts, values[table.name, entry.row, entry.column, value]
+                    if value is None:
+                        error = Corruption("", f"the value written at {start_ts} is missing")
+                        raise self._engine.driver.at(Cellref(table.name, entry.row, entry.column), error)
                 into[column.name] = None if value is None else decoded(column.codec, value, column, row.key)
         return tuple(rows)
 

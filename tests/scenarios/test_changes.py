@@ -13,7 +13,7 @@ import trio.testing
 import perco
 from perco.database.inside import inside
 from perco.errors import HistoryGone, SchemaMismatch
-from perco.storage import LOG, Mutation
+from perco.storage import DATA, LOG, TS_MAX, Mutation
 from tests.support import everywhere
 from tests.support.faults import TWO_PHASES, Fault, Gate, Plan, faulty, gated, kind_of
 from tests.support.left_out import NO_LOGS
@@ -282,6 +282,60 @@ async def test_a_call_that_is_cancelled_loses_nothing() -> None:  # E3
 
 
 # ------------------------------------------------------------------ splits, and the end of history
+
+
+async def test_a_value_that_cannot_be_read_makes_no_transaction_come_twice() -> None:  # E3
+    table = perco.Table("odd", key=perco.TEXT, changes=True)
+    readable = True
+
+    def decode(data: bytes) -> str:
+        if data == b"bad" and not readable:
+            raise ValueError("it cannot be read")
+        return data.decode()
+
+    value = table.column("value", perco.Codec("odd", str.encode, decode))
+    async with perco.open("memory:", perco.Schema(table)) as db:
+        wanted = [await put(db, (value, "a", each)) for each in ("one", "two", "bad", "four")]
+        readable = False
+        stream, found = db.changes(table, since=0), list[int]()
+        for attempt in range(6):
+            readable = attempt == 5
+            try:
+                async for changes in stream:
+                    found.append(changes.commit_ts)
+                    assert stream.frontier >= changes.commit_ts
+            except perco.PercoError:
+                assert stream.frontier == (found[-1] if found else 0)
+        assert found == wanted
+
+
+async def test_a_long_value_that_is_missing_is_not_taken_for_an_empty_one() -> None:  # E3
+    async with perco.open("memory:", SCHEMA) as db:
+        await put(db, (body, "a", LONG))
+        column = inside(db).known.bind(body).column
+        [[cells]] = await inside(db).store.read([("docs", docs.row("a"), ((DATA, column, 0, TS_MAX, 1),))])
+        gone = (docs.row("a"), (), ((DATA, column, cells[0][0], None),))
+        await inside(db).store.apply([Mutation("docs", (gone,))])
+        with pytest.raises(perco.errors.Corruption, match="missing"):
+            await all_of(db, docs)
+
+
+async def test_only_some_long_values_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory that a stream takes depends on single transactions, not on how much there is to read."""
+    stream_of = perco.ChangeStream
+    read, sizes = stream_of._long_values, list[int]()
+
+    async def counted(self: Any, taken: Any) -> Any:
+        found = await read(self, taken)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(stream_of, "_long_values", counted)
+    async with perco.open("memory:", SCHEMA) as db:
+        wanted = [await put(db, (body, f"{i % 7}", LONG + str(i))) for i in range(300)]
+        assert [each.commit_ts for each in await all_of(db, docs)] == wanted
+    assert sum(sizes) >= 300
+    assert max(sizes) <= 65
 
 
 async def test_splits_lose_nothing_and_return_nothing_twice() -> None:  # E3 P4
