@@ -301,7 +301,7 @@ class Scanner:
                 self._slots.release()
                 continue
             alone = worker.elsewhere is None
-            told = (0, 0) if alone else (_newest(cells), _oldest_root(cells))
+            told = (0, 0) if alone else (_newest(cells), _oldest_root(cells, acks))
             walk.taken.append(Dirty(row, acks, *told, worker.begin_row(table, row, acks)))
             last = alone or len(walk.taken) >= self._share
             if last and (await self._claim(nursery, walk, at + 1) or self._share <= 0):
@@ -370,7 +370,7 @@ class Scanner:
                 # N6: from the moment at which a scanner asks for a failed row, the row counts towards the limit of
                 # failing rows. So no failed row is asked for here, because these further rows may not be needed.
                 if acks and not self.worker.has_failed(walk.table, row, acks):
-                    found.append(Dirty(row, acks, _newest(cells), _oldest_root(cells)))
+                    found.append(Dirty(row, acks, _newest(cells), _oldest_root(cells, acks)))
         return found
 
     def _begin(self, nursery: trio.Nursery, table: str, dirty: Dirty) -> None:
@@ -506,9 +506,10 @@ def _newest(cells: list[ScanCell]) -> int:
     return max(ts for _, ts, _ in cells)
 
 
-def _oldest_root(cells: list[ScanCell]) -> int:
-    """The oldest cause of these notify cells (N9); 0 if one of them cannot be read."""
+def _oldest_root(cells: list[ScanCell], acks: list[int]) -> int:
+    """The oldest cause of the notify cells of these observers (N9); 0 if one of them cannot be read. If there are more
+    cells than these, the runs themselves announce an older cause (`Elsewhere.carries`)."""
     try:
-        return min(unpack_cause(value)[0] for _, _, value in cells)
+        return min((unpack_cause(value)[0] for column, _, value in cells if column in acks), default=_newest(cells))
     except Corruption:
         return 0

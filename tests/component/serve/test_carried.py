@@ -91,3 +91,40 @@ async def test_a_run_tells_the_owner_of_a_cause_that_is_older_than_those_of_its_
             may_look.set()
         assert found == [None]
         assert (await owner.waiting())["end"] == 1
+
+
+async def test_a_claim_does_not_carry_the_causes_of_observers_that_it_is_not_for() -> None:  # N7, V14
+    """A change waits for a paused observer, and other programs run another observer in that row again and again: a wait
+    for what the other one derives does not go on for ever."""
+    table = perco.Table("docs", key=perco.INT64)
+    value, copy = (table.column(name, perco.INT64) for name in ("value", "copy"))
+    schema = perco.Schema(table)
+    began, may_end = trio.Event(), trio.Event()
+
+    @schema.observe(value, id="paused", writes=[])
+    async def on_paused(txn: Txn, change: Change) -> None:
+        raise AssertionError("it is paused")
+
+    @schema.observe(value, id="copy", writes=[copy])
+    async def on_copy(txn: Txn, change: Change) -> None:
+        txn.set(copy, change.key, change.value)
+        if change.value == 2:
+            began.set()
+            await may_end.wait()
+
+    place = Place(schema)
+    async with place.served() as owner, place.client() as client, client.worker():
+        await client.pause("paused")
+        stamps = []
+        for number in (1, 2):
+            async with owner.transaction() as txn:
+                txn.set(value, 1, number)
+            stamps.append(txn.commit_ts)
+            if number == 1:
+                while (await owner.waiting())["copy"]:  # noqa: ASYNC110 - in another process
+                    await trio.sleep(0.01)
+        await began.wait()
+        without = [inside(owner).catalogue.observers["paused"].number]
+        assert await inside(owner).waiting.none_up_to(stamps[0], without) == {}
+        assert await inside(owner).waiting.none_up_to(stamps[1], without) is None
+        may_end.set()
