@@ -22,7 +22,7 @@ import perco.sync.calling
 from perco.database.database import Database
 from perco.database.inside import inside
 from perco.errors import UsageError
-from perco.schema.catalogue import Catalogue, TableEntry
+from perco.schema.catalogue import Catalogue
 from perco.schema.codecs import BYTES
 from perco.schema.schema import Column, Table
 from perco.txn.inside import read_encoded, write_encoded
@@ -151,7 +151,7 @@ def _column(table: Table[Any], name: str) -> Column[Any, Any]:
 def _plan(db: Database, views: Views, view: str) -> _Plan:
     """Raises: UsageError."""
     catalogue, tables = inside(db).catalogue, db.schema.tables
-    own = {name for name, entry in catalogue.tables.items() if _is_own(views, view, name, entry)}
+    own = {name for name, entry in catalogue.tables.items() if _is_own(views, view, name, catalogue)}
     memories, marks, kept = [], {}, []
     for name, entry in catalogue.tables.items():
         hidden = [column for column in _hidden(view) if column in entry.columns]
@@ -188,19 +188,23 @@ def _hidden(view: str) -> list[str]:
     return [f"{name} {view}" for name in ("_owner", "_kept", "_turned", "_reached", "_sunk")]
 
 
-def _is_own(views: Views, view: str, name: str, entry: TableEntry) -> bool:
-    """Whether perco keeps a table for the view alone: it has the name and the columns of such a table, and no program
-    has declared it as its own."""
+def _is_own(views: Views, view: str, name: str, catalogue: Catalogue) -> bool:
+    """Whether perco keeps a table for the view alone: it has the name and the columns of such a table, and the program
+    has not declared it as its own. Copies have the columns of their source, so they are told by the memory there: a
+    table of another program may have such a name, too."""
     declared = views.declared.get(view)
     if declared is not None and name in {table.name for table in wiring.own_tables(declared)}:
         return True
     if not name.startswith(f"{view}.") or name in views.schema.tables:
         return False
     part = name.removeprefix(f"{view}.")
+    entry = catalogue.tables[name]
     columns = {column for column, found in entry.columns.items() if not found.is_signal and column[:1] != "_"}
     if part in _PARTS:
         return columns <= _PARTS[part]
-    return part in _KINDS or (part.startswith("by ") and columns == {"value"})
+    if part in _KINDS:
+        return any(f"_view {name}" in source.columns for source in catalogue.tables.values())
+    return part.startswith("by ") and columns == {"value"}
 
 
 def _observers(views: Views, view: str, catalogue: Catalogue) -> list[str]:

@@ -97,6 +97,22 @@ async def test_a_view_that_is_not_declared_any_more_is_dropped_beside_its_reader
     assert "_owner index" not in str(left)
 
 
+@pytest.mark.parametrize("part", ["members", "rights", "sides"])
+async def test_a_table_of_another_program_that_has_the_name_of_a_views_part_is_left(part: str) -> None:  # V15
+    local, site = memory(), Site(totals=False)
+    table = perco.Table(f"index.{part}", key=perco.TEXT)
+    name = table.column("name", perco.TEXT)
+    async with client(local, perco.Schema(table)) as db:
+        await put(db, name, "a", "mine")
+    async with client(local, site.schema) as db, db.worker():
+        await put(db, site.text, "a", "sun")
+        await settle(db)
+    async with client(local, await schema_in(local)) as db:
+        assert (await views.would_drop(site.shelf, db, "index")).kept == 1  # the owner's mark of its row
+        await views.drop(site.shelf, db, "index")
+    assert await visible(local) == {f"index.{part}": {"a": {"name": "mine"}}, "pages": {"a": {"text": "sun"}}}
+
+
 async def test_a_dropped_view_that_is_declared_again_is_built_again() -> None:  # V15, N10
     local, both = memory(), Site()
     async with client(local, both.schema) as db:
