@@ -18,14 +18,17 @@ Txn = perco.Transaction
 Change = perco.Change[Any, Any]
 
 
+def numbers(name: str) -> perco.Column[int, int]:
+    return perco.Table(name, key=perco.INT64).column("value", perco.INT64)
+
+
 async def test_a_run_tells_the_owner_of_a_cause_that_is_older_than_those_of_its_claim(  # N7
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An older cause reaches a row after a client has claimed the row, and before its run there begins. The run carries
     the cause from a row that a look has not reached yet to one that it has looked at already."""
-    first, last, source = (perco.Table(name, key=perco.INT64) for name in ("a", "z", "source"))
-    start, middle, end = (table.column("value", perco.INT64) for table in (source, last, first))
-    schema = perco.Schema(first, last, source)
+    start, middle, end = numbers("source"), numbers("z"), numbers("a")
+    schema = perco.Schema(start.table, middle.table, end.table)
     may_start, claimed, may_run, looked, may_look = (trio.Event() for _ in range(5))
 
     @schema.observe(start, id="start")
@@ -96,9 +99,9 @@ async def test_a_run_tells_the_owner_of_a_cause_that_is_older_than_those_of_its_
 async def test_a_claim_does_not_carry_the_causes_of_observers_that_it_is_not_for() -> None:  # N7, V14
     """A change waits for a paused observer, and other programs run another observer in that row again and again: a wait
     for what the other one derives does not go on for ever."""
-    table = perco.Table("docs", key=perco.INT64)
-    value, copy = (table.column(name, perco.INT64) for name in ("value", "copy"))
-    schema = perco.Schema(table)
+    value = numbers("docs")
+    copy = value.table.column("copy", perco.INT64)
+    schema = perco.Schema(value.table)
     began, may_end = trio.Event(), trio.Event()
 
     @schema.observe(value, id="paused", writes=[])
