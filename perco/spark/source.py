@@ -335,7 +335,7 @@ class PercoSource(DataSource):
             asked.key,
             _since(options, self._zone),
             rows or ROWS,
-            asked.partitions,
+            asked.partitions or 1,
             _one_of("net", options.get("net"), "false", "true") == "true",
             _one_of("preimages", options.get("preimages"), "false", "true") == "true",
             _number("lease", options.get("lease")) or self._lease_s,

@@ -101,7 +101,7 @@ def boundaries(file: int, size: int, tree: Tree, least: int) -> list[bytes]:
     for _ in range(tree.depth - 1):
         if len(parts) >= least:
             break
-        finer = []
+        finer: list[tuple[bytes, int]] = []
         for first, page in parts:
             keys, below = _branch(page, os.pread(file, size, page * size), size)
             finer += zip([first, *keys[1:]], below, strict=True)  # a branch's own first key says nothing
