@@ -27,6 +27,7 @@ import trio
 from perco.database.database import Database
 from perco.database.inside import inside
 from perco.errors import CommitUnknown, NotIdle, SnapshotTooOld, StoreError, TransientError, UsageError
+from perco.schema.schema import Table
 from perco.serve.client import remote_owner
 from perco.testing.meters import ROWS, Meters
 from perco.testing.workloads import Clients
@@ -109,7 +110,14 @@ class Errands:
             return
         self._asked_splits += 1
         world, rng = of.world, of.rng
-        table = rng.choice([world.values.table, world.length.table, world.balance.table, world.balance.table])
+        if world.viewed is not None and rng.random() < 0.6:
+            with suppress(*_FAILS):
+                await of.db.split(rng.choice(world.viewed.tables))
+                self.splits += 1
+            return
+        table: Table[Any] = rng.choice(
+            [world.values.table, world.length.table, world.balance.table, world.balance.table]
+        )
         rows = ["a1", "a2", "a4", "a5"] if table is world.balance.table else [*world.keys[1::2], *map(twin, world.keys)]
         key: Any = rng.choice(rows) if rng.random() < 0.8 else None  # None: in the middle
         async with trio.open_nursery() as nursery:

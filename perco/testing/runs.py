@@ -69,6 +69,7 @@ class SimulationOptions:
         faults, kinds: how many faults, and of how many kinds, must have fired.
         processes: how many processes with clients run at once; None: one or several, as the seed decides.
         store: `LOCAL`, or `BIGTABLE` with direct clients.
+        views: whether the program has a random graph of views (`viewed.py`).
     """
 
     clients: int = 5
@@ -79,6 +80,7 @@ class SimulationOptions:
     kinds: int = 3
     processes: int | None = None
     store: str = LOCAL
+    views: bool = False
 
 
 @dataclass(slots=True)
@@ -87,10 +89,12 @@ class Outcome:
 
     `lives`: how many lives the `processes` had; `terms`: how many owners there were, one after the other; `servers`:
     how many tablet servers were started; `pins`, `splits`, `waits`: how many pins, splits and waits for observers were
-    completed; `followed`: how many transactions the follower of changes got; `mistaken`: how often a live transaction
-    was presumed dead; `grown`: the highest version of the observer that was added; `refused`: how often an older
-    program with a lower version was refused; `fired`: how often each fault fired, by (step, fault); `problems`: what is
-    wrong, [] if nothing is; `digest`: of everything that was sent and seen, for comparing two runs.
+    completed; `followed`: how many transactions the follower of changes got; `fresh`, `compared`, `dropped`: how many
+    waits for views were completed, how often all views were compared with the batch build before the end, and how many
+    drops of a view were completed; `mistaken`: how often a live transaction was presumed dead; `grown`: the highest
+    version of the observer that was added; `refused`: how often an older program with a lower version was refused;
+    `fired`: how often each fault fired, by (step, fault); `problems`: what is wrong, [] if nothing is; `digest`: of
+    everything that was sent and seen, for comparing two runs.
     """
 
     seed: int
@@ -110,6 +114,9 @@ class Outcome:
     splits: int = 0
     waits: int = 0
     followed: int = 0
+    fresh: int = 0
+    compared: int = 0
+    dropped: int = 0
     grown: int = 0
     refused: int = 0
     fired: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -223,6 +230,10 @@ class Run(ABC):
         self.digest = hashlib.sha256()
         self._clients = Clients(self.kinds, self._problem)
         self._clients.is_run = self._owners.__contains__
+        if options.views:
+            from perco.testing.viewed import ViewClients  # only here: other runs do without the modules of views
+
+            self._clients.viewing = ViewClients(plan.seed, self._problem)
         self._recorder: Recorder  # while the run goes on
 
     async def run(self) -> Outcome:
@@ -230,6 +241,9 @@ class Run(ABC):
             await self._processes()
             self.outcome.waits, self.outcome.followed = self._clients.waits, self._clients.follower.taken
             await self._end()
+        if (viewing := self._clients.viewing) is not None:
+            self.outcome.fresh, self.outcome.compared = viewing.waited, viewing.compared
+            self.outcome.dropped = viewing.dropped
         for one in self._recorder.transactions:
             self.digest.update(one.line().encode())
         self.outcome.digest = self.digest.hexdigest()
@@ -271,6 +285,7 @@ class Run(ABC):
             grown=grown,
             metered=self._metered,
             followed="followed" in self.kinds,
+            declare=self._clients.viewing.declare if self._clients.viewing is not None else None,
         )
 
     def _problem(self, text: str) -> None:
@@ -426,6 +441,9 @@ class Run(ABC):
             await trio.sleep(noise.choice((0.0, 0.01)))
 
         async with self._last(world, options) as (db, store):
+            viewing, viewed = self._clients.viewing, world.viewed
+            if viewing is not None and viewed is not None:
+                await viewing.end(db, viewed)
             use(db, FaultyRowStore(inside(db).driver.store, looking=slowly))  # N7: slow reads make `wait_idle` wait
             async with db.worker(options=WorkerOptions(concurrency=6, scanners=2, outputs=False)):
                 with trio.move_on_after(_HOUR_S) as scope:
@@ -443,6 +461,8 @@ class Run(ABC):
             begin = trio.current_time()
             async with db.snapshot() as snap:
                 lists = await self._clients.verify(snap, world)
+                if viewing is not None and viewed is not None:
+                    await viewing.verify(db, snap, viewed)
                 await self._verify(snap, world)
             if "followed" in self.kinds:
                 await self._clients.follower.verify(db, world)

@@ -47,6 +47,8 @@ _COUNTED = {  # fields of an outcome, and what they are called
     "servers": "tablet servers",
     "splits": "splits",
     "pins": "pins",
+    "fresh": "waits for views",
+    "compared": "comparisons of views meanwhile",
     "jumps": "jumps of the clock",
     "mistaken": "live transactions presumed dead",
     "late": "messages late",
@@ -62,15 +64,15 @@ def _told(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts[name]} {what}" for name, what in _COUNTED.items())
 
 
-def _one(seed: int, store: str = LOCAL) -> Outcome:
+def _one(seed: int, options: SimulationOptions) -> Outcome:
     try:
-        return simulate(seed, SimulationOptions(store=store))
+        return simulate(seed, options)
     except Exception as error:  # a run that cannot go on is a finding like any other
         return Outcome(seed, problems=["".join(traceback.format_exception(error)).strip()])
 
 
-def _some(seeds: range, store: str) -> list[Outcome]:
-    return [_one(seed, store) for seed in seeds]
+def _some(seeds: range, options: SimulationOptions) -> list[Outcome]:
+    return [_one(seed, options) for seed in seeds]
 
 
 _Part: TypeAlias = tuple[str, Sequence[str], Sequence[str], Callable[[str], Sequence[str]]]
@@ -130,12 +132,22 @@ class _Sum:
     seeds: int
     code: str
     store: str = LOCAL
+    views: bool = False
     done: int = 0
     seconds: float = 0.0
     sittings: int = 1
     counts: Counter[str] = field(default_factory=Counter)  # by the field of an outcome
     fired: Counter[tuple[str, str]] = field(default_factory=Counter)
     bad: list[int] = field(default_factory=list)
+
+    @property
+    def options(self) -> SimulationOptions:
+        return SimulationOptions(store=self.store, views=self.views)
+
+    @property
+    def given(self) -> str:
+        """What the command that repeats a run needs besides the seed."""
+        return ("" if self.store == LOCAL else f" --store {self.store}") + (" --views" if self.views else "")
 
     def add(self, outcome: Outcome) -> None:
         self.done += 1
@@ -162,10 +174,12 @@ class _Sum:
             return self
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StateError(f"{path} is not a state of this command: {error!r}") from error
-        if (found.first, found.seeds, found.store) != (self.first, self.seeds, self.store):
+        mine = self.first, self.seeds, self.store, self.views
+        if (found.first, found.seeds, found.store, found.views) != mine:
             raise StateError(
-                f"{path} is of {found.seeds} seeds from {found.first} on, over {found.store} stores: give the same "
-                "--seeds, --first and --store, or another file"
+                f"{path} is of {found.seeds} seeds from {found.first} on, over {found.store} stores"
+                f"{', with views' if found.views else ''}: give the same --seeds, --first, --store and --views, or "
+                "another file"
             )
         if found.code != self.code:
             raise StateError(
@@ -194,6 +208,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "processes that may own the store, and direct clients (needs perco[bigtable])",
     )
     parser.add_argument(
+        "--views",
+        action="store_true",
+        help="the program also declares a random graph of views, and clients write its sources; the derived tables "
+        "must equal the batch build",
+    )
+    parser.add_argument(
         "--processes", type=int, default=None, help="how many at a time (default: as many as there are cores)"
     )
     parser.add_argument("--shrink", action="store_true", help="with --seed: the short script of a run that fails")
@@ -215,9 +235,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.shrink:
         if given.seed is None:
             parser.error("--shrink takes the seed of a run that fails: --seed S --shrink")
-        return _shrink(given.seed, given.seconds, given.store)
+        return _shrink(given.seed, given.seconds, SimulationOptions(store=given.store, views=given.views))
     if given.seed is not None:
-        outcome = _one(given.seed, given.store)
+        outcome = _one(given.seed, SimulationOptions(store=given.store, views=given.views))
         print(
             f"seed {outcome.seed}: {outcome.processes} processes, {_told(_counts(outcome))}, "
             f"{outcome.fired.total()} faults, digest {outcome.digest[:16]}"
@@ -229,7 +249,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1 if outcome.problems else 0
     if given.store == BIGTABLE:
         importlib.import_module("perco.testing.direct")  # so that the digest of the code covers it
-    whole = _Sum(first, seeds, _code(), given.store)
+    if given.views:
+        importlib.import_module("perco.testing.viewed")
+    whole = _Sum(first, seeds, _code(), given.store, given.views)
     try:
         if given.state is not None:
             whole = whole.go_on(given.state)
@@ -239,10 +261,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _many(whole, given.processes, given.state)
 
 
-def _shrink(seed: int, seconds: float, store: str) -> int:
-    found = shrink(seed, ShrinkOptions(seconds=seconds), SimulationOptions(store=store))
+def _shrink(seed: int, seconds: float, options: SimulationOptions) -> int:
+    found = shrink(seed, ShrinkOptions(seconds=seconds), options)
     if found is None:
-        if _one(seed, store).problems:
+        if _one(seed, options).problems:
             print(f"seed {seed} fails, but not when its choices are replayed: it cannot be shrunk")
             return 1
         print(f"seed {seed} does not fail; nothing to shrink")
@@ -266,12 +288,12 @@ def _end_interrupted(signum: int, frame: object) -> None:
     os._exit(130)
 
 
-def _outcomes(pool: ProcessPoolExecutor, seeds: range, processes: int, store: str) -> Iterator[Outcome]:
+def _outcomes(pool: ProcessPoolExecutor, seeds: range, processes: int, options: SimulationOptions) -> Iterator[Outcome]:
     """Yields the outcomes in the order of the seeds. A few parts of the seeds are submitted ahead."""
     parts = (seeds[start : start + _PART] for start in range(0, len(seeds), _PART))
     ahead: deque[Future[list[Outcome]]] = deque()
     for part in parts:
-        ahead.append(pool.submit(_some, part, store))
+        ahead.append(pool.submit(_some, part, options))
         if len(ahead) > _PARTS_AHEAD * processes:
             yield from ahead.popleft().result()
     while ahead:
@@ -281,15 +303,14 @@ def _outcomes(pool: ProcessPoolExecutor, seeds: range, processes: int, store: st
 def _many(whole: _Sum, processes: int | None, state: Path | None) -> int:
     processes = processes or os.cpu_count() or 1
     left = range(whole.first + whole.done, whole.first + whole.seeds)
-    of = "" if whole.store == LOCAL else f" --store {whole.store}"
     for seed in whole.bad:  # from earlier sittings
-        print(f"seed {seed} went wrong\n    again: {COMMAND} {seed}{of}", flush=True)
+        print(f"seed {seed} went wrong\n    again: {COMMAND} {seed}{whole.given}", flush=True)
     before_s, began = whole.seconds, time.perf_counter()
     with ProcessPoolExecutor(processes, initializer=_begin) as pool:
-        for outcome in _outcomes(pool, left, processes, whole.store):
+        for outcome in _outcomes(pool, left, processes, whole.options):
             whole.add(outcome)
             if outcome.problems:
-                again = f"{COMMAND} {outcome.seed}{of}"
+                again = f"{COMMAND} {outcome.seed}{whole.given}"
                 text = outcome.problems[0]
                 print(f"seed {outcome.seed}: {text}\n    again: {again}\n    short: {again} --shrink", flush=True)
             if whole.done % _PART == 0 and sys.stderr.isatty():

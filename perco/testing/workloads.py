@@ -18,6 +18,7 @@
              observer, dropped. Results may be missing only for a dropped change that has no newer change
     followed a copy of some tables follows their changes, see `following.py`
     held     slow readers, which read row by row
+    views    clients write the sources of views, see `viewed.py`
     waits    clients wait until their writes have been observed, and check that they have
     tokens   in every run: if a client asks again later for a transaction's outcome, the answer never changes
 
@@ -29,7 +30,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
@@ -46,6 +47,9 @@ from perco.testing.world import ACCOUNTS, LONG, PADDING, World, total_of, twin
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
 
+if TYPE_CHECKING:
+    from perco.testing.viewed import ViewClients
+
 KINDS: Final = (
     *("bank", "unique", "moves", "long", "late", "vacuum", "journal", "held", "waits", "napping"),
     *("serializable", "locks"),
@@ -55,6 +59,8 @@ SIGNALS_OFTEN: Final = 0.22  # the share of seeds with signals
 FAILING_OFTEN: Final = 0.3  # the share of seeds with observers that fail
 FOLLOWED_OFTEN: Final = 0.2  # the share of seeds in which changes are followed
 MIRRORED_OFTEN: Final = 0.15  # the share of seeds that have lists in two columns, and may prefetch
+_QUIET_S: Final = 0.1  # for which a client leaves views alone
+_VIEWED: Final = 0.8  # the share of transactions that concern views, in runs that have views
 _FUNDS: Final = 100  # the balance of an account that was never written
 _USERS: Final = [f"u{i}" for i in range(5)]
 _NAMES: Final = [f"n{i}" for i in range(4)]
@@ -81,11 +87,13 @@ class Clients:
     replayed: int
     waits: int
     follower: Follower
+    viewing: ViewClients | None
 
     def __init__(self, kinds: frozenset[str], problem: Callable[[str], None]) -> None:
         self.kinds, self._problem = kinds, problem
         self.problem = problem
         self.follower = Follower(kinds, _FUNDS, problem)
+        self.viewing = None
         self.is_run: Callable[[int], bool] = lambda start_ts: False  # whether a run began at start_ts
         self._count = LONG if "long" in kinds else 0
         self._past: list[tuple[int, dict[str, int]]] = []
@@ -102,6 +110,13 @@ class Clients:
 
     async def act(self, db: Database, world: World, ops: Ops, rng: random.Random, began: Began) -> None:
         """Run one transaction, or read the past once. `began` notes the transaction before it does anything."""
+        viewing, viewed = self.viewing, world.viewed
+        if viewing is not None and viewed is not None and rng.random() < _VIEWED:
+            if viewing.quiet:
+                await trio.sleep(_QUIET_S)
+            else:
+                await viewing.act(db, viewed, rng, began)
+            return
         if "followed" in self.kinds and rng.random() < 0.3:
             await self.follower.follow(db, world, rng)
             return

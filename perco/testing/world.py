@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -13,6 +13,9 @@ from perco.schema.codecs import INT64, MSGPACK, TEXT
 from perco.schema.schema import Change, Column, Schema, Signal, Table
 from perco.testing.growth import GROWN
 from perco.txn.transaction import Transaction
+
+if TYPE_CHECKING:
+    from perco.testing.viewed import Viewed
 
 _FAILS: Final = 0.4  # the share of runs that fail, if observers fail
 
@@ -69,6 +72,7 @@ class World:
     touched: Signal[str]
     total: Column[str, int]
     meter: Column[str, int] | None
+    viewed: Viewed | None
     schema: Schema
 
     def __init__(
@@ -85,6 +89,7 @@ class World:
         grown: int = 0,
         metered: bool = False,
         followed: bool = False,
+        declare: Callable[[Schema, int], Viewed] | None = None,
     ) -> None:
         self.keys = [f"k{i}" for i in range(keys)]
         self._ran = ran  # records, for a transaction, which observer runs in it
@@ -137,6 +142,7 @@ class World:
         if grown:
             delay_s = 0.02 if grown > 1 else 0.0
             self.schema.observe(self.entry, id=GROWN, version=grown, delay_s=delay_s, priority=-grown)(self._copy)
+        self.viewed = declare(self.schema, grown) if declare is not None else None
 
     def derivatives(self) -> Iterator[tuple[Column[str, Any], Callable[[list[int]], int]]]:
         """Yields each column that an observer derives from a list, and the function that derives it."""

@@ -70,11 +70,11 @@ class Told:
             for key in {split(key)[0]: None for key in [*self._again, *(key for key, _ in self._changes)]}:
                 await turn(view, txn, key)
             return
-        signalled = {split(key)[0] for key in self._again}
+        signalled: dict[Any, None] = {split(key)[0]: None for key in self._again}
         deltas: dict[Any, Delta] = {}
         for key, values in self._changes:
             group, _ = split(key)
-            signalled.add(group)
+            signalled[group] = None
             if view.deltas is not None:
                 before, after = _member(view, self._before.get(key)), _member(view, values)
                 delta = deltas.setdefault(group, Delta(view.shape, Tally.empty(view.sums)))

@@ -25,7 +25,7 @@ import perco.sync.calling
 from perco.database.database import Database
 from perco.database.inside import inside
 from perco.errors import TransientError, UsageError
-from perco.schema.schema import Column, Table
+from perco.schema.schema import Table
 from perco.txn.engine import Engine
 from perco.txn.inside import lock, size_of
 from perco.txn.transaction import Transaction
@@ -40,6 +40,7 @@ from perco.views.running import (
     found_of,
     group_now,
     has_members,
+    in_order,
     is_there,
     puts,
     remember,
@@ -354,7 +355,7 @@ async def _there(view: Owners, txn: Transaction, owner: Any, memory: Memory, aft
         places.setdefault(table, {})[table.key.decode(where[1])] = where
     rows: dict[Where, bytes] = {}
     for table, wheres in places.items():
-        columns = list({*earlier(view, memory, table), *view.writes.get(table, ())})
+        columns = in_order({*earlier(view, memory, table), *view.writes.get(table, ())})
         marks = [view.owned[table]] if table in view.owned else []
         for key, where in wheres.items():
             row = await txn.row(table, key, [*columns, *marks])
@@ -403,7 +404,7 @@ def _owner_of(view: Owners, table: Table[Any], key: Any, mark: bytes | None) -> 
 
 async def _drop_stray(txn: Transaction, view: View, table: Table[Any], key: Any) -> bool:
     """Delete a row if it is in no owner's memory. Returns whether it was deleted."""
-    columns: list[Column[Any, Any]] = [*view.writes[table]]
+    columns = in_order(view.writes[table])
     marks = [view.owned[table]] if table in view.owned else []
     row = await txn.row(table, key, [*columns, *marks])
     owner = _owner_of(view, table, key, row[marks[0]] if marks else None)

@@ -237,7 +237,7 @@ async def write(
         table, data = given.table, given.data
         known = where in before.rows
         if known or where in taken:
-            columns = list({*before_of[name], *view.writes[table]})
+            columns = in_order({*before_of[name], *view.writes[table]})
             there: Sequence[bytes | None] | None = None
             if len(columns) > 1:  # V6
                 (there,) = await read_encoded(txn, table, [row], columns)
@@ -253,7 +253,7 @@ async def write(
             told.change(given.key, given.values)
     for where in same:
         name, row = where
-        for column in set(before_of[name]) - after[where].values.keys():
+        for column in in_order(set(before_of[name]) - after[where].values.keys()):
             write_encoded(txn, column, row, None)
         if told is not None:
             told.again(after[where].key)
@@ -342,6 +342,12 @@ def earlier(view: Owners, before: Memory, table: Table[Any]) -> list[Column[Any,
     names = before.columns.get(table.name, ())
     columns = [table.columns[name] for name in names if name in table.columns]
     return [column for column in columns if view.writers.get(column, view) is view]
+
+
+def in_order(columns: Iterable[Column[Any, Any]]) -> list[Column[Any, Any]]:
+    """Columns of one table by their names. A set's own order differs from process to process, and the first write of a
+    transaction is its primary: so the same transaction would take other steps."""
+    return sorted(columns, key=lambda column: column.name)
 
 
 def table_of(view: Owners, txn: Transaction, name: str) -> Table[Any]:

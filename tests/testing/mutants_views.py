@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from perco.txn.inside import size_of
+from perco.txn.inside import engine_of, size_of
+from perco.txn.running import run
 from perco.views import cached, components, folding, joining, memory, rebuilding, running, sinking, sqlite
 from perco.views.tops import Delta, Top
 from tests.testing.mutants_components import by, nothing
@@ -57,6 +58,25 @@ def memory_stays(patch: pytest.MonkeyPatch) -> None:
             right(view, txn, key, stored, *rest)
 
     patch.setattr(running, "remember", remember)
+
+
+@by(
+    f"{_EQUAL}::test_whoever_dies_the_store_equals_the_build",
+    "V1 an owner's memory is written in a transaction of its own",
+)
+def memory_apart(patch: pytest.MonkeyPatch) -> None:
+    right = running.write
+
+    async def note(txn: Any, view: Any, owner: bytes, after: Any) -> None:
+        txn.set(view.memory, view.table.key.decode(owner), running.packed_memory(view, after, 0))
+
+    async def write(view: Any, txn: Any, owner: bytes, before: Any, after: Any, attempt: int) -> None:
+        await right(view, txn, owner, before, after, attempt)
+        engine = engine_of(txn)
+        await run(engine, engine.retry, False, note, (view, owner, after), {})
+
+    patch.setattr(running, "write", write)
+    patch.setattr(running, "remember", lambda *_: None)
 
 
 def _memory_only_if_changed(patch: pytest.MonkeyPatch) -> None:
