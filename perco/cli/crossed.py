@@ -168,11 +168,13 @@ class Told:
         """What the figures assume, and what was left out."""
         found, costs = self.found, self.costs
         notes = [
-            "the batch is Views.build in one Python process, which reads the rows from a local file, and writes the "
-            "tables to another; perco's CPU time includes the transactions that make the changes",
+            f"the batch is {found.batch}; perco's CPU time includes the transactions that make the changes",
             f"for {number(self.total / costs.measured)} times the rows that were measured, it is assumed that a change "
             "costs the same, and that each row costs the batch the same",
         ]
+        if found.asked and found.asked[0].per_s > 1.01 * self.per_s:
+            at = number(found.asked[0].per_s)
+            notes.append(f"at this rate, changes come too rarely to be measured: the delay is that at {at}/s")
         if self.total > FAR * costs.measured:
             notes.append(f"more than {FAR:g} times is too far for good figures: raise --sample and --seconds")
         if costs.off > _OFF:
@@ -233,6 +235,7 @@ class Told:
                 "points": costs.curve.points,
             },
             "batch": {
+                "what": found.batch,
                 "run_s": costs.run_s,
                 "run_cpu_s": costs.run_cpu_s,
                 "off": costs.off,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json as jsons
 import logging
 import re
@@ -10,6 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -22,7 +25,7 @@ from perco.cli import crossed, drawing
 from perco.cli.screen import FINE, FOUND, complain, is_elsewhere, perform_or, show_json
 from perco.cli.values import from_plain
 from perco.cli.working import loaded_views
-from perco.crossover import Plan, Sampler, SourceRow, measure, must_be_enough
+from perco.crossover import Batch, Making, Plan, Sampler, SourceRow, measure, must_be_enough
 from perco.errors import UsageError
 from perco.views import Cached, Views
 
@@ -76,6 +79,7 @@ class Asked:
     delay_s: float | None
     sample: int
     rows: int | None
+    batch: str
     folder: Path
     plan: Plan
     plot: Path | None
@@ -100,6 +104,9 @@ def crossover(
     rows_total: Annotated[
         int | None, typer.Option("--rows-total", min=1, help="The size of the data set; by default, all rows there.")
     ] = None,
+    batch: Annotated[
+        str, typer.Option(help='"python": the definition, in one process; "spark": a Spark job.')
+    ] = "python",
     seconds: Annotated[float, typer.Option(min=1, help="How long to measure, about.")] = 60.0,
     folder: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where the scratch store is made; by default, beside STORE.")
@@ -137,6 +144,7 @@ def crossover(
         delay,
         sample,
         rows_total,
+        batch,
         seconds,
         folder,
         seed,
@@ -154,6 +162,7 @@ async def _cross(
     delay: str | None,
     sample: int,
     rows: int | None,
+    batch: str,
     seconds: float,
     folder: Path | None,
     seed: int,
@@ -174,6 +183,7 @@ async def _cross(
         delay_s=None if delay is None else parse_span(delay),
         sample=sample,
         rows=rows,
+        batch=batch,
         folder=_folder(store) if folder is None else folder,
         plan=Plan(seconds=seconds, seed=seed),
         plot=plot,
@@ -182,6 +192,7 @@ async def _cross(
         raise UsageError(f"--folder {asked.folder}: there is no such folder")
     if plot is not None:
         drawing.must_draw(plot)
+    _must_have(batch)
     views = loaded_views(program)
     if not views.declared:
         raise UsageError(f"{program} declares no views: there is nothing to compare")
@@ -200,8 +211,10 @@ async def _compare(asked: Asked, views: Views, *, json: bool) -> int:
         sampled = must_be_enough(views, sampler.rows())
         total = asked.rows or sampler.taken
         per_s = asked.rate.per_s(total)
-        with tempfile.TemporaryDirectory(prefix=".perco-crossover-", dir=asked.folder) as scratch, _quiet():
-            found = await measure(views, sampled, per_s, Path(scratch), asked.plan, known=known, progress=tell)
+        with tempfile.TemporaryDirectory(prefix=".perco-crossover-", dir=asked.folder) as scratch:
+            place = Path(scratch)
+            with _quiet(), _making(asked, place) as batch:
+                found = await measure(views, sampled, per_s, place, asked.plan, known=known, batch=batch, progress=tell)
     told = crossed.Told(views, asked.program, found, total, per_s, asked.every_s, asked.delay_s)
     if asked.plot is not None:
         drawing.draw(told, asked.plot)
@@ -288,6 +301,25 @@ def _row(views: Views, sources: dict[str, Any], line: dict[str, Any]) -> SourceR
         if line["values"].get(column.name) is not None
     }
     return SourceRow(table, from_plain(table.key, line["key"]), values) if values else None
+
+
+def _must_have(batch: str) -> None:
+    """Raises: UsageError for a batch that there is not, or not here."""
+    if batch not in ("python", "spark"):
+        raise UsageError(f'--batch is "python" or "spark", not {batch!r}')
+    if batch == "spark" and importlib.util.find_spec("pyspark") is None:
+        raise UsageError("--batch spark needs PySpark, and Java 17: pip install 'perco[spark]'")
+
+
+@contextmanager
+def _making(asked: Asked, folder: Path) -> Iterator[Making]:
+    """What makes the batch that was asked for."""
+    if asked.batch == "python":
+        yield Batch
+        return
+    on_spark = importlib.import_module("perco.crossover.on_spark")
+    with on_spark.session(folder) as spark:
+        yield partial(on_spark.SparkBatch, spark, asked.program)
 
 
 @contextmanager

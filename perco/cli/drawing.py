@@ -39,11 +39,16 @@ def draw(told: Told, file: Path) -> None:
         axis.set_xlabel(f"changes, % of {told.total} rows an hour")
         axis.spines[["top", "right"]].set_visible(False)
         axis.axvline(percent * told.per_s, color=_QUIET, linewidth=1, linestyle=":")
-    rates = [percent * rate for rate, _ in told.costs.curve.points[1:]]
+    asked = told.costs.curve.cores_at(told.per_s)
+    points = sorted([*told.costs.curve.points[1:], *([] if asked is None else [(told.per_s, asked)])])
     shown = told.delays()
     delays.plot([percent * rate for rate, _ in shown], [each for _, each in shown], "o-", color=_PERCO, label="perco")
-    cpu.plot(rates, [3600 * cores for _, cores in told.costs.curve.points[1:]], "o-", color=_PERCO, label="perco")
+    cpu.plot([percent * rate for rate, _ in points], [3600 * cores for _, cores in points], "o-", color=_PERCO)
+    drawn = 0.0
     for comparison in told.comparisons():
+        if comparison.every_s < 2 * drawn:
+            continue  # the lines, and their names, would lie on each other
+        drawn = comparison.every_s
         name = "back to back" if comparison.back_to_back else f"every {span(comparison.every_s)}"
         for axis, value in ((delays, comparison.batch_median_s), (cpu, 3600 * comparison.batch_cores)):
             axis.axhline(value, color=_BATCH, linewidth=1, linestyle="--")

@@ -8,6 +8,7 @@ measuring.py  measures both ways in turn, and checks that they give the same row
 costs.py      computes the rate from which on the batch costs less: no I/O
 """
 
+from perco.crossover.batching import Batch as Batch, Making as Making
 from perco.crossover.changing import Changes as Changes
 from perco.crossover.costs import Comparison as Comparison, Costs as Costs, Curve as Curve, Line as Line
 from perco.crossover.measuring import Found as Found, Plan as Plan, measure as measure

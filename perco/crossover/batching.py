@@ -7,10 +7,10 @@ local and are not synced, it does not start an interpreter, and what cached func
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgpack
 
@@ -18,6 +18,7 @@ from perco.crossover.rows import SourceRow
 from perco.errors import PercoError, UsageError
 from perco.schema.schema import Column, Table
 from perco.views.batch import Results
+from perco.views.checking import Checked
 from perco.views.declaring import Views
 
 
@@ -30,8 +31,36 @@ class Ran:
     cpu_s: float
 
 
+class Batches(Protocol):
+    """A batch. `write` and `run` block: they are called in a thread.
+
+    Attributes:
+        name: what it is, for messages.
+    """
+
+    name: str
+
+    def write(self, rows: Iterable[SourceRow], count: int) -> None:
+        """Prepare runs over these rows, `count` of them."""
+        ...
+
+    def run(self, count: int) -> Ran:
+        """Raises: UsageError if a function of the views fails."""
+        ...
+
+    async def check(self) -> Checked | None:
+        """Compare what the last run has made with the definition; None: it is the definition itself."""
+        ...
+
+
+Making = Callable[[Views, Path, Results], Batches]
+"""Makes a batch, in a folder that is not there yet, with the values of cached functions that are known."""
+
+
 class Batch:
-    """Runs over files of a folder. Blocks: call it in a thread."""
+    """Runs over files of a folder."""
+
+    name = "Views.build in one Python process, which reads the rows from a local file, and writes the tables to another"
 
     def __init__(self, views: Views, folder: Path, results: Results) -> None:
         folder.mkdir()
@@ -62,6 +91,9 @@ class Batch:
                     stored = {column.name: column.codec.encode(value) for column, value in values.items()}
                     file.write(msgpack.packb([table.name, table.row(key), stored]))
         return Ran(count, time.perf_counter() - began, time.thread_time() - cpu)
+
+    async def check(self) -> None:
+        """It is the definition."""
 
     def _read(self, count: int) -> dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]]:
         sources: dict[Table[Any], dict[Any, dict[Column[Any, Any], Any]]] = {}

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from perco.crossover.batching import Batch, Ran
+from perco.crossover.batching import Batch, Batches, Making, Ran
 from perco.crossover.changing import Changes, SourceChange
 from perco.crossover.costs import Costs, Curve, Line
 from perco.crossover.keeping import LOADERS, Keeper, Load, keeping
@@ -52,7 +52,7 @@ Progress = Callable[[str], object]
 class Plan:
     """Attributes:
     seconds: for all measurements, about.
-    rounds: how many times each rate, and each size of the batch, is measured.
+    rounds: how many times each rate is measured, and each size of the batch if there is time.
     seed: of the changes, and of when they arrive.
     """
 
@@ -76,7 +76,8 @@ class Found:
             asked for; `asked` is empty if this rate is above the saturation.
         steady: False: no load that was tried was sustained; the saturation is what the views did in the last of them.
         runs: of the batch, a list for each round.
-        checked: the views, compared with their definition.
+        checked: the views, compared with their definition; `rebuilt`: those of the batch, if it is not the definition.
+        batch: what the batch is.
         strays: how many source rows differ from what the changes make of them.
         called: for how many arguments each cached function was called, because there was no value.
         seconds: that the measurements took.
@@ -94,6 +95,8 @@ class Found:
     asked: list[Load] = field(default_factory=list)
     runs: list[list[Ran]] = field(default_factory=list)
     checked: Checked | None = None
+    rebuilt: Checked | None = None
+    batch: str = ""
     strays: int = 0
     called: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -101,7 +104,8 @@ class Found:
     @property
     def equal(self) -> bool:
         """Whether the observers have made what the batch makes."""
-        return self.checked is not None and self.checked.equal and not self.strays
+        rebuilt = self.rebuilt is None or self.rebuilt.equal
+        return self.checked is not None and self.checked.equal and not self.strays and rebuilt
 
     @property
     def saturation(self) -> float:
@@ -150,6 +154,7 @@ async def measure(
     plan: Plan,
     *,
     known: Results | None = None,
+    batch: Making = Batch,
     progress: Progress,
 ) -> Found:
     """Measure both ways in an empty folder, which the caller removes.
@@ -158,12 +163,13 @@ async def measure(
         rows: a sample, at least `ROWS_LEAST` of them; its beginning has to be a sample, too.
         per_s: a rate of changes that is measured, if it is below the saturation.
         known: values of cached functions. These are called for what is missing here.
+        batch: makes the batch.
         progress: called with what is done next.
 
     Raises: UsageError if a view's function fails for good; NotIdle.
     """
     async with keeping(views, folder / "store", plan.seed) as keeper:
-        return await _Measuring(keeper, rows, per_s, folder, plan, known or {}, progress).all()
+        return await _Measuring(keeper, rows, per_s, folder, plan, known or {}, batch, progress).all()
 
 
 class _Measuring:
@@ -177,14 +183,16 @@ class _Measuring:
         folder: Path,
         plan: Plan,
         known: Results,
+        making: Making,
         progress: Progress,
     ) -> None:
         self._keeper, self._rows, self._per_s, self._folder = keeper, rows, per_s, folder
         self._plan, self._tell, self._at_rate_s = plan, progress, plan.seconds * _AT_RATE
-        self._known = known
+        self._known, self._making = known, making
         self._changes = Changes((), seed=plan.seed)
         self._found = Found(len(rows))
         self._rate = 0.0  # of the last backlog
+        self._batch_s = 0.0  # of all runs of the batch
         self._counts: list[int] = []  # of rows, over which the batch runs
 
     async def all(self) -> Found:
@@ -201,9 +209,11 @@ class _Measuring:
             found.judged.append(await self._at(JUDGED * found.saturation))
             if self._per_s <= found.saturation:
                 found.asked.append(await self._at(min(max(self._per_s, slowest), found.saturation)))
-            found.runs.append([await self._run(batch, count) for count in self._counts])
+            if number == 0 or self._batch_s < self._plan.seconds * _BATCH:
+                found.runs.append([await self._run(batch, count) for count in self._counts])
         self._tell("comparing")
         await self._check()
+        found.rebuilt, found.batch = await batch.check(), batch.name
         found.seconds = trio.current_time() - began
         return found
 
@@ -260,18 +270,19 @@ class _Measuring:
 
     # -------------------------------------------------------------- the batch
 
-    async def _batch(self) -> Batch:
+    async def _batch(self) -> Batches:
         """Prepare the batch, over as many rows as it can compute in its share of the time."""
         self._tell("preparing the batch")
         results = await self._keeper.known()
         self._found.called = {
             cached.id: len(found) - len(self._known.get(cached, ())) for cached, found in results.items()
         }
-        batch = Batch(self._keeper.views, self._folder / "batch", results)
+        batch = self._making(self._keeper.views, self._folder / "batch", results)
         loaded = self._rows[: self._found.rows]
         first = int(SHARES[0] * len(loaded))
         await _in_thread(batch.write, loaded[:first], first)
-        took = (await self._run(batch, first)).seconds
+        await self._run(batch, first)
+        took, self._batch_s = self._batch_s, 0.0
         wanted = self._plan.rounds * took * sum(SHARES) / SHARES[0]
         top = len(loaded) * min(1.0, max(self._plan.seconds * _BATCH / wanted, 2 * SHARES[0]))
         self._counts = [int(share * top) for share in SHARES]
@@ -279,8 +290,11 @@ class _Measuring:
             await _in_thread(batch.write, loaded[:count], count)
         return batch
 
-    async def _run(self, batch: Batch, count: int) -> Ran:
-        return await _in_thread(batch.run, count)
+    async def _run(self, batch: Batches, count: int) -> Ran:
+        self._tell(f"the batch over {count} rows")
+        ran = await _in_thread(batch.run, count)
+        self._batch_s += ran.seconds
+        return ran
 
     # -------------------------------------------------------------- checking
 
