@@ -16,7 +16,7 @@ from perco.views import Views
 
 FAR: Final = 100.0  # times the rows that were measured: beyond, the figures of the batch are a guess
 _GROWN: Final = 1.5  # times the CPU time of a change, with four times the rows
-_OFF: Final = 0.25  # by so much a measured run may miss the line
+_DOUBT: Final = 0.3  # of a run's CPU time
 _BUSY: Final = 0.8  # of a core: with less, other programs use the machine
 _SPANS: Final = (60.0, 600.0, 3600.0, 86400.0)
 
@@ -138,12 +138,16 @@ class Told:
         most, shows = self._rate(found.saturation), span(self.load.delay_s(0.5))
         try:
             chosen = self.chosen()
-        except UsageError as error:
-            return [f"{error}."[0].upper() + f"{error}."[1:]]
+        except UsageError:
+            every, within = self.every_s, span(self.delay_s or 0.0)
+            wanted = f"run every {span(every)}" if every else f"show each change within {within}"
+            said = [f"A batch cannot {wanted}: over {self.total} rows, a run takes {span(costs.run_s)}."]
+            sustained = f"At {rate}, perco shows a change after {shows} (median)."
+            return [*said, sustained if cores is not None else f"One worker does not sustain {rate}, but {most}."]
         batch = "that runs back to back" if chosen.back_to_back else f"that runs every {span(chosen.every_s)}"
         if cores is None:
-            after = f"shows a change after {span(chosen.batch_median_s)} (median)"
-            return [f"One worker does not sustain {rate} on this machine, but {most}. A batch {batch} {after}."]
+            after = f"A batch {batch} shows a change after {span(chosen.batch_median_s)} (median)."
+            return [f"One worker does not sustain {rate} on this machine, but {most}.", after]
         said = [
             f"At {rate}, perco takes {number(cores / chosen.batch_cores)} times the CPU time of a batch {batch}, and "
             f"shows a change after {shows} instead of {span(chosen.batch_median_s)} (medians)."
@@ -177,8 +181,12 @@ class Told:
             notes.append(f"at this rate, changes come too rarely to be measured: the delay is that at {at}/s")
         if self.total > FAR * costs.measured:
             notes.append(f"more than {FAR:g} times is too far for good figures: raise --sample and --seconds")
-        if costs.off > _OFF:
-            notes.append(f"the batch's CPU time misses a straight line by {costs.off:.0%}: its figures are rough")
+        if costs.run_cpu_high > (1 + _DOUBT) * costs.run_cpu_s:
+            low, high = span(costs.run_cpu_low), span(costs.run_cpu_high)
+            notes.append(
+                f"the batch's runs differ by chance, too: for {self.total} rows, one may as well take {low} or {high} "
+                "of CPU time. Raise --sample and --seconds"
+            )
         got = sum(run.cpu_s for round in found.runs for run in round) / sum(
             r.seconds for each in found.runs for r in each
         )
@@ -238,7 +246,8 @@ class Told:
                 "what": found.batch,
                 "run_s": costs.run_s,
                 "run_cpu_s": costs.run_cpu_s,
-                "off": costs.off,
+                "run_cpu_low_s": costs.run_cpu_low,
+                "run_cpu_high_s": costs.run_cpu_high,
                 "runs": [[asdict(run) for run in round] for round in found.runs],
             },
             "chosen": chosen,

@@ -223,7 +223,7 @@ async def _compare(asked: Asked, views: Views, *, json: bool) -> int:
     else:
         told.show()
     if not found.equal:
-        complain("the views differ from their definition: please report this")
+        complain("the views differ from what their definition makes of the rows")
     return FINE if found.equal else FOUND
 
 

@@ -11,6 +11,7 @@ of cores is on a straight line.
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -22,12 +23,11 @@ from perco.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a run over n rows takes, in seconds: `fixed` + `per_row` n. `off`: by what part the line misses the
-    measured value from which it is farthest."""
+    """What a run over n rows takes, in seconds: `fixed` + `per_row` n. `doubt`: the standard error of `per_row`."""
 
     fixed: float
     per_row: float
-    off: float = 0.0
+    doubt: float = 0.0
 
     def at(self, rows: float) -> float:
         """Of a run over so many rows."""
@@ -45,8 +45,9 @@ class Line:
             fixed, slope = 0.0, sum(x * y for x, y in found) / sum(x * x for x, _ in found)
         elif slope < 0:
             fixed, slope = statistics.fmean(y for _, y in found), 0.0
-        off = max(abs(fixed + slope * x - y) / y if y else 0.0 for x, y in found)
-        return cls(fixed, slope, off)
+        missed = sum((fixed + slope * x - y) ** 2 for x, y in found) / max(len(found) - 2, 1)
+        middle = statistics.fmean(x for x, _ in found)
+        return cls(fixed, slope, math.sqrt(missed / sum((x - middle) ** 2 for x, _ in found)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,7 @@ class Costs:
         rows: of the data set; `measured`: of the largest run that was measured.
         curve, low, high: the cores of observers: by the median of the rounds, the least, and the most.
         run_s, run_cpu_s: time and CPU time of a run of the batch over all rows.
-        run_cpu_low, run_cpu_high: the least and the most by rounds.
-        off: by what part the line of the CPU time misses a measured run.
+        run_cpu_low, run_cpu_high: what the CPU time may also be, as the runs differ from each other.
     """
 
     rows: int
@@ -133,7 +133,6 @@ class Costs:
     run_cpu_s: float
     run_cpu_low: float
     run_cpu_high: float
-    off: float
 
     def same_cost_s(self, per_s: float) -> float | None:
         """How often a batch begins that costs as much CPU time as observers at this rate, in seconds; None: they do not

@@ -12,7 +12,7 @@ check        the views, against their definition; the sources, against the chang
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -122,28 +122,18 @@ class Found:
             for of in (statistics.median, min, max)
         ]
         every = [run for round in self.runs for run in round]
-        cpu = [Line.through((run.rows, run.cpu_s) for run in round).at(rows) for round in self.runs]
-        run_cpu = Line.through(medians((run.rows, run.cpu_s) for run in every))
+        cpu = Line.through((run.rows, run.cpu_s) for run in every)
         return Costs(
             rows=rows,
             measured=max(run.rows for run in every),
             curve=curves[0],
             low=curves[1],
             high=curves[2],
-            run_s=Line.through(medians((run.rows, run.seconds) for run in every)).at(rows),
-            run_cpu_s=run_cpu.at(rows),
-            run_cpu_low=min(cpu),
-            run_cpu_high=max(cpu),
-            off=run_cpu.off,
+            run_s=Line.through((run.rows, run.seconds) for run in every).at(rows),
+            run_cpu_s=cpu.at(rows),
+            run_cpu_low=max(cpu.at(rows) - cpu.doubt * rows, cpu.fixed),
+            run_cpu_high=cpu.at(rows) + cpu.doubt * rows,
         )
-
-
-def medians(points: Iterable[tuple[int, float]]) -> list[tuple[float, float]]:
-    """The median for each number of rows."""
-    by: dict[int, list[float]] = {}
-    for rows, value in points:
-        by.setdefault(rows, []).append(value)
-    return [(rows, statistics.median(values)) for rows, values in sorted(by.items())]
 
 
 async def measure(
@@ -279,15 +269,17 @@ class _Measuring:
         }
         batch = self._making(self._keeper.views, self._folder / "batch", results)
         loaded = self._rows[: self._found.rows]
-        first = int(SHARES[0] * len(loaded))
-        await _in_thread(batch.write, loaded[:first], first)
-        await self._run(batch, first)
-        took, self._batch_s = self._batch_s, 0.0
-        wanted = self._plan.rounds * took * sum(SHARES) / SHARES[0]
-        top = len(loaded) * min(1.0, max(self._plan.seconds * _BATCH / wanted, 2 * SHARES[0]))
-        self._counts = [int(share * top) for share in SHARES]
-        for count in self._counts:
+        quarter, half, all = (int(share * len(loaded)) for share in SHARES)
+        for count in (quarter, half, all):
             await _in_thread(batch.write, loaded[:count], count)
+        await self._run(batch, quarter)  # warm
+        one = (await self._run(batch, quarter)).seconds
+        two = (await self._run(batch, half)).seconds
+        self._counts = [quarter, half, all]
+        if 3 * two - 2 * one > self._plan.seconds * _BATCH:  # what a run over all would take
+            self._counts = [quarter // 2, quarter, half]
+            await _in_thread(batch.write, loaded[: quarter // 2], quarter // 2)
+        self._batch_s = 0.0
         return batch
 
     async def _run(self, batch: Batches, count: int) -> Ran:

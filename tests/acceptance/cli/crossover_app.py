@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 from typing import Any
 
 import perco
@@ -63,3 +64,12 @@ busy = views.Views(perco.Schema(customers, orders, cards))
 def work(row: perco.Row[Any]) -> Iterable[views.Put[Any]]:
     print("busy", flush=True)
     yield views.Put(cards, str(row.key), {card: row[item]})
+
+
+impure = views.Views(perco.Schema(customers, cards))
+numbers = count()
+
+
+@impure.each(name, id="numbers", into=card)
+def numbered(row: perco.Row[str]) -> Iterable[views.Put[Any]]:
+    yield views.Put(cards, row.key, {card: next(numbers)})

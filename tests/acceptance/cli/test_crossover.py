@@ -120,6 +120,23 @@ async def test_a_store_need_not_know_the_views(tmp_path: Path) -> None:
     assert json.loads(done.out)["measured_rows"] <= 120
 
 
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--every", "1s"], "A batch cannot run every 1 s: over 9000000000 rows, a run takes "),
+        (["--delay", "1s"], "A batch cannot show each change within 1 s: over 9000000000 rows, a run takes "),
+        (["--delay", "1d", "--rate", "1000000/s"], "One worker does not sustain "),
+    ],
+)
+async def test_what_cannot_be_done_is_told(tmp_path: Path, args: list[str], told: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(lines())
+    done = await crossover(NAME, "--rows", file, *SOME, "--rows-total", 9_000_000_000, *args, folder=tmp_path)
+    assert done.code == 0, done.err
+    assert told in done.out
+    assert "- more than 100 times is too far for good figures" in done.out
+
+
 async def test_a_store_whose_table_has_other_keys_is_refused(tmp_path: Path) -> None:
     customers = perco.Table("customers", key=perco.INT64)
     name = customers.column("name", perco.TEXT)
@@ -142,6 +159,14 @@ async def test_a_function_that_fails_is_told(tmp_path: Path) -> None:
     assert names_in(tmp_path) == {"rows.jsonl"}
 
 
+async def test_views_that_differ_are_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f'{{"key": "c{n}", "values": {{"name": "name {n}"}}}}\n' for n in range(120)))
+    done = await crossover(NAME.replace("shop", "impure"), "--rows", file, *SOME, "--json", folder=tmp_path)
+    assert (done.code, json.loads(done.out)["equal"]) == (1, False)
+    assert done.err.endswith("perco: the views differ from what their definition makes of the rows\n")
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
@@ -158,6 +183,7 @@ async def test_a_function_that_fails_is_told(tmp_path: Path) -> None:
         ([NAME, "--rows", "rows", "--folder", "none"], "there is no such folder"),
         ([NAME, "--rows", "rows", "--plot", "picture"], "the name of a picture ends with .png"),
         ([NAME, "--rows", "rows", "--plot", "none/picture.png"], "there is no such folder"),
+        ([NAME, "--rows", "rows", "--batch", "dask"], '--batch is "python" or "spark"'),
         ([NAME, "--rows", "few"], "99 source rows are too few"),
         ([NAME, "--rows", "empty"], "there are no source rows: the views read tables customers, orders"),
         ([NAME, "--rows", "other"], "other, line 1: \"table\" is 'pages'; the views read customers, orders"),

@@ -28,7 +28,6 @@ def costs(run_s: float = 10.0, run_cpu_s: float = 10.0) -> Costs:
         run_cpu_s=run_cpu_s,
         run_cpu_low=0.8 * run_cpu_s,
         run_cpu_high=1.2 * run_cpu_s,
-        off=0.0,
     )
 
 
@@ -36,16 +35,21 @@ def test_the_line_is_found() -> None:
     found = Line.through((n, 0.5 + 0.002 * n) for n in (250, 500, 1000))
     assert (found.fixed, found.per_row) == pytest.approx((0.5, 0.002))
     assert found.at(100_000) == pytest.approx(200.5)
-    assert found.off == pytest.approx(0.0)
+    assert found.doubt == pytest.approx(0.0)
 
 
 def test_no_run_takes_less_than_nothing() -> None:
     steep = Line.through([(100, 1.0), (200, 4.0)])
     assert steep.fixed == 0.0
     assert steep.per_row == pytest.approx(0.018)  # the best line through nothing
-    assert steep.off == pytest.approx(0.8)
     falling = Line.through([(100, 2.0), (200, 1.0)])
     assert (falling.fixed, falling.per_row) == (1.5, 0.0)
+
+
+def test_runs_that_differ_by_chance_leave_a_doubt() -> None:
+    found = Line.through([(100, 1.0), (100, 1.2), (200, 2.0), (200, 2.2)])
+    assert (found.fixed, found.per_row) == pytest.approx((0.1, 0.01))
+    assert found.doubt == pytest.approx(0.0014142, rel=1e-4)  # sqrt(0.04 / 2 / 10 000)
 
 
 def test_one_size_makes_no_line() -> None:
