@@ -37,8 +37,9 @@ _MAIN = (
 _OTHERS = r"what|that|who|which|if|when|where|how|as|and|or|but|whether|than|because|while|until|after|before"
 _SAME = rf"(?:(?!\b(?:{_OTHERS})\b)[^,.;:?()])*?"
 CLAUSE = re.compile(
-    r"(?:What|Whatever|Who|Whoever|Whichever|That (?:a|an|the|it|no|each|nothing|some|another)) "
-    rf"{_SAME}\b(?:{_FINITE})\b {_SAME}\b(?:{_MAIN})\b(?!-| of\b)[^.?]*[.?]?",
+    r"(?:^|(?<=[.!?:;]) |(?<=[.!?:;][\"')`*]) )[*\-`\"'( 0-9.]*"
+    r"((?:What|Whatever|Who|Whoever|Whichever|That (?:a|an|the|it|no|each|nothing|some|another)) "
+    rf"{_SAME}\b(?:{_FINITE})\b {_SAME}\b(?:{_MAIN})\b(?!-| of\b)[^.?]*[.?]?)",
     re.IGNORECASE,
 )
 
@@ -89,12 +90,12 @@ def marked(text: str) -> list[str]:
 def paragraphs(source: str) -> Iterator[tuple[int, str]]:
     """The texts of a module: each block of comments, and each paragraph of a string, with the number of its line."""
     comments: list[tuple[int, str]] = []
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            words = token.string.lstrip("#:- ")
-            if comments and comments[-1][0] == token.start[0] - 1:
+    for number, line in enumerate(source.splitlines(), 1):
+        if comment := re.search(r"(?:^ *|  )#[#:\- ]*(.*)", line):
+            words = comment[1]
+            if comments and comments[-1][0] == number - 1:
                 words = f"{comments.pop()[1]} {words}"
-            comments.append((token.start[0], words))
+            comments.append((number, words))
     yield from comments
     inside = set()
     for node in ast.walk(ast.parse(source)):
@@ -106,18 +107,15 @@ def paragraphs(source: str) -> Iterator[tuple[int, str]]:
                 pass
             case _:
                 continue
-        for paragraph in re.split(r"\n\s*\n", text):
-            yield node.lineno, " ".join(paragraph.split())
+        if " " in text:
+            yield from ((node.lineno, " ".join(paragraph.split())) for paragraph in re.split(r"\n\s*\n", text))
 
 
 def clauses(texts: Iterable[tuple[int, str]]) -> list[str]:
     """Each sentence whose subject is a clause, as "line: sentence"."""
     found = []
     for line, text in texts:
-        for sentence in re.split(r"(?<=[.!?:;])[\"')`*]*\s+", text):
-            clause = CLAUSE.match(sentence.lstrip("*-`\"'( 0123456789"))
-            if clause and not clause[0].endswith("?"):
-                found.append(f"{line}: {clause[0]}")
+        found += [f"{line}: {clause}" for clause in CLAUSE.findall(text) if not clause.endswith("?")]
     return found
 
 
