@@ -7,14 +7,14 @@
 
 It differs from others in three ways:
 
-- Its time is the store's: timestamps, which never go back, whatever the clocks of the hosts do. A key that a call has
+- Its time is the store's: timestamps, which never go back, even if a host's clock does. A key that a call has
   updated is never older than what `get_time` returned before, in any process.
 - A key may belong to several groups (sources). It is listed for deletion only if all of them have given it up. So if
   two sources have the same document, and one of them loses it, the document stays; if both do, it goes.
 - A call with up to a thousand keys is one transaction: after a crash, it is done, or not begun.
 
-Use `cleanup="scoped_full"`, not "incremental", with which LangChain cleans up after each batch: it deletes what later
-batches of the same source still have, and embeds it again.
+Use `cleanup="scoped_full"`, not "incremental". With "incremental", LangChain cleans up after each batch: it deletes
+documents that later batches of the same source still contain, and embeds them again.
 """
 
 from __future__ import annotations

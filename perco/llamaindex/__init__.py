@@ -11,13 +11,13 @@
         )
         pipeline.run(documents=documents)
 
-`KVStore`, `DocumentStore` and `Cache` also work with LlamaIndex's own `IngestionPipeline`. Some of its errors no store
-can mend, because the pipeline deletes, and notes hashes, before its transformations have succeeded. `Pipeline` has its
-interface, and keeps these rules:
+`KVStore`, `DocumentStore` and `Cache` also work with LlamaIndex's own `IngestionPipeline`. No store can mend some
+faults of that pipeline, because it deletes documents, and notes hashes, before its transformations have succeeded.
+`Pipeline` has its interface, and keeps these rules:
 
 LI1 The hash of a document is noted only after all its nodes have been written to the vector store.
-LI2 Before the vector store is touched for a document, the document's hash is removed. So whatever fails then, the next
-    run ingests the document again.
+LI2 Before the vector store is touched for a document, the document's hash is removed. So if anything fails then, the
+    next run ingests the document again.
 LI3 Nothing is deleted, neither from the vector store nor here, until the transformations of the batch have succeeded.
     Documents that their source does not have any more are deleted after all others have been ingested.
 LI4 A document is deleted if the source had it and no other source has it. perco keeps a document that another source

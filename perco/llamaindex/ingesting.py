@@ -24,7 +24,7 @@ class Written(NamedTuple):
 
     Attributes:
         id, digest: of the document.
-        nodes: what was given for it, as it is stored.
+        nodes: its nodes as the run was given them, in stored form.
     """
 
     id: str
@@ -95,7 +95,7 @@ async def _join(txn: Transaction, namespace: str, source: str, id: str, entry: V
 
 
 async def finish(db: Database, namespace: str, source: str, run: str, written: Sequence[Written]) -> list[str]:
-    """Note the hashes of documents that a run has written (LI1), and store what was given for them. Returns the ids
+    """Note the hashes of documents that a run has written (LI1), and store their nodes. Returns the ids
     of those that another run has begun to write, too."""
 
     async def note(txn: Transaction, each: Written) -> bool:

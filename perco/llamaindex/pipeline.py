@@ -108,24 +108,24 @@ class _Given:
 
 
 class Pipeline(IngestionPipeline):
-    """LlamaIndex's `IngestionPipeline`, which loses no document, and deletes what it should and nothing else.
+    """LlamaIndex's `IngestionPipeline`, which loses no document, and deletes only the documents that it should.
 
     A document is unchanged if its text and metadata are. Documents are transformed and written `batch` at a time. If a
     transformation or the vector store fails, the run raises the error. It has noted the documents that were written by
     then, and the next run does the rest. Transformations get copies of the documents.
 
-    With `DocstoreStrategy.UPSERTS_AND_DELETE`, documents are deleted that a run before, with the same `source`, was
-    given and this one is not. So give a run all documents of its source.
+    With `DocstoreStrategy.UPSERTS_AND_DELETE`, a run deletes the documents that an earlier run with the same `source`
+    was given, and this one was not. So give each run all documents of its source.
 
     Run one pipeline of a source at a time. If two runs write one document at the same time, the next run ingests it
     again.
 
     Args:
         docstore: a `DocumentStore`.
-        vector_store: must have nodes durably when `add` returns; one in memory must be saved by you, and be lost
-            together with the document store.
+        vector_store: must store nodes durably before `add` returns. If it is in memory, save it yourself, and discard
+            it only together with the document store.
         cache: a `Cache`; by default, one in the same store.
-        source: what the documents are from.
+        source: the source of the documents.
         volatile: metadata that may change without the document being ingested again.
         batch: documents that are transformed together.
         others: see `IngestionPipeline`.

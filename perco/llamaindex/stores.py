@@ -1,4 +1,4 @@
-"""LlamaIndex's stores: by key, of documents, and of what transformations gave.
+"""LlamaIndex's stores: by key, of documents, and of the results of transformations.
 
 The entry of a document, in the collection `NAMESPACE/metadata`, has its `doc_hash`, for a node the `ref_doc_id`, and
 what `Pipeline` notes: the `sources` that have the document, and the `run` that is writing it.
@@ -102,7 +102,7 @@ class KVStore(BaseKVStore):
 
 
 class Cache(IngestionCache):
-    """What transformations gave. It only grows: `clear` it from time to time, or when the code of a transformation
+    """The results of transformations. It only grows: `clear` it from time to time, or when the code of a transformation
     has changed.
 
     Args:

@@ -51,9 +51,10 @@ _FRESH_NS: Final = 2_000_000_000  # a file that was changed no longer ago than t
 class FolderOptions:
     """Attributes:
     bytes_max: larger files are skipped.
-    interval_s: `watch` looks at the whole folder so often, if the operating system does not tell it of changes.
-    rescan_s: and so often if it does. A shorter time finds changes earlier that the system does not tell of, such as
-        those that another machine makes in a shared folder.
+    interval_s: how often `watch` looks at the whole folder, in seconds, if the operating system does not tell it of
+        changes.
+    rescan_s: how often, in seconds, if it does. A shorter time finds changes earlier that the system does not report,
+        such as those that another machine makes in a shared folder.
     hidden: also take files and folders whose names begin with a dot.
     """
 
@@ -96,7 +97,7 @@ class Synced:
 
 
 class _Stamp(NamedTuple):
-    """By what a file's change is noticed."""
+    """The properties that show a change of a file."""
 
     size: int
     modified_ns: int
@@ -177,8 +178,8 @@ class Folder(Generic[V]):
     async def sync(self, db: Database | perco.aio.Database) -> Synced:
         """Look at the folder once, and bring the table up to date. `sync_blocking` is the same for blocking code.
 
-        A file that cannot be read is skipped, and its row stays as it was. So does a file that changes while it is
-        read; the next pass takes it. A file that is too large, or no UTF-8 though the column is TEXT, has no row.
+        A file that cannot be read is skipped, and its row stays as it was. So is a file that changes while it is read;
+        the next pass takes it. A file that is too large, or no UTF-8 though the column is TEXT, has no row.
 
         Raises: UsageError if the folder is not there: its rows are not removed, since it may only be unmounted;
         whatever `Database.run` raises: the rows written by then are there, and the next pass goes on.
@@ -196,9 +197,9 @@ class Folder(Generic[V]):
     ) -> None:
         """Follow the folder until it is cancelled. In blocking code, call `sync_blocking` in a loop.
 
-        If watchdog is installed (`pip install 'perco[watch]'`), the operating system tells of each change, and only
-        the paths that it names are looked at. A pass over the whole folder finds what has changed before, and then,
-        every `FolderOptions.rescan_s`, what the system did not tell of. Without watchdog, there is such a pass every
+        If watchdog is installed (`pip install 'perco[watch]'`), the operating system reports each change, and `watch`
+        looks only at the paths that it names. A pass over the whole folder finds what has changed before, and then,
+        every `FolderOptions.rescan_s`, what the system did not report. Without watchdog, there is such a pass every
         `FolderOptions.interval_s`.
 
         Args:

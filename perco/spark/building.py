@@ -1,4 +1,4 @@
-"""`perco.spark.build`: makes the tables of views by a Spark job, beside the live store.
+"""`perco.spark.build`: makes the tables of views with a Spark job, beside the live store.
 
 The job makes what the observers' runs would have written, memories included, so the first change afterwards is
 incremental. It proceeds in this order:
@@ -109,11 +109,11 @@ def build(
     *,
     partitions: int | None = None,
 ) -> Built:
-    """Make the tables of views that no observer has begun to make, by a Spark job.
+    """Make the tables of views that no observer has begun to make, with a Spark job.
 
         perco.spark.build("app:v", spark, "store/")
 
-    The store can be used meanwhile; changes wait until the tables are there, and observers then keep them up to date.
+    The store can be used meanwhile; changes wait until the tables exist, and observers then keep them up to date.
     The executors must be on the machine that has the store's folder, and must have the program's modules. Cached
     functions are called by the executors, and the store keeps their results.
 

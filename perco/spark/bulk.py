@@ -80,8 +80,8 @@ def bulk_load(
         perco.spark.bulk_load({app.docs: spark.read.parquet("docs/")}, "store/", schema=app.schema, key="url")
 
     The tables must be empty. Observers are notified of all rows. The store can be used meanwhile. The executors must be
-    on the machine that has the store's folder; to load from others, into a database, or into a table that has rows, use
-    `load` or `frame.write`.
+    on the machine that has the store's folder; to load from other machines, into a database, or into a table that has
+    rows, use `load` or `frame.write`.
 
     Args:
         frames: for each table, a frame: a column of keys, and columns of the table by their names. Null: no cell.

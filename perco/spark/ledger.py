@@ -255,8 +255,8 @@ class Group:
 async def take_all(
     txn: perco.Transaction, ledger: Ledger, watch: Watch, group: Group, loader: Callable[..., Awaitable[Any]]
 ) -> None:
-    """Take the inputs of a group, one after the other, in `txn`: mark each input, and run `loader` for it. The loader
-    sees what those before it have written. If two inputs have one mark, the second is skipped.
+    """Take the inputs of a group, one after another, in `txn`: mark each input, and run `loader` for it. The loader
+    sees its own writes for the earlier inputs. If two inputs have one mark, the second is skipped.
 
     The transaction may end before the group does: if it has written much, or if a loader has committed it.
 

@@ -42,8 +42,8 @@ Loader = Callable[..., Awaitable[Any]]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadOptions:
     """Attributes:
-    group: how many rows share a transaction, at most; 1: each row has a transaction of its own. The loader runs for one
-        row of a group after the other, and sees what it has written for the rows before.
+    group: how many rows share a transaction, at most; 1: each row has a transaction of its own. The loader runs for the
+        rows of a group one after another, and sees its own writes for the earlier rows.
     concurrency: transactions in flight in each partition; by default 16, or 64 if each row has its own.
     attempts: how often a transaction that conflicts is tried.
     failures_max: how many inputs may fail without failing the job. Inputs that were loaded stay in any case.

@@ -180,9 +180,9 @@ class BulkLoads:
             await trio.to_thread.run_sync(self._local.end_load, id)
 
     async def publish(self, id: str, files: Files) -> Published:
-        """Make files tablets of their tables, all in one step. The load has then ended, also if this raises.
+        """Make files tablets of their tables, all in one step. The load has then ended, even if this raises.
 
-        Raises: UsageError if a table is not empty any more, a file is not what it should be, or the load took too long;
+        Raises: UsageError if a table is no longer empty, a file is not what it should be, or the load took too long;
         StoreFull, Unavailable. Nothing has then been published.
         """
         begun = self._begun.get(id)

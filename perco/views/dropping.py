@@ -1,7 +1,7 @@
 """Drops views: unregisters their observers, retracts their rows, and removes what perco kept for them.
 
 It needs no declaration of the view: the catalogue names its observers and hidden columns, and the memories of its
-owners list the rows. So it also drops a view that the program does not declare any more.
+owners list the rows. So it also drops a view that the program no longer declares.
 
 V15 First the observers are dropped (N12), so that no run gives rows again. Then transactions of a bounded size take the
     rows out of the tables and out of their owners' memories, together (V1). Last, the copies, aggregates and marks are
@@ -82,7 +82,7 @@ async def drop(views: Views, db: Database | perco.aio.Database, view: str, *, pr
     observers (V15).
 
     The store may be in use meanwhile, but no worker may have the view. If the call is interrupted, call it again. Views
-    that read the rows follow as ever, so let a worker run for them. A program that opens the store and still declares
+    that read the rows follow as usual, so let a worker run for them. A program that opens the store and still declares
     the view registers it again, as a new one. Rows that a sink has delivered stay. `drop_blocking` is the same for
     blocking code.
 
@@ -111,7 +111,7 @@ def drop_blocking(views: Views, db: perco.sync.Database, view: str, *, progress:
 
 @dataclass(slots=True)
 class _Plan:
-    """What belongs to a view in a store.
+    """The data of a view in a store.
 
     Attributes:
         observers: ids of its observers, those that are dropped already included.
@@ -119,7 +119,7 @@ class _Plan:
         marks: by table, the hidden column that names a row's owner (V5).
         own: the tables that perco keeps for it alone.
         kept: by table, all columns that perco keeps for it, except memories.
-        spared: (table, column) of what other views write now.
+        spared: the columns that other views write now, as (table, column).
     """
 
     view: str

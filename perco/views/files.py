@@ -49,7 +49,7 @@ class Files:
     folder of its own; other files in it are left alone.
 
     The name of a file is the key, with the suffix: the text of a TEXT key, the digits of an INT64 key, the hexadecimal
-    digits of a BYTES key. Signs that a name cannot have, or should not, are written as in URLs: `a/b` is the file
+    digits of a BYTES key. Characters that a name cannot have, or should not, are written as in URLs: `a/b` is the file
     `a%2Fb`. The parts of a tuple key but the last are folders. `name_of` and `key_of` convert. A row whose name would
     be longer than 255 bytes is not stored, and so ends on the failed list.
 
@@ -403,7 +403,7 @@ def _from_part(codec: Codec[Any], name: str) -> Any:
 
 
 def _escaped(text: str) -> str:
-    """A text as the name of a file that is not hidden, and has no sign that some system gives a meaning."""
+    """A text as the name of a file that is not hidden, and has no character with a special meaning on some system."""
     kept = (sign if sign.isprintable() and sign not in _ESCAPED else _percent(sign) for sign in text)
     name = "".join(kept)
     return "%2E" + name[1:] if name.startswith(".") else name

@@ -2,7 +2,7 @@
 
 LanceDB has no unique keys: two merges at the same time, or one by a process that has not seen the newest version of
 the table, may both insert a row. So each delivery locks the table, and merges into its newest version. LanceDB does not
-sync what it writes, either, so a delivery syncs the files that are new.
+sync its files, either, so a delivery syncs the new ones.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class LanceTable(SqlTable):
     def deliver(self, rows: list[Delivered]) -> None:
         """Take rows, each if it is newer than the one that is there (V11), in one version of the table.
 
-        Raises: StoreError if LanceDB does not store them, or if a vector is none.
+        Raises: StoreError if LanceDB does not store them, or if a value is no vector.
         """
         newest: dict[bytes, Delivered] = {}
         for row in rows:
