@@ -98,6 +98,7 @@ class ChangeStream(AsyncOnly):
         self._reached = self._frontier  # the frontier, once all that is ready has been taken
         self._stepped_at = 0.0
         self._ended = False
+        self._turn = trio.Lock()  # E3: also if several tasks take from the stream, each transaction comes once
 
     @property
     def frontier(self) -> int:
@@ -134,10 +135,12 @@ class ChangeStream(AsyncOnly):
 
     async def fetch(self) -> None:
         """Fetch some transactions, if there are any; with `follow`, first wait for a while if there are none."""
-        self._engine.usable(writing=False)
-        if self._ready or self._ended:
-            await trio.lowlevel.checkpoint()
-            return
+        async with self._turn:
+            self._engine.usable(writing=False)
+            if not self._ready and not self._ended:
+                await self._fetch_some()
+
+    async def _fetch_some(self) -> None:
         if not self._began:
             await self._begin()
         if self._merge is None and self._stepped_at:

@@ -309,6 +309,23 @@ async def test_a_value_that_cannot_be_read_makes_no_transaction_come_twice() -> 
         assert found == wanted
 
 
+async def test_tasks_that_share_a_stream_get_each_transaction_once() -> None:  # E3
+    async with perco.open("memory:", SCHEMA) as db:
+        wanted = [await put(db, (body, f"{i % 5}", LONG + str(i) if i < 40 else str(i))) for i in range(600)]
+        stream, found = db.changes(docs, since=0), list[int]()
+
+        async def take() -> None:
+            async for changes in stream:
+                found.append(changes.commit_ts)
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take)
+            nursery.start_soon(take)
+        assert found == wanted
+        assert stream.frontier >= wanted[-1]
+
+
 async def test_a_long_value_that_is_missing_is_not_taken_for_an_empty_one() -> None:  # E3
     async with perco.open("memory:", SCHEMA) as db:
         await put(db, (body, "a", LONG))
