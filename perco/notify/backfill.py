@@ -31,6 +31,7 @@ import msgpack
 import trio
 
 from perco.errors import Corruption, StoreError
+from perco.notify.dropping import remove_changes
 from perco.protocol.records import Cellref, ack_of, column_of, pack_cause
 from perco.protocol.snapshot import Blocked, Missing, look
 from perco.schema.catalogue import SYSTEM_TABLE, Catalogue, ObserverEntry, raise_for
@@ -233,7 +234,11 @@ class Backfill:
             start = page.next
             tell(BackfillProgress(id, entry.version, entry.table, far.rows, far.notified, False))
             await self._give_way(share)
-            if self._catalogue().observers[id].at != entry.at:
+            known = self._catalogue()
+            if entry.number in known.dropped:  # N12: what this page has put may have come after the drop's removal
+                await remove_changes(driver, known, entry.number)
+                return None
+            if known.observers[id].at != entry.at:
                 return None  # a higher version was registered meanwhile
         await self._change(lambda catalogue: catalogue.made_ready(id, entry.at))
         driver.notified()

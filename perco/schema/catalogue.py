@@ -289,15 +289,15 @@ class Catalogue:
 
     def began_at(self, id: str, version: int, at: int) -> Catalogue:
         """The next version, in which the observer's backfill puts its notify cells at the timestamp `at` (N10)."""
-        entry = self.observers[id]
-        if entry.at or entry.version != version:
-            return self  # another process has done this, or has registered a higher version
+        entry = self.observers.get(id)
+        if entry is None or entry.at or entry.version != version:
+            return self  # another process has done this, has registered a higher version, or has dropped it (N12)
         return self._with(id, replace(entry, at=at))
 
     def made_ready(self, id: str, at: int) -> Catalogue:
         """The next version, in which the observer's backfill at the timestamp `at` is complete (N10)."""
-        entry = self.observers[id]
-        if entry.ready or entry.at != at:
+        entry = self.observers.get(id)
+        if entry is None or entry.ready or entry.at != at:
             return self
         return self._with(id, replace(entry, ready=True))
 

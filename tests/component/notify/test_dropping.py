@@ -12,6 +12,7 @@ import trio
 import perco
 from perco.database.inside import inside
 from perco.notify import dropping
+from perco.notify.backfill import Backfill
 from perco.protocol.records import observer_of
 from perco.storage import FAILED_LIST, NOTIFY
 from tests.component.notify.kit import (
@@ -207,6 +208,37 @@ async def test_a_drop_that_was_interrupted_is_completed_by_another_one(monkeypat
         assert (await db.drop_observer("first"))["first"] > 0
         await settle(db)
         assert left(db, number) == []
+
+
+@pytest.mark.parametrize("page", [1, 2, 4])
+async def test_an_observer_is_dropped_while_it_is_notified_of_existing_data(  # N12, N10
+    monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    """The backfill puts the notify cells of a page that it read before the drop; and it ends."""
+    local, old, web = memory(), plain(), counting()
+    async with client(local, old.schema) as db:
+        for i in range(900):
+            await put(db, old.body, f"{i:04}", "text")
+    reached, may_go_on, right, pages = trio.Event(), trio.Event(), Backfill._notify, 0
+
+    async def notify(self: Backfill, id: str, *arguments: Any) -> int:
+        nonlocal pages
+        pages += id == "first"
+        if id == "first" and pages == page:
+            reached.set()
+            await may_go_on.wait()
+        return await right(self, id, *arguments)
+
+    monkeypatch.setattr(Backfill, "_notify", notify)
+    async with client(local, web.schema, backfilled=False) as db:
+        number = inside(db).catalogue.observers["first"].number
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(db.backfill)
+            await reached.wait()
+            await db.drop_observer("first")
+            may_go_on.set()
+        assert left(db, number) == []
+        assert inside(db).catalogue.observers["second"].ready
 
 
 async def test_a_wait_beside_what_an_interrupted_drop_has_left(monkeypatch: pytest.MonkeyPatch) -> None:  # N12, N7
