@@ -375,7 +375,7 @@ class PercoStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         """Before PySpark 4.2, Spark passes nothing."""
-        rows_max = limit.max_rows if BOUNDED and isinstance(limit, ReadMaxRows) else None
+        rows_max = getattr(limit, "max_rows", None)  # None: ReadAllAvailable
         return self._packed(self._driver(_Driver.latest, None if start is None else self._offset(start), rows_max))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

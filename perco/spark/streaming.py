@@ -100,6 +100,7 @@ class Loop:
         try:
             return trio.from_thread.run(function, *args, trio_token=self._token)
         except (trio.RunFinishedError, trio.Cancelled):
+            self._thread.join()
             raise self._error or UsageError("this loop is closed") from None
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import perco
 import perco.spark
+from perco.spark.following import BOUNDED
 from tests.spark.test_frames import forget_the_end, run, transact
 
 docs = perco.Table("docs", key=perco.TEXT, changes=True, splits=["k5"])
@@ -56,11 +57,19 @@ def changed(store: perco.spark.Store, **rows: tuple[str | None, int | None]) -> 
 
 
 def stream_of(spark: SparkSession, table: str = "docs", **options: Any) -> DataFrame:
+    if not BOUNDED:
+        options.pop("maxRows", None)
     return spark.readStream.format("perco").options(table=table, **options).load()
 
 
 def writing(frame: DataFrame, folder: Path) -> Any:
     return frame.writeStream.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
+
+
+def go_on(query: Any) -> None:
+    """Read all that there is. Before PySpark 4.2, a query that reads a batch again ends with it."""
+    for _ in range(1 if BOUNDED else 2):
+        run(query)
 
 
 def table(spark: SparkSession, name: str) -> list[tuple[Any, ...]]:
@@ -78,7 +87,7 @@ def test_a_copy_that_is_interrupted_at_any_place_equals_its_source(
     changed(store, k1=("newer", None), k2=(None, None), k9=("nine", 9))
     changed(store, k1=("newest", None), k3=(None, 33), k9=(None, None))
     forget_the_end(tmp_path)  # the driver was killed before it noted the end of the snapshot's last batch
-    run(sink)
+    go_on(sink)
     assert table(spark, "copy") == table(spark, "docs")
 
     async def correct(txn: perco.Transaction) -> None:
@@ -86,7 +95,7 @@ def test_a_copy_that_is_interrupted_at_any_place_equals_its_source(
 
     transact(store, correct)
     forget_the_end(tmp_path)
-    run(sink)  # what the batch has written before does not come again over newer values
+    go_on(sink)  # what the batch has written before does not come again over newer values
     assert dict(row[:2] for row in table(spark, "copy"))["k1"] == "corrected by hand"
     changed(store, k1=("last", 1))
     run(sink)
@@ -110,7 +119,8 @@ def test_a_batch_that_failed_comes_again_as_it_was_and_none_is_torn(
             transact(store, lambda txn, amount=amount: body_of(txn, amount))
 
     got: dict[int, list[list[tuple[Any, ...]]]] = {}
-    failing = [2]
+    failed = 2 if BOUNDED else 0  # a batch that is the first one of a query, and not the last
+    failing = [failed]
 
     def each(batch: DataFrame, number: int) -> None:
         rows = sorted((tuple(row) for row in batch.collect()), key=lambda row: (row[3], row[0]))
@@ -124,10 +134,10 @@ def test_a_batch_that_failed_comes_again_as_it_was_and_none_is_torn(
     with pytest.raises(PySparkException, match="fails after it has written"):
         run(query)
     transfer(6, 7)
-    run(query)
-    assert len(got[2]) == 2
+    go_on(query)
+    assert len(got[failed]) == 2
     forget_the_end(tmp_path)
-    run(query)
+    go_on(query)
     for attempts in got.values():
         assert all(attempt == attempts[0] for attempt in attempts)
     rows = [row for _, [first, *_] in sorted(got.items()) for row in first]
@@ -153,7 +163,7 @@ def test_files_have_each_change_once_and_the_table_can_be_made_of_them(
     query.stop()
     changed(store, k6=("x", 200), k7=(None, None), k0=("only the body", 0))
     forget_the_end(tmp_path)
-    run(sink.trigger(availableNow=True))
+    go_on(sink.trigger(availableNow=True))
     rows = [tuple(row) for row in spark.read.parquet(files).orderBy("_commit_ts", "key").collect()]
     assert len({(row[0], row[3]) for row in rows}) == len(rows)
     assert [row[1] for row in rows if row[0] == "k6"][1:] == [100, 101, 102, 103, 200]

@@ -5,19 +5,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 import trio
+from trio.testing import MockClock
 
 import perco
+from perco.database.inside import inside
 from perco.errors import HistoryGone, SchemaMismatch, UsageError
 from perco.spark import following
-from perco.spark.following import Following, Part, parts_of
+from perco.spark.following import Following, Hold, Part, parts_of
 from perco.spark.ranges import Range
 from perco.spark.source import PercoSource
 from perco.spark.store import Store
+from perco.spark.streaming import Loop
 
 docs = perco.Table("docs", key=perco.TEXT, changes=True, splits=["k5"])
 body = docs.column("body", perco.TEXT)
@@ -53,7 +57,10 @@ async def put(db: perco.Database, *writes: tuple[perco.Column[Any, Any], Any, An
 class Query:
     """Reads a stream as Spark does, in a thread of its own; the offsets are those of a checkpoint."""
 
-    def __init__(self, folder: Path, offset: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, offset: dict[str, Any] | None = None, *, rows: int | None = 1000, **options: Any
+    ) -> None:
+        self._limit = SimpleNamespace(max_rows=rows)
         self._source = PercoSource(
             {"table": "docs", "path": str(folder / "store"), "readchangefeed": "true"}
             | {name: str(value) for name, value in options.items()}
@@ -74,9 +81,8 @@ class Query:
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         return await trio.to_thread.run_sync(function, *args)
 
-    async def latest(self, limit: Any = None) -> dict[str, Any]:
-        limit = limit or self.reader.getDefaultReadLimit()
-        found: dict[str, Any] = await self.call(self.reader.latestOffset, self.offset, limit)
+    async def latest(self) -> dict[str, Any]:
+        found: dict[str, Any] = await self.call(self.reader.latestOffset, self.offset, self._limit)
         return found
 
     async def batch(self) -> list[Row]:
@@ -157,7 +163,7 @@ async def test_a_batch_has_whole_transactions_and_is_the_same_when_it_is_read_ag
     first = await put(db, (body, "k1", "old"))
     commits = [await put(db, (size, "k1", at), (size, "k6", -at), (size, f"k{at}", at)) for at in range(2, 5)]
     large = await put(db, *((size, f"k{at}", 0) for at in range(10)))
-    async with Query(tmp_path, since=first, maxRows=7, columns="size", partitions=3) as query:
+    async with Query(tmp_path, rows=7, since=first, columns="size", partitions=3) as query:
         ends, batches = [query.offset], []
         while (end := await query.latest()) != ends[-1]:
             batches.append(await query.read(ends[-1], end))
@@ -175,7 +181,7 @@ async def test_a_batch_has_whole_transactions_and_is_the_same_when_it_is_read_ag
 
 async def test_a_snapshot_is_divided_into_batches(tmp_path: Path, db: perco.Database) -> None:
     await put(db, *((size, f"k{at}", at) for at in range(10)))
-    async with Query(tmp_path, maxRows=4, columns="size") as query:
+    async with Query(tmp_path, rows=4, columns="size") as query:
         assert await query.batch() == []
         later = await put(db, (size, "k0", None), (size, "k9", 99))
         batches = [await query.batch() for _ in range(4)]
@@ -183,6 +189,12 @@ async def test_a_snapshot_is_divided_into_batches(tmp_path: Path, db: perco.Data
             [(f"k{at}", at, "insert") for at in part] for part in (range(4), range(4, 8), range(8, 10))
         ]
         assert batches[3] == [("k0", None, "delete", later), ("k9", 99, "update_postimage", later)]
+
+
+async def test_a_batch_without_bound_has_the_whole_snapshot(tmp_path: Path, db: perco.Database) -> None:
+    await put(db, *((size, f"k{at}", at) for at in range(10)))
+    async with Query(tmp_path, rows=None, columns="size") as query:
+        assert len(await query.batch()) == 10
 
 
 async def test_from_now_on_is_from_the_first_batch_on_wherever_the_query_goes_on(
@@ -333,6 +345,108 @@ async def test_offsets_of_another_table_or_of_the_future_are_refused(tmp_path: P
             await query.latest()
         with pytest.raises(UsageError, match="there are no changes up to"):
             await query.call(lambda: [*query.reader.read(Part(Range(), 0, 10**9))])
+
+
+# ------------------------------------------------------------------ the pin, and the loop
+
+
+async def test_the_pin_is_renewed_and_moved_although_tasks_take_it_over(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with perco.open("memory:", SCHEMA) as db, trio.open_nursery() as nursery:
+        commits = [await put(db, (size, "k1", at)) for at in range(3)]
+        hold = Hold(db, "docs", 9.0)
+        nursery.start_soon(hold.keep)
+        await trio.sleep(5)
+        assert await db.pins() == []
+        await hold.move("s", commits[0])
+        [first] = await db.pins()
+        await trio.sleep(20)  # longer than the lease
+        [renewed] = await db.pins()
+        assert renewed[:4] == first[:4]
+        assert renewed.id != first.id
+
+        oracle, right = inside(db).oracle, inside(db).oracle.pins.find
+        lies = [1, 1]
+
+        async def find(name: str) -> perco.Pin | None:
+            pin = await right(name)
+            return pin._replace(id="before it was taken over") if pin is not None and lies and lies.pop() else pin
+
+        monkeypatch.setattr(oracle.pins, "find", find)
+        await hold.move("s", commits[1])
+        assert [(pin.name, pin.ts) for pin in await db.pins()] == [("spark stream s", commits[1])]
+        lies = [1] * 50
+        with pytest.raises(UsageError, match="meanwhile"):
+            await hold.move("s", commits[2])
+        assert len(lies) == 30
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_pin_that_comes_too_late_is_an_error_of_the_next_batch(autojump_clock: MockClock) -> None:
+    keep = perco.Schema(perco.Table("docs", key=perco.TEXT, changes=True, keep=perco.Keep(seconds=0)), plain)
+    of = keep.tables["docs"].column("size", perco.INT64)
+    async with perco.open("memory:", keep) as db, trio.open_nursery() as nursery:
+        first = await put(db, (of, "k1", 1))
+        hold = Hold(db, "docs", 9.0)
+        nursery.start_soon(hold.keep)
+        await hold.move("s", first)
+        await db.drop_pin("spark stream s")
+        await put(db, (of, "k1", 2))
+        await db.vacuum()
+        await trio.sleep(5)  # it could not be renewed
+        with pytest.raises(HistoryGone, match=f"since timestamp {first} are gone"):
+            await hold.move("s", first)
+        nursery.cancel_scope.cancel()
+
+
+def test_a_loop_takes_calls_until_it_ends() -> None:
+    async def works(ready: Callable[[], None]) -> None:
+        ready()
+        await trio.sleep_forever()
+
+    async def add(one: int, other: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return one + other
+
+    async def fail() -> None:
+        raise ValueError("of the call")
+
+    loop = Loop(works)
+    assert loop.call(add, 1, 2) == 3
+    with pytest.raises(ValueError, match="of the call"):
+        loop.call(fail)
+    assert loop.call(add, 1, 2) == 3
+    loop.close()
+    loop.close()
+    with pytest.raises(UsageError, match="closed"):
+        loop.call(add, 1, 2)
+
+
+def test_what_ends_a_loop_is_the_error_of_its_calls() -> None:
+    async def refuses(ready: Callable[[], None]) -> None:
+        raise ValueError("at once")
+
+    with pytest.raises(ValueError, match="at once"):
+        Loop(refuses)
+    ends = trio.Event()
+
+    async def breaks(ready: Callable[[], None]) -> None:
+        ready()
+        await ends.wait()
+        raise ValueError("later")
+
+    async def end() -> None:
+        ends.set()
+        await trio.sleep_forever()
+
+    loop = Loop(breaks)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="later"):
+            loop.call(end)
+
+
+# ------------------------------------------------------------------ parts
 
 
 def test_changes_are_divided_by_tablets_and_by_time() -> None:

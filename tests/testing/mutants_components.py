@@ -12,12 +12,13 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from perco.history.changes import ChangeStream
+from perco.history.slices import Slice, _Counted
 from perco.notify.rowlocks import DONE, HELD
 from perco.notify.scanner import Scanner
-from perco.protocol.changes import Source
+from perco.protocol.changes import Source, Taken
 from perco.serve import sessions, wakes
 from perco.serve.pulse import Pulse
-from perco.storage import lmdb_engine, splitting
+from perco.storage import TS_MAX, lmdb_engine, splitting
 from perco.storage.lmdb_engine import LmdbEngine
 from tests.testing.mutants import MUTANTS, Mutant
 from tests.testing.mutants_served import SERVED
@@ -217,3 +218,30 @@ def cut_first(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(ChangeStream, "_must_be_kept", nothing)
     patch.setattr(ChangeStream, "_fetch", fetch)
+
+
+@by(
+    "tests/scenarios/test_slices.py::test_what_is_reached_has_no_half_of_a_transaction",
+    "E5 changes are divided up to a timestamp that is no frontier",
+)
+def no_frontier(patch: pytest.MonkeyPatch) -> None:
+    right = ChangeStream._settle
+
+    async def settle(self: ChangeStream, table: str, frontier: int) -> None:
+        if not isinstance(self, _Counted):
+            await right(self, table, frontier)
+
+    patch.setattr(ChangeStream, "_settle", settle)
+
+
+@by(
+    "tests/scenarios/test_slices.py::test_parts_by_rows_and_by_time_are_all_and_stay_the_same[owner-0]",
+    "E5 an unwritten column is read as it is now",
+)
+def read_now(patch: pytest.MonkeyPatch) -> None:
+    right = Slice._records
+
+    async def records(self: Slice, taken: list[Taken], wanted: Any) -> Any:
+        return await right(self, [each._replace(commit_ts=TS_MAX) for each in taken], wanted)
+
+    patch.setattr(Slice, "_records", records)
