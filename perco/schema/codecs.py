@@ -167,7 +167,10 @@ def _timestamp(value: datetime) -> bytes:
     if not isinstance(value, datetime):
         raise TypeError(f"expected datetime.datetime, got {type(value).__name__}")
     if value.utcoffset() is None:
-        raise ValueError(f"{value} has no time zone: give it one, as in value.replace(tzinfo=datetime.UTC)")
+        raise ValueError(
+            f"{value} has no time zone: give value.replace(tzinfo=datetime.UTC) if it is a time in UTC, "
+            "value.astimezone() if it is local time"
+        )
     micros = (value - _TIME_0) // _MICRO
     if micros not in _MICROS:
         raise ValueError(f"{value} is outside the years 1 to 9999 in UTC")

@@ -12,9 +12,9 @@ from perco.errors import UsageError
 from perco.schema.codecs import DecimalCodec
 from perco.txn.scan import range_of
 
-_PARSERS: Final[dict[str, Callable[[str], Any]]] = {
-    perco.DATE.name: date.fromisoformat,
-    perco.TIMESTAMP.name: datetime.fromisoformat,
+_PARSERS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
+    perco.DATE.name: (date.fromisoformat, "dates, such as 2026-03-01"),
+    perco.TIMESTAMP.name: (datetime.fromisoformat, "times with an offset, such as 2026-03-01T12:00:00Z"),
 }
 _DIGITS: Final = 8  # how many bytes after the common prefix of two rows measure the distance between them
 
@@ -57,12 +57,12 @@ def of_options(table: perco.Table[Any], start: str | None, stop: str | None, pre
                     f"{name}={text!r} is not a key of table {table.name!r}: its keys are bytes; give them in hex"
                 ) from None
         if table.key.name in _PARSERS or isinstance(table.key, DecimalCodec):
+            parse, such = _PARSERS.get(table.key.name, (Decimal, f"{table.key.name}, such as 12.50"))
             try:
-                return _PARSERS.get(table.key.name, Decimal)(text)
+                table.row(value := parse(text))
             except (ValueError, InvalidOperation):
-                raise UsageError(
-                    f"{name}={text!r} is not a key of table {table.name!r}: its keys are {table.key.name}s"
-                ) from None
+                raise UsageError(f"{name}={text!r} is not a key of table {table.name!r}: its keys are {such}") from None
+            return value
         raise UsageError(f"{name}= needs a table whose keys have one part; for {table.name!r} filter the key's fields")
 
     return Range(*range_of(table, key("start", start), key("stop", stop), key("prefix", prefix)))

@@ -451,7 +451,7 @@ def forget_the_end(folder: Path) -> None:
 def test_a_stream_that_writes_a_batch_again_changes_nothing(
     spark: SparkSession, store: perco.spark.Store, lines: Path
 ) -> None:
-    sink = streamed_from(spark, lines).format("perco").options(table="pages")
+    sink = streamed_from(spark, lines).format("perco").options(table="pages", failures_max=1)
     drop(lines, "1", y0="one", y1="two")
     run(sink)
     assert bodies(spark) == ["one", "two"]
@@ -459,7 +459,7 @@ def test_a_stream_that_writes_a_batch_again_changes_nothing(
     forget_the_end(lines)
     run(sink)
     assert bodies(spark) == ["newer", "two"]
-    drop(lines, "2", y1="three")
+    drop(lines, "2", y1="three", **{"k" * 401: "this key is too long"})
     run(sink)
     assert bodies(spark) == ["newer", "three"]
     assert perco.spark.jobs(store, spark) == {}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -12,6 +16,9 @@ from perco.spark.ranges import Range, between, cut, of_options
 TEXTS = perco.Table("texts", key=perco.TEXT)
 NUMBERS = perco.Table("numbers", key=perco.INT64)
 BINARY = perco.Table("binary", key=perco.BYTES)
+DAYS = perco.Table("days", key=perco.DATE)
+MOMENTS = perco.Table("moments", key=perco.TIMESTAMP)
+SUMS = perco.Table("sums", key=perco.DECIMAL(6, 2))
 PAIRS = perco.Table("pairs", key=perco.Tuple(perco.TEXT, perco.INT64))
 
 
@@ -24,6 +31,20 @@ def test_options_are_keys_of_the_table() -> None:
     assert of_options(TEXTS, None, None, "ab") == (b"ab", b"ac")
     assert of_options(BINARY, "00ff", None, None) == (b"\x00\xff", None)
     assert of_options(NUMBERS, "-1", None, None).low == NUMBERS.row(-1)
+    assert of_options(DAYS, "2026-03-01", None, None).low == DAYS.row(date(2026, 3, 1))
+    assert of_options(MOMENTS, None, "2026-03-01T01:00+01:00", None).high == MOMENTS.row(
+        datetime(2026, 3, 1, tzinfo=UTC)
+    )
+    assert of_options(SUMS, "-1.5", None, None).low == SUMS.row(Decimal("-1.50"))
+    table: perco.Table[Any]
+    for table, start, said in (
+        (DAYS, "today", "dates, such as"),
+        (MOMENTS, "2026-03-01T01:00", "with an offset"),
+        (SUMS, "x", r"decimal\(6,2\), such as"),
+        (SUMS, "1.234", r"decimal\(6,2\), such as"),
+    ):
+        with pytest.raises(UsageError, match=f"'{start}' is not a key of table .*{said}"):
+            of_options(table, start, None, None)
     for table, start in ((NUMBERS, "x"), (BINARY, "xx"), (PAIRS, "a")):
         with pytest.raises(UsageError):
             of_options(table, start, None, None)
