@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from perco.cli.screen import counted, show_fields, show_table
 from perco.crossover import Comparison, Costs, Found
-from perco.crossover.keeping import Load
+from perco.crossover.keeping import Load, percentile
 from perco.errors import UsageError
 from perco.views import Views
 
@@ -42,11 +42,13 @@ class Told:
     def costs(self) -> Costs:
         return self.found.costs(self.total)
 
-    @property
-    def load(self) -> Load:
-        """At the rate that was asked for or, if that is above the saturation, at 60 % of it."""
-        loads = self.found.asked or self.found.judged
-        return sorted(loads, key=lambda load: load.delay_s(0.5))[len(loads) // 2]
+    def shows_after_s(self, share: float) -> float:
+        """A percentile of perco's delay: at the rate that was asked for; that of changes which come alone, if this rate
+        is too low to be measured; at 60 % of the saturation, if it is not sustained."""
+        loads = self.found.asked or (self.found.judged if self.per_s > self.found.saturation else [])
+        if not loads:
+            return percentile(self.found.alone, share)
+        return statistics.median(load.delay_s(share) for load in loads)
 
     def chosen(self) -> Comparison:
         """With the batch that was asked for. Raises: UsageError if no batch can do it."""
@@ -91,11 +93,11 @@ class Told:
         show_table(("", "shows a change after", "at most", "CPU an hour", "the batch costs less from"), rows)
 
     def _perco(self) -> Sequence[str]:
-        load, cores = self.load, self.costs.curve.cores_at(self.per_s)
+        cores = self.costs.curve.cores_at(self.per_s)
         name = f"perco, {self._rate(self.per_s)}"
         if cores is None:
             return name, "not sustained", "", "", ""
-        return name, span(load.delay_s(0.5)), f"{span(load.delay_s(0.99))} (99 %)", _cores(cores), ""
+        return name, span(self.shows_after_s(0.5)), f"{span(self.shows_after_s(0.99))} (99 %)", _cores(cores), ""
 
     def comparisons(self) -> list[Comparison]:
         """With batches that run back to back, at usual intervals, and as was asked for."""
@@ -135,7 +137,7 @@ class Told:
         """The result, in a few sentences."""
         costs, found = self.costs, self.found
         rate, cores = self._rate(self.per_s), costs.curve.cores_at(self.per_s)
-        most, shows = self._rate(found.saturation), span(self.load.delay_s(0.5))
+        most, shows = self._rate(found.saturation), span(self.shows_after_s(0.5))
         try:
             chosen = self.chosen()
         except UsageError:
@@ -176,9 +178,11 @@ class Told:
             f"for {number(self.total / costs.measured)} times the rows that were measured, it is assumed that a change "
             "costs the same, and that each row costs the batch the same",
         ]
-        if found.asked and found.asked[0].per_s > 1.01 * self.per_s:
-            at = number(found.asked[0].per_s)
-            notes.append(f"at this rate, changes come too rarely to be measured: the delay is that at {at}/s")
+        if not found.asked and self.per_s < found.saturation:
+            count = len(found.alone)
+            notes.append(
+                f"at this rate, changes come one at a time: the delay is that of {count} changes that came alone"
+            )
         if self.total > FAR * costs.measured:
             notes.append(f"more than {FAR:g} times is too far for good figures: raise --sample and --seconds")
         if costs.run_cpu_high > (1 + _DOUBT) * costs.run_cpu_s:
@@ -216,7 +220,7 @@ class Told:
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        found, costs, load = self.found, self.costs, self.load
+        found, costs = self.found, self.costs
         try:
             comparison = self.chosen()
             chosen: dict[str, Any] | None = {**asdict(comparison), "share": costs.share_of(comparison)}
@@ -235,8 +239,9 @@ class Told:
                 "idle_cores": found.idle,
                 "saturation_per_s": found.saturation,
                 "cpu_s_of_change": statistics.median(each.cpu_of_change for each in found.judged),
-                "delay_p50_s": load.delay_s(0.5),
-                "delay_p99_s": load.delay_s(0.99),
+                "delay_p50_s": self.shows_after_s(0.5),
+                "delay_p99_s": self.shows_after_s(0.99),
+                "alone_s": found.alone,
                 "loads": {
                     name: [_plain_load(each) for each in getattr(found, name)] for name in ("quiet", "asked", "judged")
                 },

@@ -44,6 +44,12 @@ _KNOWN_AT_ONCE: Final = 500  # values in one transaction
 _WORKER: Final = WorkerOptions(attempts=4)  # a function that fails is to fail soon
 
 
+def percentile(values: Iterable[float], share: float) -> float:
+    """By the nearest rank."""
+    found = sorted(values)
+    return found[min(int(share * len(found)), len(found) - 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """What happened while changes arrived.
@@ -63,8 +69,7 @@ class Load:
 
     def delay_s(self, share: float) -> float:
         """A percentile, by the nearest rank."""
-        found = sorted(self.delays_s)
-        return found[min(int(share * len(found)), len(found) - 1)]
+        return percentile(self.delays_s, share)
 
     @property
     def done_per_s(self) -> float:

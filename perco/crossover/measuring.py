@@ -72,8 +72,9 @@ class Found:
         rows: loaded, of `sampled`.
         idle: cores.
         early, late: CPU seconds of a change in a backlog, with a quarter of the rows, and with all.
+        alone: the delays of changes each of which came when the views were up to date, in seconds.
         saturated, judged, quiet, asked: loads at the saturation, at 60 % and at a tenth of it, and at the rate that was
-            asked for; `asked` is empty if this rate is above the saturation.
+            asked for; `asked` is empty if this rate is above the saturation, or too low to be measured.
         steady: False: no load that was tried was sustained; the saturation is what the views did in the last of them.
         runs: of the batch, a list for each round.
         checked: the views, compared with their definition; `rebuilt`: those of the batch, if it is not the definition.
@@ -88,6 +89,7 @@ class Found:
     idle: float = 0.0
     early: float = 0.0
     late: float = 0.0
+    alone: list[float] = field(default_factory=list)
     saturated: Load | None = None
     steady: bool = True
     judged: list[Load] = field(default_factory=list)
@@ -197,8 +199,8 @@ class _Measuring:
             self._tell(f"round {number + 1} of {self._plan.rounds}")
             found.quiet.append(await self._at(quiet))
             found.judged.append(await self._at(JUDGED * found.saturation))
-            if self._per_s <= found.saturation:
-                found.asked.append(await self._at(min(max(self._per_s, slowest), found.saturation)))
+            if slowest <= self._per_s <= found.saturation:
+                found.asked.append(await self._at(self._per_s))
             if number == 0 or self._batch_s < self._plan.seconds * _BATCH:
                 found.runs.append([await self._run(batch, count) for count in self._counts])
         self._tell("comparing")
@@ -238,8 +240,10 @@ class _Measuring:
     async def _saturate(self) -> None:
         """Find the highest rate that is sustained: from above the rate of a backlog downwards, in steps."""
         self._tell("looking for the highest rate")
-        alone = await self._at(_LEAST / self._at_rate_s)
-        within = max(WITHIN_S, ALONE * alone.delay_s(0.5))
+        self._found.alone = self._plan.rounds * _LEAST * [0.0]
+        for at in range(len(self._found.alone)):
+            [self._found.alone[at]] = (await self._arrive(1)).delays_s
+        within = max(WITHIN_S, ALONE * statistics.median(self._found.alone))
         await self._backlog()
         backlog = await self._backlog()
         self._found.late = backlog.cpu_of_change
