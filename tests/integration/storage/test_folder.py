@@ -268,7 +268,7 @@ def test_tmpfs_is_warned_about():
         pytest.skip("/dev/shm is no tmpfs here")
     path = Path(tempfile.mkdtemp(dir="/dev/shm"))
     try:
-        with pytest.warns(PercoWarning, match="does not survive power loss"):
+        with pytest.warns(PercoWarning, match="do not survive power loss"):
             claim(path / "web").release(clean=True)
         Folder.beside(path / "web").release(clean=False)  # nothing is written: no warning
     finally:
