@@ -160,3 +160,20 @@ async def test_a_vacuum_at_any_moment_of_a_part_is_noticed(look: int) -> None:  
             return
         assert end > commits[-1]
         assert [part[3].get("body") for part in found] == [LONG, "old"] * 4
+
+
+@pytest.mark.parametrize("rows_max", [None, 2])
+@pytest.mark.parametrize("look", range(6))
+async def test_a_vacuum_at_any_moment_of_a_count_is_noticed(look: int, rows_max: int | None) -> None:  # E4
+    table = perco.Table("docs", key=perco.TEXT, changes=True, keep=perco.Keep(seconds=0), splits=["m"])
+    column = table.column("rank", perco.INT64)
+    async with perco.open("memory:", perco.Schema(table)) as db:
+        commits = [await put(db, (column, "a", at), (column, "z", at)) for at in range(3)]
+        store = faulty(db)
+        store.looking = at_look(look, db.vacuum)
+        try:
+            end = await reached(inside(db).engine, table, 0, rows_max)
+        except HistoryGone:
+            return
+        assert end.rows == (6 if rows_max is None else 2)
+        assert end.ts == commits[0] if rows_max else end.ts > commits[2]

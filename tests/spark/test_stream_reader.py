@@ -16,7 +16,9 @@ from trio.testing import MockClock
 import perco
 from perco.database.inside import inside
 from perco.errors import HistoryGone, SchemaMismatch, UsageError
+from perco.history.changes import RowChange
 from perco.spark import following
+from perco.spark.changed import Net
 from perco.spark.following import Following, Hold, Part, parts_of
 from perco.spark.ranges import Range
 from perco.spark.source import PercoSource
@@ -157,6 +159,16 @@ async def test_of_net_changes_a_row_has_one_in_a_batch(tmp_path: Path, db: perco
         ]
 
 
+def test_net_changes_are_in_the_order_of_their_last_commits() -> None:
+    net = Net(docs)
+    for commit_ts, key in ((1, "a"), (2, "b"), (3, "a")):
+        net.add(commit_ts, RowChange("docs", key, {"size": commit_ts - 1}, {"size": commit_ts}))
+    assert list(net.taken()) == [
+        (2, RowChange("docs", "b", {"size": 1}, {"size": 2})),
+        (3, RowChange("docs", "a", {"size": 0}, {"size": 3})),
+    ]
+
+
 async def test_a_batch_has_whole_transactions_and_is_the_same_when_it_is_read_again(
     tmp_path: Path, db: perco.Database
 ) -> None:
@@ -232,6 +244,10 @@ async def test_until_now_goes_no_further_than_its_beginning_and_gets_there(tmp_p
         assert await query.batch() == [("k1", 2, "update_postimage", second)]
         assert query.offset["ts"] > second  # so that a quiet table's changes need not be kept since its last one
         assert await query.latest() == query.offset
+    async with Query(tmp_path, columns="size") as query:
+        await query.call(query.reader.prepareForTriggerAvailableNow)
+        await put(db, (size, "k1", 4))
+        assert [row[1] for _ in range(3) for row in await query.batch()] == [3]
 
 
 async def test_a_spark_that_does_not_say_where_a_batch_starts(
@@ -271,8 +287,16 @@ async def test_a_pin_holds_what_the_query_would_read_again(tmp_path: Path, db: p
         assert await pinned() == {name: end["ts"]}
     async with Query(tmp_path, end) as query:
         await put(db, (size, "k1", 3))
-        assert (await query.latest())["stream"] == end["stream"]
+        further = await query.latest()
+        assert further["stream"] == end["stream"]
         assert await pinned() == {name: end["ts"]}
+    await db.drop_pin(name)
+    async with Query(tmp_path, end) as query:  # the lease had ended
+        await query.call(query.reader.partitions, end, further)
+        assert await pinned() == {name: end["ts"]}
+    async with Query(tmp_path) as query:
+        begun = await query.latest()
+        assert await pinned() == {name: end["ts"], f"spark stream {begun['stream']}": begun["ts"]}
 
 
 async def test_a_stream_whose_changes_are_gone_says_how_to_begin_again(tmp_path: Path) -> None:
