@@ -74,5 +74,4 @@ def failed_tasks(spark: SparkSession, group: str | None) -> int:
     jobs = [job for id in tracker.getJobIdsForGroup(group) if (job := tracker.getJobInfo(id)) is not None]
     ids = [id for job in jobs for id in job.stageIds]
     stages = [stage for id in ids if (stage := tracker.getStageInfo(id)) is not None]
-    assert any(stage.numCompletedTasks for stage in stages), "the jobs are known"
     return sum(stage.numFailedTasks for stage in stages)

@@ -666,6 +666,7 @@ def test_some_rows_may_fail_and_are_reported(spark: SparkSession, store: perco.s
         assert len(told.read_text().splitlines()) == 3
         write(frame, "pages", failures_max=3, failures_to=str(told), job="failing", batch=1)
         perco.spark.acknowledge(store, "failing", spark)
+        assert spark.sparkContext.statusTracker().getJobIdsForGroup("failing")
         assert failed_tasks(spark, "failing") == 0  # Spark would run such a task again
     finally:
         for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
