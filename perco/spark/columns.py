@@ -7,7 +7,7 @@ below the timestamp. It neither settles locks nor explains damaged cells: a row 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -98,7 +98,10 @@ class Columns:
         self._inverted = np.uint64(_INVERT - ts)
         codecs = [table.key if each is None else each[0].codec for each in columns]
         fields = zip(schema.names, codecs, schema, strict=True)
-        self.schema = pa.schema([pa.field(name, types.arrow_type(c), field.nullable) for name, c, field in fields])
+        self.schema = pa.schema(
+            [pa.field(name, types.arrow_type(c, field.dataType), field.nullable) for name, c, field in fields]
+        )
+        self._makes = [types.reading(codec, field.dataType) for codec, field in zip(codecs, schema, strict=True)]
 
     def blocked(self, locks: list[bytes]) -> bool:
         """Whether one of these locks is in the way: a transaction that began at or before the timestamp may commit."""
@@ -135,10 +138,10 @@ class Columns:
         if found is None:
             return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in self.schema], schema=self.schema)
         cells, count, made = found.cells, len(found.begins), []
-        for each, field in zip(self._columns, self.schema, strict=True):
+        for each, make, field in zip(self._columns, self._makes, self.schema, strict=True):
             if each is None:
                 keys = _gathered(cells.buffer, found.begins, found.ends)
-                made.append(_decoded(self._key, _unescaped(keys), field.type))
+                made.append(_decoded(self._key, make, _unescaped(keys), field.type))
                 continue
             column, number = each
             mine = np.flatnonzero(found.columns == number)
@@ -149,7 +152,7 @@ class Columns:
                 is_long = found.is_long[mine]
                 short = bodies.to_pylist()
                 bodies = pa.array([long[which[n]] if is_long[n] else body for n, body in enumerate(short)], pa.binary())
-            values = _decoded(column.codec, bodies, field.type)
+            values = _decoded(column.codec, make, bodies, field.type)
             if len(mine) != count:
                 places = np.full(count, -1)
                 places[found.rows[mine]] = np.arange(len(mine))
@@ -231,11 +234,10 @@ def _unescaped(prefixes: pa.Array) -> pa.Array:
     return compute.replace_substring(_cut(prefixes, 0, 2), b"\x00\xff", b"\x00")
 
 
-def _decoded(codec: perco.Codec[Any], data: pa.Array, type: pa.DataType) -> pa.Array:
+def _decoded(codec: perco.Codec[Any], make: Callable[[Any], Any] | None, data: pa.Array, type: pa.DataType) -> pa.Array:
     """Values of a column or key, from their bytes. Raises: ValueError."""
     name = codec.name
     if isinstance(codec, TupleCodec) or name in (perco.JSON.name, perco.MSGPACK.name):
-        make = types.reading(codec)
         assert make is not None
         return pa.array([make(codec.decode(each)) for each in data.to_pylist()], type)
     try:

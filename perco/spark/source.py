@@ -422,7 +422,7 @@ class PercoReader(DataSourceReader):
             parts = await self._even(db, place, table, ts, parts)
         elif len(parts) < (asked.partitions or 1):
             parts = await self._finer(db, table, ts, parts, asked.partitions or 1)
-        files = place if asked.read == FILES and not self._parses(table) else None
+        files = place if asked.read == FILES else None
         return [Span(part, ts, pin, files) for part in parts]
 
     async def _even(
@@ -469,7 +469,7 @@ class PercoReader(DataSourceReader):
             left: Range | None = span.range
             if span.beside is not None:
                 left = await self._read_files(span, span.beside, send)
-            if left is not None and self._asked.read != BY_ROWS and not self._parses(self._asked.table_of(db)):
+            if left is not None and self._asked.read != BY_ROWS:
                 left = await self._walk(db, span, left, send, "row by row")
             if left is not None:
                 async with db.snapshot(ts=span.ts) as snap:
@@ -498,10 +498,6 @@ class PercoReader(DataSourceReader):
         except direct.FALLS_BACK as error:
             direct.warn(error, instead)
         return walk.left
-
-    def _parses(self, table: perco.Table[Any]) -> bool:
-        """Whether the frame has trees in place of JSON: they are made row by row."""
-        return any(types.is_parsed(each.codec, self._schema[each.name].dataType) for each in self.columns_of(table))
 
     async def _rows(self, db: perco.Database, snap: perco.Snapshot, range: Range, send: Any) -> None:
         """Read a range row by row."""

@@ -120,7 +120,8 @@ def test_dates_times_decimals_and_nested_values_go_there_and_back(
         assert (first[2], second[0][1], second[1]) == (Decimal("-1.2500"), Decimal("2.00"), None)
         moment = str(trio.run(now, store))
         wanted = COLUMNS.replace("decimal(20,3)", "decimal(24,4)")
-        assert read(spark, "days", wanted, ts=moment) == frame.orderBy("key").collect()
+        for how in ("files", "pages", "rows"):
+            assert read(spark, "days", wanted, ts=moment, read=how) == frame.orderBy("key").collect()
         assert [row.tree for row in read(spark, "days", ts=moment)] == [json.dumps(found[2]), None]
         with pytest.raises(PySparkException, match=r"days\.tree of key .* does not fit .*'2026-03-01' is no int"):
             read(spark, "days", COLUMNS.split(", at")[0] + ", tree struct<on: int>", ts=moment)
