@@ -176,8 +176,9 @@ def test_the_core_stands_on_trio_msgpack_and_lmdb_alone() -> None:
                 ("rensa", "near.py"),
                 ("numpy", "vectors.py"),
                 ("watchdog", "noticing.py"),
+                ("pyspark", "on_spark.py"),
             }:
-                continue  # imported when a program declares near-duplicates or searches for vectors, or if it is there
+                continue  # imported when a program declares near-duplicates, searches for vectors, or asks for Spark
             assert top in CORE | {"perco"} | set(sys.stdlib_module_names), f"{path} imports {name}"
 
 

@@ -124,8 +124,8 @@ def crossover(
     The store is only read. Sinks do not run, and neither do observers that do not belong to views. Cached functions are
     called for the rows of the sample, unless the store has their values (the first 100 000 are looked at).
 
-    Each line of FILE is a row: {"table": "pages", "key": ..., "values": {...}}, as perco scan --json prints it. The
-    table may be left out if the views read only one.
+    Each line of FILE is a row: {"table": "pages", "key": ..., "values": {...}}. Keys and values are as perco scan
+    --json prints them. The table may be left out if the views read only one.
 
     \b
     Examples:
