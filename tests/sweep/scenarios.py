@@ -23,6 +23,7 @@ from perco.storage import DATA, NOTIFY, PROTOCOL_GROUPS, ROLLBACK, TRACE, WRITE
 from perco.testing.sweep import Scenario, bare, observe
 from perco.txn.transaction import Transaction
 from tests.support.places import local_of, rows_of
+from tests.sweep.viewing import VIEWS
 
 T = TypeVar("T")
 _DAY_S = 86400.0
@@ -923,4 +924,4 @@ _OVER_TABLETS: list[type[Scenario]] = [
 # Transactions that commit in one step over tablets commit in two phases over a store without any capability.
 _BARE = [bare(make) for make in _OVER_TABLETS if make.groups and not make.one_step]
 
-SCENARIOS: list[type[Scenario]] = [*_OVER_TABLETS, *_BARE]
+SCENARIOS: list[type[Scenario]] = [*_OVER_TABLETS, *_BARE, *VIEWS, bare(VIEWS[0])]

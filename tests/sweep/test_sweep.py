@@ -45,8 +45,10 @@ from tests.sweep.scenarios import (
     VacuumedObserver,
     VacuumedPinned,
 )
+from tests.sweep.viewing import Grouped, GroupedInPlace, JoinedViews
 from tests.testing.mutants import MUTANTS, Mutant
 from tests.testing.mutants_serializable import LOCKS, SERIALIZABLE
+from tests.testing.mutants_viewed import VIEWED
 
 PAIRS = 20  # of each scenario, drawn; `make sweep` goes through all
 MOMENTS = 2  # at which a late one arrives, besides after everything; over a store of single rows, half as many
@@ -377,10 +379,14 @@ def no_pins(patch: pytest.MonkeyPatch) -> None:
         ("T14 a shared lock is granted despite a newer record", ReadLocked),
         ("T14 a writer ignores traces", ReadLocked),
         ("T15 pins are not read", VacuumedPinned),
+        ("V1 an owner's memory is written in a transaction of its own", Grouped),
+        ("V3 a group that a member leaves is not signalled", Grouped),
+        ("V8 a change of a right row does not signal its key", JoinedViews),
+        ("V12 a run keeps the observers from running, and does not tell", GroupedInPlace),
     ],
 )
 def test_a_mutant_dies_of_one_fault(name: str, make: Callable[[], Scenario], monkeypatch: pytest.MonkeyPatch) -> None:
-    (MUTANTS | SERIALIZABLE | LOCKS | FORGETFUL)[name](monkeypatch)
+    (MUTANTS | SERIALIZABLE | LOCKS | VIEWED | FORGETFUL)[name](monkeypatch)
     dry = sweep.run(make)
     assert dry.problem or any(result.problem for result in sweep.deeper(make, dry, moments=1))
 

@@ -33,11 +33,12 @@ from tests.testing.mutants_growing import GROWING
 from tests.testing.mutants_one_step import ONE_STEP
 from tests.testing.mutants_served import SERVED
 from tests.testing.mutants_signals import SIGNALS
+from tests.testing.mutants_viewed import VIEWED
 
 FILE: Final = Path(__file__).with_name("seeds.json")
 SEEDS_MAX: Final = 200  # a mutant must die within this many
 RUN_S: Final = 200  # real seconds for one run, which takes some 5: below the limit for a whole test
-_OTHERS: Final[dict[str, Mutant]] = {**FAILING, **GROWING, **AHEAD, **SERVED, **DIRECT, **CHANGES}
+_OTHERS: Final[dict[str, Mutant]] = {**FAILING, **GROWING, **AHEAD, **SERVED, **DIRECT, **CHANGES, **VIEWED}
 ALL: Final[dict[str, Mutant]] = {**MUTANTS, **ONE_STEP, **SIGNALS, **_OTHERS}
 
 _CANDIDATES: Final = 4  # seeds that find a mutant; the one with the shortest run is kept
@@ -56,7 +57,9 @@ class Found(NamedTuple):
 
 def options_for(name: str, seed: int) -> SimulationOptions:
     """The runs in which a mutant can be found: those of served stores, or of stores on Bigtable, whatever the seed
-    would choose."""
+    would choose; or those of an embedded store with views."""
+    if name in VIEWED:
+        return SimulationOptions(processes=1, views=True)
     return SimulationOptions(
         processes=2 + seed % 2 if name in SERVED else None, store=BIGTABLE if name in DIRECT else LOCAL
     )
