@@ -238,6 +238,28 @@ def test_changes_while_spark_builds(spark: SparkSession, tmp_path: Path, monkeyp
     assert 0 < runs < 5 * 5 * moments
 
 
+def test_a_build_that_forgets_changes_made_meanwhile_is_found(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mutant of N10: the changes that wait are removed up to now, not up to the snapshot that the job has read."""
+    folder, forget = tmp_path / "s", building._forget_waiting
+    write_texts(folder, texts(1))
+    changed = False
+
+    async def forgets_all(db: perco.Database, id: str, ts: int) -> None:
+        nonlocal changed
+        if not changed:
+            changed = True
+            async with perco.open(f"unix:{folder / 'socket'}", TEXTS) as other:
+                await other.run(put_texts, {"text 0": "only here"})
+        await forget(db, id, await inside(db).oracle.draw())
+
+    monkeypatch.setattr(building, "_forget_waiting", forgets_all)
+    perco.spark.build(app.small, spark, folder, partitions=2)
+    with pytest.raises(AssertionError, match="key='only'"):
+        small_is_right(folder)
+
+
 @pytest.mark.parametrize("where", ["before", "after", "given up"])
 def test_an_interrupted_build(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
