@@ -21,7 +21,6 @@ from perco.spark.keys import chosen, valued
 from perco.spark.ledger import LEDGER, RUN, TAKEN, JobClosed, Ledger, Watch, take, taken_in
 from perco.spark.partition import LoadOptions, PartitionResult, load_partition
 from perco.storage import WRITE
-from perco.storage.walking import engine_of
 from perco.txn import runs
 from tests.spark import app
 
@@ -278,9 +277,9 @@ async def test_a_vacuum_leaves_no_mark_of_a_job_that_is_over(
 
         def cells(table: str) -> int:
             local = local_owner(db).backend.local
-            engine = engine_of(local.store.tablet(table, b"")) if local is not None else None
-            assert engine is not None
-            return engine.entries(WRITE)
+            assert local is not None
+            entries: int = local.store.tablet(table, b"").engine.entries(WRITE)  # type: ignore[attr-defined]
+            return entries
 
         ledger = await ledgers.begin(db, "job", beside)
         assert (await loaded(db, ledger, inputs(150, 150), once)).committed == 150
