@@ -17,6 +17,7 @@ from perco.spark.bulk import BulkLoaded as BulkLoaded, bulk_load as bulk_load
 from perco.spark.draining import Drained as Drained, drain as drain
 from perco.spark.failing import TaskFailed as TaskFailed
 from perco.spark.loading import (
+    FrameChanged as FrameChanged,
     KeyNotUnique as KeyNotUnique,
     Loaded as Loaded,
     LoadFailed as LoadFailed,

@@ -43,6 +43,7 @@ _SAME: Final = (  # their values are the same in Arrow
 _SORTED: Final = (BinaryType, DateType, IntegerType, LongType, StringType)
 _TIME: Final = TimestampType()
 _BATCH_BYTES: Final = 16 << 20  # of a batch that Spark makes, unless the user has set another limit
+_ROWS: Final = 100  # that are made from a batch at once, if they need not be in groups
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 
 T = TypeVar("T")
@@ -124,6 +125,12 @@ class Batches:
             count = max(1, min(rows, size * whole.num_rows // max(1, whole.nbytes)))
             for low in range(0, whole.num_rows, count):
                 yield self._rows(whole.slice(low, count))
+
+    def rows(self) -> Iterator[Row]:
+        """All rows, in their order."""
+        for batch in self._batches:
+            for low in range(0, batch.num_rows, _ROWS):
+                yield from self._rows(batch.slice(low, _ROWS))
 
     def _rows(self, batch: pa.RecordBatch) -> list[Row]:
         """The rows of a batch."""

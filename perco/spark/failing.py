@@ -19,6 +19,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from perco.errors import PercoError, PercoWarning, SchemaMismatch, UsageError
+from perco.spark.chunks import FrameChanged
 from perco.spark.ledger import KeyNotUnique
 
 _BEGINS: Final = "Traceback (most recent call last):"
@@ -33,8 +34,8 @@ class TaskFailed(PercoError):
 
 @contextmanager
 def reason_first() -> Iterator[None]:
-    """If Spark raises an error of a task, raise the task's error instead: a UsageError, SchemaMismatch or KeyNotUnique
-    as such, others as TaskFailed."""
+    """If Spark raises an error of a task, raise the task's error instead: a UsageError, SchemaMismatch, KeyNotUnique or
+    FrameChanged as such, others as TaskFailed."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
@@ -52,6 +53,8 @@ def error_of(kind: str, message: str) -> PercoError:
     match kind:
         case "KeyNotUnique":
             return KeyNotUnique(message, {})
+        case "FrameChanged":
+            return FrameChanged(message)
         case "UsageError":
             return UsageError(message)
         case "SchemaMismatch":

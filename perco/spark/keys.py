@@ -33,6 +33,16 @@ def digest_of(row: Any) -> bytes:
     return blake2b(key_of(row), digest_size=_BYTES).digest()
 
 
+def packed(row: Any) -> bytes:
+    """Encode a row faster than `key_of`, for comparison with the same row in the same frame: names of columns are left
+    out, and the entries of a map keep their order.
+
+    Raises: UsageError for a value that `key_of` refuses.
+    """
+    data: bytes = msgpack.packb(row, default=_plain)
+    return data
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return float("nan") if math.isnan(value) else value

@@ -13,6 +13,11 @@ together with the marks of other jobs. Then the mark costs one more cell, in the
 
     row KEY                _taken       the runs of jobs that have taken the input of this key
 
+If the partitions of a frame give the same rows in the same order whenever they are read, there can be one mark for many
+rows (`perco.spark.chunks`). All attempts at these rows then read and write that mark.
+
+    row JOB + chunk        chunk        which rows of the chunk have taken effect, and in which run
+
 To acknowledge a job, perco first closes the job, and then removes its marks. A task may outlive its job. If the task
 tries to load an input that was taken before, a transaction that began before the job was closed finds the input's mark,
 or conflicts with the removal of the mark; a later transaction finds no job. A job that is opened again under the same
@@ -37,6 +42,7 @@ import trio
 import perco
 from perco.database.database import Database
 from perco.errors import CommitUnknown, PercoError, UsageError
+from perco.spark.chunks import RUN_BYTES, Chunk, ChunkMark, must_be_same
 from perco.txn.runs import bytes_of
 from perco.txn.snapshot import scan_between
 
@@ -44,8 +50,10 @@ T = TypeVar("T")
 
 _JOB_BYTES: Final = 8
 _INPUT_BYTES: Final = 16
-_RUN_BYTES: Final = 12
+_PARTITION_BYTES: Final = 4
+_FIRST_BYTES: Final = 8
 _REMOVED: Final = 1000  # marks that one transaction removes
+_READ: Final = 1000  # marks of chunks that are read at once
 _NAME_MAX: Final = 200
 
 _UNKNOWN_MAX: Final = 10  # how many commits of one transaction may have an unknown outcome
@@ -59,6 +67,8 @@ RUN: Final = LEDGER.column("run", perco.BYTES)
 CLOSED: Final = LEDGER.column("closed", perco.BYTES)  # the run of a closed job, until all marks of the run are removed
 BESIDE: Final = LEDGER.column("beside", perco.TEXT)  # of a job: the table that has its marks; "": the ledger
 BATCH: Final = LEDGER.column("batch", perco.INT64)  # of a job that has batches: the last one begun
+CUT: Final = LEDGER.column("cut", perco.TEXT)  # of a job with marks of chunks: how the frame is cut; "": it has none
+CHUNK: Final = LEDGER.column("chunk", perco.BYTES)  # the mark of a chunk
 INTO: Final = LEDGER.column("into", perco.TEXT)  # of a job that has batches: the table they are written to
 
 Mark = tuple[perco.Column[Any, bytes], Any]  # the cell that says whether an input has been taken: a column, and a key
@@ -92,17 +102,29 @@ def row_of(job: str) -> bytes:
 class Ledger:
     """The ledger of a run of a job. A plain value that is sent to the tasks that take the job's inputs.
 
-    Attributes: `beside`, the table whose rows have the marks; "": they are in the ledger's own table.
+    Attributes:
+        beside: the table whose rows have the marks; "": they are in the ledger's own table.
+        cut: how the frame is cut into chunks that have marks, as text; "": each input has a mark.
     """
 
     job: str
     run: bytes
     beside: str
+    cut: str
     row: bytes
 
-    def __init__(self, job: str, run: bytes, beside: str = "") -> None:
-        self.job, self.run, self.beside = job, run, beside
+    def __init__(self, job: str, run: bytes, beside: str = "", cut: str = "") -> None:
+        self.job, self.run, self.beside, self.cut = job, run, beside, cut
         self.row = row_of(job)
+
+    def mark_of_chunk(self, partition: int, first: int) -> Mark:
+        """The cell that says which rows of a chunk have been taken."""
+        return CHUNK, self.row + partition.to_bytes(_PARTITION_BYTES, "big") + first.to_bytes(_FIRST_BYTES, "big")
+
+    def chunk_taken(self, value: bytes | None) -> ChunkMark | None:
+        """A mark of this run, decoded."""
+        mark = ChunkMark.decode(value) if value is not None else None
+        return mark if mark is not None and mark.run == self.run else None
 
     def mark(self, db: perco.Database, key: Any) -> Mark:
         """The cell that says whether an input has been taken. `key`: a key of the table `beside`; if that is "", bytes.
@@ -141,7 +163,7 @@ def taken_in(table: perco.Table[Any]) -> perco.Column[Any, bytes]:
 
 def _runs(mark: bytes | None) -> list[bytes]:
     """The runs of jobs that have taken an input, decoded from its mark."""
-    return [mark[at : at + _RUN_BYTES] for at in range(0, len(mark), _RUN_BYTES)] if mark else []
+    return [mark[at : at + RUN_BYTES] for at in range(0, len(mark), RUN_BYTES)] if mark else []
 
 
 class _Look:
@@ -226,21 +248,24 @@ class Group:
     """Inputs that one transaction takes, and how far it has come in this attempt.
 
     Attributes:
-        inputs: the mark and the row of each.
+        inputs: the mark and the row of each. In a group of a chunk's rows: the number of the row, counted from the
+            chunk's first row, and the row.
+        chunk: the chunk that has them; None: each input has a mark.
         done: how many inputs it has dealt with: it has taken them, or they had been taken before.
         taken: how many of them it has taken.
         loading: whether the loader runs, for input number `done`.
     """
 
-    inputs: list[tuple[Mark, Any]]
+    inputs: list[tuple[Any, Any]]
+    chunk: Chunk | None
     done: int
     taken: int
     loading: bool
 
-    __slots__ = ("done", "inputs", "loading", "taken")
+    __slots__ = ("chunk", "done", "inputs", "loading", "taken")
 
-    def __init__(self, inputs: list[tuple[Mark, Any]]) -> None:
-        self.inputs = inputs
+    def __init__(self, inputs: list[tuple[Any, Any]], chunk: Chunk | None = None) -> None:
+        self.inputs, self.chunk = inputs, chunk
         self.done = self.taken = 0
         self.loading = False
 
@@ -249,7 +274,21 @@ class Group:
         them; otherwise, they are halves."""
         inputs, at = self.inputs, self.done
         cuts = (0, at, at + 1, len(inputs)) if self.loading else (0, len(inputs) // 2, len(inputs))
-        return [Group(inputs[low:high]) for low, high in itertools.pairwise(cuts) if low < high]
+        return [Group(inputs[low:high], self.chunk) for low, high in itertools.pairwise(cuts) if low < high]
+
+    def rest(self) -> Group:
+        """The inputs that it has not dealt with."""
+        return Group(self.inputs[self.done :], self.chunk)
+
+    async def load(self, txn: perco.Transaction, loader: Callable[..., Awaitable[Any]], value: Any) -> None:
+        """Run the loader for input number `done`, which is marked already: so a loader that commits by itself commits
+        the mark, too. Raises: what `loader` raises; UsageError."""
+        self.loading = True
+        await loader(txn, value)
+        if txn.outcome == "aborted":
+            raise UsageError("the loader has discarded its transaction: to refuse a row, raise an exception")
+        self.loading = False
+        self.taken += 1
 
 
 async def take_all(
@@ -275,16 +314,56 @@ async def take_all(
         before = found[at]
         if not ledger.has(before):
             found[at] = written = await ledger.marked(txn, before)
-            txn.set(*mark, written)  # first, so that a loader that commits by itself commits the mark, too
-            group.loading = True
-            await loader(txn, value)
-            if txn.outcome == "aborted":
-                raise UsageError("the loader has discarded its transaction: to refuse a row, raise an exception")
-            group.loading = False
-            group.taken += 1
+            txn.set(*mark, written)
+            await group.load(txn, loader, value)
         group.done += 1
         if txn.outcome != "open" or bytes_of(txn) >= BYTES:
             break
+
+
+async def take_of_chunk(
+    txn: perco.Transaction, ledger: Ledger, watch: Watch, group: Group, loader: Callable[..., Awaitable[Any]]
+) -> None:
+    """Like `take_all`, for a group of a chunk's rows. Their mark is that of the chunk. If the group is empty, mark the
+    chunk without any row, so that its digest is known.
+
+    Raises: JobClosed; FrameChanged; what `loader` raises.
+    """
+    chunk = group.chunk
+    assert chunk is not None
+    group.done = group.taken = 0
+    group.loading = False
+    cell = ledger.mark_of_chunk(chunk.partition, chunk.first)
+    mark = ledger.chunk_taken((await watch.all_before([cell]))[cell[1]])
+    if mark is None:
+        mark = ChunkMark(ledger.run, chunk.digest, [])
+        txn.set(*cell, mark.encode())
+    must_be_same(ledger.job, chunk, mark)
+    for number, value in group.inputs:
+        if not mark.has(number):
+            mark.add(number)
+            txn.set(*cell, mark.encode())
+            await group.load(txn, loader, value)
+        group.done += 1
+        if txn.outcome != "open" or bytes_of(txn) >= BYTES:
+            break
+
+
+async def chunks_taken(
+    db: perco.Database, ledger: Ledger, partition: int, first: int
+) -> tuple[list[tuple[int, ChunkMark]], int | None]:
+    """Marks of a partition's chunks: (the number of the chunk's first row, the mark) of those from row number `first`
+    on; and where to read on, None: there are no more."""
+    low, high = ledger.mark_of_chunk(partition, first)[1], ledger.mark_of_chunk(partition, (1 << 64) - 1)[1]
+    marks = []
+    count = 0
+    async with db.snapshot() as snap:
+        async for found in scan_between(snap, LEDGER, low, high, columns=[CHUNK], limit=_READ):
+            count += 1
+            first = int.from_bytes(found.key[-_FIRST_BYTES:], "big")
+            if (mark := ledger.chunk_taken(found[CHUNK])) is not None:
+                marks.append((first, mark))
+    return marks, first + 1 if count == _READ else None
 
 
 async def surely(retrying: perco.Retrying, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -302,9 +381,10 @@ async def surely(retrying: perco.Retrying, function: Callable[..., Awaitable[T]]
     raise AssertionError("it has returned, or raised")
 
 
-async def begin(db: perco.Database, job: str, beside: str = "") -> Ledger:
-    """Open a job, or continue it. Raises: UsageError if the job was begun with its marks in another place."""
-    ledger = await _begin(db, job, beside, None, "")
+async def begin(db: perco.Database, job: str, beside: str = "", cut: str = "") -> Ledger:
+    """Open a job, or continue it. Raises: UsageError if the job was begun with its marks in another place, or with a
+    frame that is cut in another way."""
+    ledger = await _begin(db, job, beside, None, "", cut)
     assert ledger is not None
     return ledger
 
@@ -324,7 +404,7 @@ async def begin_batch(db: perco.Database, job: str, batch: int, into: str) -> Le
     _must_go(job, found.get(INTO, into), into)
     if run is not None and last is not None and last < batch:
         await _end(db, job, only=run)  # the stream has abandoned that batch; its left-over tasks find it closed
-    return await _begin(db, job, "", batch, into)
+    return await _begin(db, job, "", batch, into, "")
 
 
 async def end_batch(db: perco.Database, job: str, batch: int) -> None:
@@ -344,7 +424,7 @@ def _must_go(job: str, known: str, into: str) -> None:
         )
 
 
-async def _begin(db: perco.Database, job: str, beside: str, batch: int | None, into: str) -> Ledger | None:
+async def _begin(db: perco.Database, job: str, beside: str, batch: int | None, into: str, cut: str) -> Ledger | None:
     row = row_of(job)
     async with db.snapshot() as snap:
         closed = (await snap.row(LEDGER, row, columns=[CLOSED]))[CLOSED]
@@ -374,21 +454,33 @@ async def _begin(db: perco.Database, job: str, beside: str, batch: int | None, i
             txn.set(BATCH, row, batch)
         elif await txn.get(RUN, row) is None:
             return None
-        run, where = await txn.get(RUN, row), await txn.get(BESIDE, row)
+        run, where, was_cut = await txn.get(RUN, row), await txn.get(BESIDE, row), await txn.get(CUT, row) or ""
         if run is None:
-            run = secrets.token_bytes(_RUN_BYTES)
+            run = secrets.token_bytes(RUN_BYTES)
             if batch is not None:
                 txn.set(INTO, row, into)
             txn.set(RUN, row, run)
             txn.set(NAME, row, job)
             txn.set(BESIDE, row, beside)
+            txn.set(CUT, row, cut)
+        elif was_cut != cut:
+            raise _cut_otherwise(job, was_cut, cut)
         elif where != beside:
             was = f"beside={where!r}" if where else "no beside="
             raise UsageError(f"job {job!r} was begun with {was}; continue it in the same way, or acknowledge it first")
         return run
 
     run = await db.run(once)
-    return None if run is None else Ledger(job, run, beside)
+    return None if run is None else Ledger(job, run, beside, cut)
+
+
+def _cut_otherwise(job: str, was: str, now: str) -> UsageError:
+    """The error of a job whose frame had other chunks when the job began."""
+    said = [f"chunks=True and {each}" if each else "no chunks=True" for each in (was, now)]
+    return UsageError(
+        f"job {job!r} was begun with {said[0]}; this call has {said[1]}. Continue the job with the same files, the "
+        "same options and as many cores, because Spark cuts files by the number of cores; or acknowledge it first"
+    )
 
 
 async def acknowledge(db: perco.Database, job: str) -> int:
@@ -421,7 +513,7 @@ async def _end(db: perco.Database, job: str, *, only: bytes | None = None) -> in
     """Close a job and remove its marks. `only`: end this run only, open or closed, and keep the number of its batch."""
     row = row_of(job)
 
-    async def close(txn: perco.Transaction) -> tuple[bytes | None, str]:
+    async def close(txn: perco.Transaction) -> tuple[bytes | None, str, bool]:
         run = await txn.get(RUN, row)
         if only is None:
             txn.delete(BATCH, row)
@@ -429,12 +521,15 @@ async def _end(db: perco.Database, job: str, *, only: bytes | None = None) -> in
         if run is not None and only in (None, run):
             txn.delete(RUN, row)
             txn.set(CLOSED, row, run)
-        return await txn.get(CLOSED, row), await txn.get(BESIDE, row) or ""
+        return await txn.get(CLOSED, row), await txn.get(BESIDE, row) or "", bool(await txn.get(CUT, row))
 
-    run, beside = await db.run(close)
+    run, beside, chunks = await db.run(close)
     if run is None:
         return 0
-    total = await _forget(db, LEDGER, RUN, run, *_inputs_of(row))
+    if chunks:
+        total = await _forget(db, LEDGER, CHUNK, run, *_inputs_of(row))
+    else:
+        total = await _forget(db, LEDGER, RUN, run, *_inputs_of(row))
     if beside and beside in db.schema.tables:
         table = db.schema.tables[beside]
         total += await _forget(db, table, taken_in(table), run, b"", None)
@@ -445,6 +540,7 @@ async def _end(db: perco.Database, job: str, *, only: bytes | None = None) -> in
             if await txn.get(RUN, row) is None:
                 txn.delete(NAME, row)
                 txn.delete(BESIDE, row)
+                txn.delete(CUT, row)
 
     await db.run(forget_job)  # last, so that `jobs` still lists a job whose removal was interrupted
     return total
@@ -458,17 +554,17 @@ async def _forget(
     low: bytes,
     high: bytes | None,
 ) -> int:
-    """Remove a run from all marks in a range of rows; returns how many marks had it."""
+    """Remove a run from all marks in a range of rows; returns how many inputs it had taken."""
 
     async def remove(txn: perco.Transaction, keys: list[Any]) -> int:
         changed = 0
         for key, mark in (await txn.get_many(column, keys)).items():
-            left = b"".join(each for each in _runs(mark) if each != run)
+            left = b"" if column is CHUNK else b"".join(each for each in _runs(mark) if each != run)
             if left:
                 txn.set(column, key, left)
             else:
                 txn.delete(column, key)
-            changed += left != mark
+            changed += ChunkMark.decode(mark or b"").rows if column is CHUNK else left != mark
         return changed
 
     total = 0

@@ -22,9 +22,20 @@ from perco.naming import named
 from perco.schema.codecs import TupleCodec, codec_named
 from perco.spark import keys, ledger as ledgers
 from perco.spark.arrow import Batches, over_arrow
+from perco.spark.chunks import FrameChanged as FrameChanged, cut as cut_rows
 from perco.spark.failing import reason_first
 from perco.spark.ledger import BYTES, LEDGER, KeyNotUnique as KeyNotUnique, Ledger
-from perco.spark.partition import Failure, Grouped, Loader, LoadOptions, PartitionResult, load_partition, short
+from perco.spark.partition import (
+    Chunked,
+    Failure,
+    Grouped,
+    Loader,
+    LoadOptions,
+    PartitionResult,
+    load_partition,
+    short,
+)
+from perco.spark.scans import cut_of
 from perco.spark.sink import QUERY
 from perco.spark.store import WHERE, Store, described, in_task, serve
 from perco.tuning import collecting_less
@@ -88,11 +99,12 @@ class LoadFailed(PercoError):
     Attributes: `loaded`, the result of the job so far.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, chunks: bool = False) -> None:
         self.loaded = loaded
         first = loaded.failures[0]
+        fix = "Change the loader, but not the frame (chunks=True)," if chunks else "Fix them"
         super().__init__(
-            f"{loaded}; the first: {first.reason}, in row {first.row}. Fix them and load again with "
+            f"{loaded}; the first: {first.reason}, in row {first.row}. {fix} and load again with "
             f"job={loaded.job!r}: no row is loaded twice. Or allow more: LoadOptions(failures_max=...)."
         )
 
@@ -105,6 +117,7 @@ def load(
     schema: perco.Schema | None = None,
     key: str | Callable[[Any], Any] | None = None,
     beside: perco.Table[Any] | None = None,
+    chunks: bool = False,
     job: str | None = None,
     concurrency: int | None = None,
     options: LoadOptions | None = None,
@@ -133,35 +146,41 @@ def load(
         beside: a table in which `loader` writes a row under the input's own key. The input's mark, which says that the
             input has taken effect, then goes into that row, at the cost of one cell; otherwise, each transaction
             involves one more tablet.
+        chunks: whether the rows of a transaction share one mark, instead of `key`. A row is then identified by its
+            place in the frame, so `rows` is a data frame whose tasks give the same rows in the same order whenever they
+            run, such as files that do not change. If Spark would shuffle the rows, perco refuses the frame.
         job: a name under which the load can be run again. Without a name, the load is acknowledged when it succeeds.
         concurrency: transactions in flight in each partition, instead of `options.concurrency`.
         options: how many rows share a transaction, how many inputs may fail, and other limits.
 
-    Raises: LoadFailed if more than `options.failures_max` inputs fail; KeyNotUnique; UsageError; TaskFailed if a
-    task fails for good; and the errors of `perco.open`.
+    Raises: LoadFailed if more than `options.failures_max` inputs fail; KeyNotUnique; FrameChanged if the frame of
+    `chunks` gives other rows than before; UsageError; TaskFailed if a task fails for good; and the errors of
+    `perco.open`.
     """
     options = _chosen(options, concurrency)
-    _must_make_sense(schema, key, beside)
+    _must_make_sense(schema, key, beside, chunks)
+    cut = cut_of(rows, options.group) if chunks else ""  # first: Spark runs the shuffles of a frame to make an RDD
     rdd, spark = _rdd(rows)
     function = _loader(loader)
     unnamed, job = job is None, _name_of(job, spark)
     with serve(store, spark) as reached:
-        ledger = trio.run(_begin, reached, schema, job, beside)
+        ledger = trio.run(_begin, reached, schema, job, beside, cut)
         take = None if key is None else keys.chosen(key) if beside is None else keys.valued(key)
-        if take is None:
+        if take is None and not chunks:
             count = rdd.getNumPartitions()
             rdd = rdd.map(_with_digest).repartitionAndSortWithinPartitions(count, _spread).mapPartitions(_counted)
         task = functools.partial(_task, reached, function, ledger, take, options, key if isinstance(key, str) else None)
-        arrow = None if take is None else over_arrow(rows, task)
+        arrow = over_arrow(rows, task) if chunks or take is not None else None
         try:
             with described(spark, f"perco.spark.load: job {job!r}"), reason_first():
                 results = rdd.mapPartitionsWithIndex(task).collect() if arrow is None else arrow()
         except Exception as error:
-            error.add_note(f"perco: all rows loaded so far stay; load the rest with job={job!r}")
+            if not isinstance(error, FrameChanged):
+                error.add_note(f"perco: all rows loaded so far stay; load the rest with job={job!r}")
             raise
         loaded = Loaded(job, results, spark)
         if loaded.failed > options.failures_max:
-            raise LoadFailed(loaded)
+            raise LoadFailed(loaded, chunks)
         if key is not None:
             _must_be_unique(loaded, rdd, keys.valued(key), beside)
         if unnamed:
@@ -176,12 +195,16 @@ def _chosen(options: LoadOptions | None, concurrency: int | None) -> LoadOptions
     return options if concurrency is None else replace(options, concurrency=concurrency)
 
 
-def _must_make_sense(schema: Any, key: Any, beside: Any) -> None:
+def _must_make_sense(schema: Any, key: Any, beside: Any, chunks: Any) -> None:
     """Check the other arguments of `load`. Raises: UsageError."""
     if schema is not None and not isinstance(schema, perco.Schema):
         raise UsageError(f"schema= takes a perco.Schema, not {schema!r}")
     if key is not None and not isinstance(key, str) and not callable(key):
         raise UsageError(f"key= is a column's name or a function of the row, not {key!r}")
+    if not isinstance(chunks, bool):
+        raise UsageError(f"chunks= is True or False, not {chunks!r}; LoadOptions(group=...) sets the rows of a chunk")
+    if chunks and (key is not None or beside is not None):
+        raise UsageError("chunks=True has one mark for many rows, and key= or beside= one for each: give one of them")
     if beside is not None and (key is None or not isinstance(beside, perco.Table)):
         raise UsageError("beside= is a perco.Table, and needs key=, which gives keys of that table")
     if beside is not None and not isinstance(beside.key, TupleCodec) and codec_named(beside.key.name) is not beside.key:
@@ -219,11 +242,13 @@ def jobs(store: str | os.PathLike[str] | Store, spark: SparkSession) -> dict[str
         return trio.run(main, reached)
 
 
-async def _begin(store: Store, schema: perco.Schema | None, job: str, beside: perco.Table[Any] | None) -> Ledger:
+async def _begin(
+    store: Store, schema: perco.Schema | None, job: str, beside: perco.Table[Any] | None, cut: str
+) -> Ledger:
     async with store.open(_with_ledger(schema, beside)):
         pass
     async with store.joining() as db:  # has all tables of the store
-        return await ledgers.begin(db, job, beside.name if beside is not None else "")
+        return await ledgers.begin(db, job, beside.name if beside is not None else "", cut)
 
 
 async def _acknowledge(store: Store, job: str) -> int:
@@ -320,12 +345,21 @@ def _task(
 
     async def main() -> None:
         async with in_task(store, store.joining()) as db:
-            given = Grouped(rows.groups(options.group, BYTES, sort)) if isinstance(rows, Batches) else rows
+            given = _given(rows, ledger, options, sort, partition)
             await load_partition(db, given, key, function, ledger, options, result)
 
     with collecting_less():
         trio.run(main)
     return [result]
+
+
+def _given(
+    rows: Iterator[Any] | Batches, ledger: Ledger, options: LoadOptions, sort: str | None, partition: int
+) -> Iterator[Any] | Grouped | Chunked:
+    """The rows of a partition, as `load_partition` takes them."""
+    if ledger.cut:
+        return Chunked(cut_rows(partition, rows.rows() if isinstance(rows, Batches) else rows, options.group, BYTES))
+    return Grouped(rows.groups(options.group, BYTES, sort)) if isinstance(rows, Batches) else rows
 
 
 def _keyed(

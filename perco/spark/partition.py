@@ -8,14 +8,20 @@ not wait for rows, but the reader waits for a slow store.
 A row that fails costs no other row. If a loader raises an error, perco discards its transaction, and tries three
 transactions instead: for the rows before this row, for this row alone, and for the rows after it. If a group's
 transaction fails as a whole, as after many conflicts, perco tries two halves. So only a row that is alone in its
-transaction can fail; the other rows are loaded, until there are too many failures. If the store is unavailable for too
-long, its error ends the task, and Spark runs the task again; the ledger says which inputs are left.
+transaction can fail; the other rows are loaded, until there are too many failures.
+
+If chunks have marks, a chunk is what one transaction takes. Before a chunk without a mark is taken, all rows up to the
+next mark are read and compared with that mark: so if the partition has changed, nothing of the changed part is loaded.
+
+If the store is unavailable for too long, its error ends the task, and Spark runs the task again; the ledger says which
+inputs are left.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +32,18 @@ import trio
 import perco
 from perco.errors import CommitUnknown, StoreError
 from perco.settings import check_options
-from perco.spark.ledger import Group, JobClosed, Ledger, Mark, Watch, surely, take_all
+from perco.spark.chunks import Chunk, ChunkMark, FrameChanged, changed, must_be_same
+from perco.spark.ledger import (
+    Group,
+    JobClosed,
+    Ledger,
+    Mark,
+    Watch,
+    chunks_taken,
+    surely,
+    take_all,
+    take_of_chunk,
+)
 
 _REASON_MAX: Final = 500  # characters of a failed row, and of the reason
 _FAILURES_KEPT: Final = 100
@@ -96,27 +113,41 @@ class Grouped:
     lists: Iterator[list[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """Rows that come in chunks, which have marks (`perco.spark.chunks.cut`)."""
+
+    chunks: Iterator[Chunk]
+
+
 async def load_partition(
     db: perco.Database,
-    rows: Iterator[Any] | Grouped,
+    rows: Iterator[Any] | Grouped | Chunked,
     key: Callable[[Any], Any] | None,
     loader: Loader,
     ledger: Ledger,
     options: LoadOptions,
     result: PartitionResult,
 ) -> None:
-    """Load what `rows` yields: rows or, if `key` is None, pairs (key, row). The counts go into `result`. Keys are of
-    the kind that `ledger.mark` takes.
+    """Load what `rows` yields: rows or, if `key` is None, pairs (key, row); or chunks. The counts go into `result`.
+    Keys are of the kind that `ledger.mark` takes.
 
     Raises: the error that ends the task.
     """
     began = time.perf_counter()
     concurrency = options.concurrency or (_SINGLE if options.group == 1 else _GROUPS)
-    send, receive = trio.open_memory_channel[list[Any]](_AHEAD)
+    send, receive = trio.open_memory_channel[list[Any] | Chunk](_AHEAD)
     task = _Task(db, key, loader, ledger, options, result)
 
     async def read() -> None:
         async with send:
+            if isinstance(rows, Chunked):
+                comparing = _Comparing(db, ledger, result)
+                while chunk := await trio.to_thread.run_sync(next, rows.chunks, None):
+                    for ready in await comparing.ready(chunk):
+                        await send.send(ready)
+                await comparing.end()
+                return
             if isinstance(rows, Grouped):
                 while group := await trio.to_thread.run_sync(next, rows.lists, None):
                     await send.send(group)
@@ -160,20 +191,32 @@ class _Task:
         self._single = db.options(attempts=options.attempts)
         self._whole = db.options(attempts=min(options.attempts, _TRIES))
 
-    async def take(self, given: list[Any]) -> None:
-        """Take the rows of a group, or what `load_partition` is given for them."""
+    async def take(self, given: list[Any] | Chunk) -> None:
+        """Take the rows of a group or a chunk, or what `load_partition` is given for them."""
+        if not isinstance(given, Chunk):
+            await self._take(Group(self._inputs(given)), take_all)
+            return
+        marked = await self._take(Group([*enumerate(given.rows)], given), take_of_chunk)
+        if not marked and not self._result.stopped:
+            # All rows have failed. Later attempts hold rows back until the next mark, so no chunk is left without one.
+            await surely(self._single, take_of_chunk, self._ledger, self._watch, Group([], given), self._loader)
+
+    async def _take(self, whole: Group, takes: Callable[..., Awaitable[None]]) -> bool:
+        """Returns whether a transaction has taken inputs of the group, or has found that they had been taken."""
         result = self._result
-        left = [Group(self._inputs(given))]
+        some = False
+        left = [whole]
         while left and not result.stopped:
             group = left.pop()
             if not group.inputs:
                 continue
             retrying = self._single if len(group.inputs) == 1 else self._whole
             try:
-                await surely(retrying, take_all, self._ledger, self._watch, group, self._loader)
+                await surely(retrying, takes, self._ledger, self._watch, group, self._loader)
             except Exception as error:
                 met = first_of(error)  # a loader may have tasks of its own
-                if isinstance(met, CommitUnknown | JobClosed | StoreError) or not isinstance(met, Exception):
+                ends = isinstance(met, CommitUnknown | JobClosed | FrameChanged | StoreError)
+                if ends or not isinstance(met, Exception):
                     raise
                 if len(group.inputs) == 1:
                     self._failed(group.inputs[0][1], met)
@@ -182,7 +225,9 @@ class _Task:
             else:
                 result.committed += group.taken
                 result.skipped += group.done - group.taken
-                left.append(Group(group.inputs[group.done :]))
+                left.append(group.rest())
+                some = True
+        return some
 
     def _inputs(self, given: list[Any]) -> list[tuple[Mark, Any]]:
         """The mark and the row of each input that has a key; the others have failed."""
@@ -204,6 +249,58 @@ class _Task:
         if len(result.failures) < _FAILURES_KEPT:
             text = short(f"{type(error).__name__}: {error}")
             result.failures.append(Failure(short(str(row)), text))
+
+
+class _Comparing:
+    """Compares the chunks of a partition, as they are read, with the marks that were there before, and holds a chunk
+    without a mark back until the next mark has been compared: its digest includes the rows of the chunk.
+
+    An attempt has at most `concurrency` chunks in flight, and leaves no other chunk without a mark before a chunk with
+    a mark. So no more chunks than that are held back.
+    """
+
+    def __init__(self, db: perco.Database, ledger: Ledger, result: PartitionResult) -> None:
+        self._db, self._ledger, self._result = db, ledger, result
+        self._marks: deque[tuple[int, ChunkMark]] = deque()
+        self._further: int | None = 0  # where to read marks on
+        self._held: list[Chunk] = []
+
+    async def ready(self, chunk: Chunk) -> list[Chunk]:
+        """The chunks to take now that this one has been read. Raises: FrameChanged."""
+        self._held.append(chunk)
+        found = await self._next()
+        if found is None:
+            return self._release()
+        first, mark = found
+        if first > chunk.first:
+            return []
+        if first < chunk.first:
+            raise self._changed(f"before row {chunk.first}")
+        must_be_same(self._ledger.job, chunk, mark)
+        self._marks.popleft()
+        if mark.rows == len(chunk.rows):
+            self._held.pop()
+            self._result.skipped += mark.rows
+        return self._release()
+
+    async def end(self) -> None:
+        """All chunks have been read. Raises: FrameChanged if there are further marks."""
+        if (found := await self._next()) is not None:
+            raise self._changed(f"and ends before row {found[0]}")
+
+    async def _next(self) -> tuple[int, ChunkMark] | None:
+        """The next mark to compare."""
+        while not self._marks and self._further is not None:
+            marks, self._further = await chunks_taken(self._db, self._ledger, self._result.partition, self._further)
+            self._marks += marks
+        return self._marks[0] if self._marks else None
+
+    def _release(self) -> list[Chunk]:
+        held, self._held = self._held, []
+        return held
+
+    def _changed(self, where: str) -> FrameChanged:
+        return changed(self._ledger.job, self._result.partition, where)
 
 
 def first_of(group: BaseException) -> BaseException:

@@ -49,6 +49,13 @@ async def refuse(txn: perco.Transaction, row: Any) -> None:
         raise ValueError(f"{row['id']} is not to be had")
 
 
+async def refuse_high(txn: perco.Transaction, row: Any) -> None:
+    """As `bump`, for the first rows of each thousand."""
+    await bump(txn, row)
+    if row["id"] % 1000 >= 300:
+        raise ValueError(f"{row['id']} is not to be had")
+
+
 async def die_once(txn: perco.Transaction, row: Any) -> None:
     """As `bump`; the process that comes to a row which says where dies there, once, when others have committed."""
     await bump(txn, row)

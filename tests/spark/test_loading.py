@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 from pyspark import RDD
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 import perco
 import perco.spark
@@ -283,3 +283,83 @@ def test_executors_that_do_not_reach_the_store_say_what_to_do(
             perco.spark.drain(spark, there, "tests.spark.app:schema", workers=1)
         loaded = perco.spark.load(frame(spark, 20), served, app.bump, key="id", job="j")
         assert (loaded.committed, loaded.skipped) == (20, 0)
+
+
+def files(spark: SparkSession, path: Path, count: int, *, die: Callable[[int], str] = lambda n: "") -> DataFrame:
+    """Two files, each of which Spark reads in a partition of its own."""
+    frame(spark, count, die=die).repartitionByRange(2, "id").sortWithinPartitions("id").write.parquet(str(path))
+    return spark.read.parquet(str(path))
+
+
+def test_chunks_of_files_are_loaded_once_though_a_worker_and_a_call_die(spark: SparkSession, tmp_path: Path) -> None:
+    rows = files(spark, tmp_path / "rows", 2000, die=lambda n: str(tmp_path / f"died-{n}") if n in (540, 1640) else "")
+    assert rows.rdd.getNumPartitions() == 2
+    few = perco.spark.LoadOptions(concurrency=2, group=30)
+    given: dict[str, Any] = {"schema": app.schema, "chunks": True, "job": "j", "options": few}
+    with perco.spark.serve(tmp_path / "s", spark) as store:
+        with pytest.raises(perco.spark.LoadFailed, match=r"Change the loader, but not the frame .* job='j'") as failed:
+            perco.spark.load(rows, store, app.refuse_high, **given)
+        before = failed.value.loaded.committed
+        assert before > 0
+        loaded = perco.spark.load(rows, store, app.die_once, **given)
+        assert {path.name for path in tmp_path.glob("died-*")} == {"died-540", "died-1640"}
+        assert (loaded.committed + loaded.skipped, loaded.failed) == (2000, 0)
+        assert loaded.skipped >= before
+        assert max(part.attempt for part in loaded.partitions) >= 1
+        again = perco.spark.load(rows, store, app.bump, **given)
+        assert (again.committed, again.skipped) == (0, 2000)
+        with pytest.raises(
+            UsageError, match=r"'j' was begun with .* 30 rows a chunk; this call has .* 100 rows a chunk"
+        ):
+            perco.spark.load(rows, store, app.bump, schema=app.schema, chunks=True, job="j")
+        with pytest.raises(UsageError, match=r"was begun with chunks=True and 2 partitions .* has .* 1 partitions"):
+            perco.spark.load(rows.coalesce(1), store, app.bump, **given)
+        files(spark, tmp_path / "others", 2000)
+        with pytest.raises(UsageError, match=r"2 partitions \(files .* 2 partitions \(files"):  # which are other files
+            perco.spark.load(spark.read.parquet(str(tmp_path / "others")), store, app.bump, **given)
+        assert perco.spark.acknowledge(store, "j", spark) == 2000
+    assert totals(tmp_path / "s") == {f"n{n}": 400 for n in range(5)}
+
+
+def test_chunks_of_a_frame_that_changes(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark takes the function for one that gives the same values."""
+    changes = tmp_path / "changes"
+    renamed = F.udf(lambda n: f"n{n}" + "x" * (n == 150 and changes.exists()))
+    rows = files(spark, tmp_path / "rows", 200).coalesce(1).select("id", renamed("id").alias("name"))
+    given: dict[str, Any] = {"schema": app.schema, "chunks": True, "job": "j"}
+    assert perco.spark.load(rows, tmp_path / "s", app.bump, **given).committed == 200
+    changes.touch()
+    with pytest.raises(
+        perco.spark.FrameChanged, match=r"^partition 0 has other rows than before, in its first 200"
+    ) as told:
+        perco.spark.load(rows, tmp_path / "s", app.bump, **given)
+    assert not any("load the rest" in note for note in getattr(told.value, "__notes__", ()))
+    assert sum(totals(tmp_path / "s").values()) == 200
+
+
+def test_chunks_of_rows_that_arrow_cannot_carry(spark: SparkSession, tmp_path: Path) -> None:
+    rows = files(spark, tmp_path / "rows", 300).selectExpr("id", "name", "make_dt_interval(id) as age")
+    for committed in (300, 0):
+        loaded = perco.spark.load(rows, tmp_path / "s", app.bump, schema=app.schema, chunks=True, job="j")
+        assert (loaded.committed, loaded.skipped) == (committed, 300 - committed)
+
+
+def test_frames_that_have_no_chunks_are_refused_before_anything_runs(spark: SparkSession, tmp_path: Path) -> None:
+    rows = files(spark, tmp_path / "rows", 100)
+    context = spark.sparkContext
+    context.setJobGroup("refused", "")
+    for refused, more, said in (
+        (rows.repartition(3), {}, "not hold this of a frame that it shuffles"),
+        (rows.groupBy("name").count(), {}, "write the frame to files"),
+        (rows.rdd, {}, "an RDD may run any function"),
+        (rows, {"key": "id"}, "give one of them"),
+        (rows, {"chunks": 100}, "chunks= is True or False"),
+    ):
+        given: Any = {"schema": app.schema, "chunks": True, **more}
+        with pytest.raises(UsageError, match=said):
+            perco.spark.load(refused, tmp_path / "s", app.bump, **given)
+    assert list(context.statusTracker().getJobIdsForGroup("refused")) == []
+    context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="give key= instead"):  # the shuffle is not in the plan of this frame
+        perco.spark.load(frame(spark, 10), tmp_path / "s", app.bump, schema=app.schema, chunks=True)
+    assert not (tmp_path / "s").exists()
