@@ -310,11 +310,11 @@ async def take_all(
     else:
         found = await watch.all_before([mark for mark, _ in inputs])
     for mark, value in inputs:
-        at = mark[1]
+        column, at = mark
         before = found[at]
         if not ledger.has(before):
             found[at] = written = await ledger.marked(txn, before)
-            txn.set(*mark, written)
+            txn.set(column, at, written)
             await group.load(txn, loader, value)
         group.done += 1
         if txn.outcome != "open" or bytes_of(txn) >= BYTES:
@@ -333,16 +333,16 @@ async def take_of_chunk(
     assert chunk is not None
     group.done = group.taken = 0
     group.loading = False
-    cell = ledger.mark_of_chunk(chunk.partition, chunk.first)
-    mark = ledger.chunk_taken((await watch.all_before([cell]))[cell[1]])
+    column, key = ledger.mark_of_chunk(chunk.partition, chunk.first)
+    mark = ledger.chunk_taken((await watch.all_before([(column, key)]))[key])
     if mark is None:
         mark = ChunkMark(ledger.run, chunk.digest, [])
-        txn.set(*cell, mark.encode())
+        txn.set(column, key, mark.encode())
     must_be_same(ledger.job, chunk, mark)
     for number, value in group.inputs:
         if not mark.has(number):
             mark.add(number)
-            txn.set(*cell, mark.encode())
+            txn.set(column, key, mark.encode())
             await group.load(txn, loader, value)
         group.done += 1
         if txn.outcome != "open" or bytes_of(txn) >= BYTES:
@@ -454,7 +454,8 @@ async def _begin(db: perco.Database, job: str, beside: str, batch: int | None, i
             txn.set(BATCH, row, batch)
         elif await txn.get(RUN, row) is None:
             return None
-        run, where, was_cut = await txn.get(RUN, row), await txn.get(BESIDE, row), await txn.get(CUT, row) or ""
+        run, where = await txn.get(RUN, row), await txn.get(BESIDE, row)
+        was_cut = await txn.get(CUT, row) or ""
         if run is None:
             run = secrets.token_bytes(RUN_BYTES)
             if batch is not None:
@@ -513,7 +514,7 @@ async def _end(db: perco.Database, job: str, *, only: bytes | None = None) -> in
     """Close a job and remove its marks. `only`: end this run only, open or closed, and keep the number of its batch."""
     row = row_of(job)
 
-    async def close(txn: perco.Transaction) -> tuple[bytes | None, str, bool]:
+    async def close(txn: perco.Transaction) -> tuple[bytes | None, str, str]:
         run = await txn.get(RUN, row)
         if only is None:
             txn.delete(BATCH, row)
@@ -521,15 +522,13 @@ async def _end(db: perco.Database, job: str, *, only: bytes | None = None) -> in
         if run is not None and only in (None, run):
             txn.delete(RUN, row)
             txn.set(CLOSED, row, run)
-        return await txn.get(CLOSED, row), await txn.get(BESIDE, row) or "", bool(await txn.get(CUT, row))
+        cut = await txn.get(CUT, row)
+        return await txn.get(CLOSED, row), await txn.get(BESIDE, row) or "", cut or ""
 
-    run, beside, chunks = await db.run(close)
+    run, beside, cut = await db.run(close)
     if run is None:
         return 0
-    if chunks:
-        total = await _forget(db, LEDGER, CHUNK, run, *_inputs_of(row))
-    else:
-        total = await _forget(db, LEDGER, RUN, run, *_inputs_of(row))
+    total = await _forget(db, LEDGER, CHUNK if cut else RUN, run, *_inputs_of(row))
     if beside and beside in db.schema.tables:
         table = db.schema.tables[beside]
         total += await _forget(db, table, taken_in(table), run, b"", None)

@@ -167,25 +167,36 @@ def load(
         ledger = trio.run(_begin, reached, schema, job, beside, cut)
         take = None if key is None else keys.chosen(key) if beside is None else keys.valued(key)
         if take is None and not chunks:
-            count = rdd.getNumPartitions()
-            rdd = rdd.map(_with_digest).repartitionAndSortWithinPartitions(count, _spread).mapPartitions(_counted)
+            rdd = _numbered(rdd)
         task = functools.partial(_task, reached, function, ledger, take, options, key if isinstance(key, str) else None)
         arrow = over_arrow(rows, task) if chunks or take is not None else None
-        try:
-            with described(spark, f"perco.spark.load: job {job!r}"), reason_first():
-                results = rdd.mapPartitionsWithIndex(task).collect() if arrow is None else arrow()
-        except Exception as error:
-            if not isinstance(error, FrameChanged):
-                error.add_note(f"perco: all rows loaded so far stay; load the rest with job={job!r}")
-            raise
+        with _can_go_on(job), described(spark, f"perco.spark.load: job {job!r}"), reason_first():
+            results = rdd.mapPartitionsWithIndex(task).collect() if arrow is None else arrow()
         loaded = Loaded(job, results, spark)
         if loaded.failed > options.failures_max:
             raise LoadFailed(loaded, chunks)
-        if key is not None:
-            _must_be_unique(loaded, rdd, keys.valued(key), beside)
+        _must_be_unique(loaded, rdd, key, beside)
         if unnamed:
             trio.run(_acknowledge, reached, job)
     return loaded
+
+
+@contextlib.contextmanager
+def _can_go_on(job: str) -> Iterator[None]:
+    """Add to an error how to load the rest of the job, unless the job cannot be continued."""
+    try:
+        yield
+    except FrameChanged:
+        raise
+    except Exception as error:
+        error.add_note(f"perco: all rows loaded so far stay; load the rest with job={job!r}")
+        raise
+
+
+def _numbered(rows: RDD[Any]) -> RDD[Any]:
+    """Pairs (key, row) of rows without a key: Spark shuffles equal rows into one partition, where they are numbered."""
+    count = rows.getNumPartitions()
+    return rows.map(_with_digest).repartitionAndSortWithinPartitions(count, _spread).mapPartitions(_counted)
 
 
 def _chosen(options: LoadOptions | None, concurrency: int | None) -> LoadOptions:
@@ -273,12 +284,14 @@ def _shared(rows: RDD[Any], key: Callable[[Any], Any], beside: perco.Table[Any] 
     return dict(counted.mapPartitions(_several).collect()[:_SHARED])
 
 
-def _must_be_unique(loaded: Loaded, rows: RDD[Any], key: Callable[[Any], Any], beside: perco.Table[Any] | None) -> None:
+def _must_be_unique(
+    loaded: Loaded, rows: RDD[Any], key: str | Callable[[Any], Any] | None, beside: perco.Table[Any] | None
+) -> None:
     """Raises: KeyNotUnique.
 
     If no row was skipped, each row has written a mark of its own. A skipped row either was loaded before, by this task
     or this job, or shares its key with another row; a mark does not show which."""
-    if not loaded.skipped or not (shared := _shared(rows, key, beside)):
+    if key is None or not loaded.skipped or not (shared := _shared(rows, keys.valued(key), beside)):
         return
     first, number = next(iter(shared.items()))
     raise KeyNotUnique(
