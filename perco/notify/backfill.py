@@ -235,7 +235,7 @@ class Backfill:
             tell(BackfillProgress(id, entry.version, entry.table, far.rows, far.notified, False))
             await self._give_way(share)
             known = self._catalogue()
-            if entry.number in known.dropped:  # N12: what this page has put may have come after the drop's removal
+            if entry.number in known.dropped:  # N12: cells of this page may have come after the drop's removal
                 await remove_changes(driver, known, entry.number)
                 return None
             if known.observers[id].at != entry.at:

@@ -514,15 +514,19 @@ class Worker:
         counters.commits += 1
         counters.collapsed += verdict.collapsed
         if self.outputs is not None:
-            known = self.outputs.seen[number]
-            for into, _, written in runs.written(txn):
-                if (into, written) not in known:
-                    self.outputs.note(number, into, written)
+            self._note_outputs(self.outputs, number, txn)
         if engine.on_event is not None:
             engine.on_event("ack")
         if self.on_run is not None:
             self._tell_of_run(observer.id, change.key, trio.current_time() - began)
         return True
+
+    @staticmethod
+    def _note_outputs(outputs: Outputs, number: int, txn: Transaction) -> None:
+        known = outputs.seen[number]
+        for into, _, written in runs.written(txn):
+            if (into, written) not in known:
+                outputs.note(number, into, written)
 
     def _show_root(self, number: int, root: int) -> None:
         for watch in self._watches:

@@ -55,7 +55,7 @@ class Leaves(NamedTuple):
 class Parts(NamedTuple):
     """Where a tablet can be cut into parts of about the same size.
 
-    Attributes: `rows`: the first ones of the parts; `cells`: how many a part has, about.
+    Attributes: `rows`: the first ones of the parts; `cells`: the number of cells of a part, about.
     """
 
     rows: list[bytes]

@@ -92,7 +92,7 @@ def test_dates_times_decimals_and_nested_values_go_there_and_back(
     full = (key, NOON, Decimal("-1.250"), inner, {"b": b"\x00", "a": None})
     other: Any = ((date(1969, 7, 20), Decimal("2")), None, None, None, {})
     zone = str(spark.conf.get("spark.sql.session.timeZone"))
-    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")  # what is stored depends on no zone
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")  # stored values depend on no zone
     try:
         frame = spark.createDataFrame([other, full], COLUMNS)
         frame.write.format("perco").option("table", "days").mode("append").save()
