@@ -2,7 +2,8 @@
 reading them back against Parquet.
 
 A row has a key and four small cells, one of which has an observer, so each row also writes a notification; the observer
-does not run. The rows come in no order. Marks are in the rows. All of `load` is timed, with the start of its jobs, in a
+does not run. The rows come in no order. Marks are in the rows; with marks per chunk, they are in the ledger, and Spark
+sorts each partition by the key, as perco sorts batches otherwise. All of `load` is timed, with the start of its jobs, in a
 session that is warm; CPU time is that of all processes: JVM, Python workers, server and driver.
 """
 
@@ -34,6 +35,7 @@ READ_RATE, READ_SHARE = 100_000, 0.5
 FILES, SERVED, ROWWISE, PARQUET = "perco, files", "perco, served", "perco, row by row", "Parquet"
 RATE, CPU_US, SHARE = 15_000, 80, 0.75
 GROUPED, ALONE, EACH = "Spark, grouped", "without Spark, grouped", "Spark, a transaction each"
+CHUNKS: Final = "Spark, grouped, marks per chunk"
 NAMES: Final = ("key", "count", "name", "score", "good")
 _KINDS: Final = {
     "perco.serve.lending": "server",
@@ -179,6 +181,7 @@ def main(run: Run, report: Report) -> None:
             GROUPED: partial(_fresh, folder, spark, partial(with_spark, spark, parquet, 100)),
             ALONE: partial(_fresh, folder, spark, lambda store: without_spark(store.url, ROWS)),
             EACH: partial(_fresh, folder, spark, partial(with_spark, spark, parquet, 1)),
+            CHUNKS: partial(_fresh, folder, spark, partial(in_chunks, spark, parquet)),
         }
         for _ in range(2):
             sides[GROUPED]()  # to warm up
@@ -262,6 +265,17 @@ def with_spark(spark: Any, parquet: str, group: int, store: Any) -> Taken:
             options=options,
         )
     assert not done.skipped
+    return taken
+
+
+def in_chunks(spark: Any, parquet: str, store: Any) -> Taken:
+    import perco.spark
+    from bench import spark_narrow
+
+    with measured() as taken:
+        rows = spark.read.parquet(parquet).sortWithinPartitions("key")
+        done = perco.spark.load(rows, store, spark_narrow.loader, chunks=True, job="bench")
+    assert done.committed == ROWS
     return taken
 
 

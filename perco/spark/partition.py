@@ -197,7 +197,7 @@ class _Task:
             await self._take(Group(self._inputs(given)), take_all)
             return
         marked = await self._take(Group([*enumerate(given.rows)], given), take_of_chunk)
-        if not marked and not self._result.stopped:
+        if not marked:
             # All rows have failed. Later attempts hold rows back until the next mark, so no chunk is left without one.
             await surely(self._single, take_of_chunk, self._ledger, self._watch, Group([], given), self._loader)
 

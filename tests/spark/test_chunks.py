@@ -13,7 +13,7 @@ import trio
 
 import perco
 from perco.errors import UsageError
-from perco.spark import ledger as ledgers
+from perco.spark import ledger as ledgers, partition as partitions
 from perco.spark.chunks import ChunkMark, FrameChanged, cut
 from perco.spark.ledger import BYTES, CHUNK, CUT, LEDGER, RUN, Group, JobClosed, Ledger, Watch, take_of_chunk
 from perco.spark.partition import Chunked, Loader, LoadOptions, PartitionResult, load_partition
@@ -36,9 +36,10 @@ async def loaded(
     rows: Iterator[Any] | list[Any],
     loader: Loader = app.bump,
     partition: int = 0,
+    result: PartitionResult | None = None,
     **options: Any,
 ) -> PartitionResult:
-    result, chosen = PartitionResult(partition), LoadOptions(**options)
+    result, chosen = result or PartitionResult(partition), LoadOptions(**options)
     chunked = Chunked(cut(partition, iter(rows), chosen.group, BYTES))
     await load_partition(db, chunked, None, loader, ledger, chosen, result)
     return result
@@ -67,12 +68,16 @@ async def nothing(txn: perco.Transaction, row: Any) -> None:
 # ------------------------------------------------------------------ exactly once
 
 
-async def test_one_mark_for_a_chunk_and_none_is_loaded_again() -> None:
+async def test_one_mark_for_a_chunk_and_none_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def needless(*_: Any) -> None:
+        raise AssertionError("a transaction for rows that have all been taken")
+
     async with opened() as (db, ledger):
         for partition in (0, 1):
             result = await loaded(db, ledger, inputs(250), partition=partition)
             assert (result.committed, result.skipped, result.failed) == (250, 0, 0)
         assert await marks(db) == [[(0, 100)], [(0, 100)], [(0, 50)]] * 2
+        monkeypatch.setattr(partitions, "take_of_chunk", needless)
         for partition in (0, 1):
             result = await loaded(db, ledger, inputs(250), nothing, partition)
             assert (result.committed, result.skipped, result.failed) == (0, 250, 0)
@@ -202,9 +207,10 @@ async def test_a_partition_that_has_changed_is_refused_and_nothing_of_it_is_load
             await db.run(take_of_chunk, ledger, Watch(db, ledger), group, app.bump)
         rows = inputs(300)
         del rows[150]
+        result = PartitionResult(0)
         with pytest.raises(FrameChanged, match=r"in its first 299 rows, so perco cannot tell .* job 'job' .* key="):
-            await loaded(db, ledger, rows, nothing)
-        assert await total(db) == 200
+            await loaded(db, ledger, rows, nothing, result=result, failures_max=1000)
+        assert (result.committed, result.failed) == (0, 0)
         assert (await loaded(db, ledger, inputs(300))).committed == 100
 
 
@@ -228,8 +234,10 @@ async def test_such_an_attempt_ends_and_fails_no_row() -> None:
 
         rows = inputs(2)
         rows[1]["name"] = "another"
+        result = PartitionResult(0)
         with pytest.raises(FrameChanged):
-            await loaded(db, ledger, rows, overtaken, group=1, concurrency=1, failures_max=10)
+            await loaded(db, ledger, rows, overtaken, result=result, group=1, concurrency=1, failures_max=10)
+        assert (result.committed, result.failed) == (1, 0)
 
 
 @pytest.mark.parametrize(("rows", "said"), [(200, "and ends before row 200"), (250, "in its first 250 rows")])
@@ -349,10 +357,27 @@ async def test_more_marks_than_are_read_at_once(monkeypatch: pytest.MonkeyPatch)
         for partition in (0, 1, 2):
             await loaded(db, ledger, inputs(700), partition=partition)
         assert (await loaded(db, ledger, inputs(700), nothing, 1)).skipped == 700
-        rows = inputs(700)
-        rows[650]["name"] = "another"
-        with pytest.raises(FrameChanged, match="partition 1 has other rows than before, in its first 700 rows"):
-            await loaded(db, ledger, rows, nothing, 1)
+
+
+async def test_marks_that_do_not_count_among_those_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks 0 and 2 have marks; between them are marks of an earlier run, with other cuts. In chunk 1, a row is gone."""
+    async with opened() as (db, ledger):
+        monkeypatch.setattr(ledgers, "_READ", 2)
+        late = await db.begin()
+        for chunk in list(cut(0, iter(inputs(300)), 10, BYTES))[1:5]:
+            await take_of_chunk(late, ledger, Watch(db, ledger), Group([], chunk), nothing)
+        await ledgers.acknowledge(db, "job")
+        await late.commit()
+        again = await ledgers.begin(db, "job", "", CUT_SO)
+        for chunk in list(cut(0, iter(inputs(300)), 100, BYTES))[::2]:
+            group = Group([*enumerate(chunk.rows)], chunk)
+            await db.run(take_of_chunk, again, Watch(db, again), group, app.bump)
+        rows = inputs(300)
+        del rows[150]
+        result = PartitionResult(0)
+        with pytest.raises(FrameChanged, match="partition 0 has other rows than before, in its first 299 rows"):
+            await loaded(db, again, rows, nothing, result=result, failures_max=1000)
+        assert (result.skipped, result.failed) == (100, 0)
 
 
 # ------------------------------------------------------------------ cuts and marks as values
