@@ -3,8 +3,8 @@ reading them back against Parquet.
 
 A row has a key and four small cells, one of which has an observer, so each row also writes a notification; the observer
 does not run. The rows come in no order. Marks are in the rows; with marks per chunk, they are in the ledger, and Spark
-sorts each partition by the key, as perco sorts batches otherwise. All of `load` is timed, with the start of its jobs, in a
-session that is warm; CPU time is that of all processes: JVM, Python workers, server and driver.
+sorts each partition by the key, as perco sorts batches otherwise. All of `load` is timed, with the start of its jobs,
+in a session that is warm; CPU time is that of all processes: JVM, Python workers, server and driver.
 """
 
 from __future__ import annotations
