@@ -360,7 +360,7 @@ async def test_more_marks_than_are_read_at_once(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_marks_that_do_not_count_among_those_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks 0 and 2 have marks. Between them are marks of an earlier run, with other cuts. In chunk 1, a row is gone."""
+    """Between the marks of chunks 0 and 2 are marks of an earlier run, with other cuts. In chunk 1, a row is gone."""
     async with opened() as (db, ledger):
         monkeypatch.setattr(ledgers, "_READ", 2)
         late = await db.begin()
