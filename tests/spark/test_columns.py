@@ -167,14 +167,14 @@ async def reading(
 
 
 @pytest.mark.parametrize("how", ["files", "pages"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 async def test_columns_have_the_rows_of_a_scan(tmp_path: Path, seed: int, how: str) -> None:
     """Nulls, deleted cells, old and new versions, long values, every codec and key, ranges of keys."""
     rng = random.Random(seed)
     compared = 0
     async with reading(tmp_path, partial(filled, seed=seed), how) as (db, moments):
         for name in KEYS:
-            for _ in range(12):
+            for _ in range(8):
                 table = db.schema.tables[name]
                 columns = rng.sample(list(table.columns), rng.randrange(1, len(table.columns) + 1))
                 ends = sorted(table.row(key_of(rng, name)) for _ in range(2))
@@ -185,7 +185,7 @@ async def test_columns_have_the_rows_of_a_scan(tmp_path: Path, seed: int, how: s
                 assert found.schema == wanted.schema
                 assert found.to_pylist() == wanted.to_pylist()
                 compared += wanted.num_rows
-    assert compared > 300
+    assert compared > 200
 
 
 async def locked(db: perco.Database, name: str, keys: list[Any]) -> int:
