@@ -235,10 +235,11 @@ class Backfill:
             tell(BackfillProgress(id, entry.version, entry.table, far.rows, far.notified, False))
             await self._give_way(share)
             known = self._catalogue()
-            if entry.number in known.dropped:  # N12: cells of this page may have come after the drop's removal
+            now = known.observers.get(id)
+            if now is None or now.number != entry.number:  # N12: cells of this page may have come after the removal
                 await remove_changes(driver, known, entry.number)
                 return None
-            if known.observers[id].at != entry.at:
+            if now.at != entry.at:
                 return None  # a higher version was registered meanwhile
         await self._change(lambda catalogue: catalogue.made_ready(id, entry.at))
         driver.notified()

@@ -30,7 +30,7 @@ def test_a_mutant_dies(name: str, tmp_path: Path) -> None:
         child.join()
     found = said.read_text()
     assert child.exitcode == 1, f"{name}: {found}"
-    broken = re.search("(Attribute|Name|Type|Value)Error|^ERROR ", found, re.MULTILINE)
+    broken = re.search("(Attribute|Name|Type|Value)Error|^ERROR \\S", found, re.MULTILINE)
     assert not broken, f"the mutant itself is broken: {found}"
 
 
