@@ -1,8 +1,8 @@
 """What programs do on a served store besides transactions, and the conditions that the answers must meet.
 
-pins     reads at a pin return the same values for as long as the pin's lease lasts, even if versions are collected
-(T15) splits   a tablet is split under traffic (P1 - P5) meters   rows that count up are written, and read by all
-programs, while their tablets may be split (`meters.py`)
+pins     reads at a pin return the same values until the pin's lease ends, even if versions are collected (T15)
+splits   a tablet is split under traffic (P1 - P5)
+meters   rows that count up are written, and read by all programs, while their tablets may be split (`meters.py`)
 past     a read as of a past moment: the total of the balances must be what it always is
 waits    a wait, with a time limit, until everything has been observed (N7)
 looks    queries: what tasks wait for, which server has which tablets, which changes wait, pins, the oldest timestamp
