@@ -142,6 +142,9 @@ def alone(views: Views, runs: Runs) -> Views:
 class Keeper:
     """An open scratch store, whose worker runs."""
 
+    db: Database
+    views: Views
+
     def __init__(self, db: Database, views: Views, runs: Runs, seed: int) -> None:
         self.db, self.views = db, views
         self._runs, self._random = runs, random.Random(seed)

@@ -88,6 +88,9 @@ def reason_of(text: str) -> tuple[str, str] | None:
 class RowRefused(UsageError):
     """A row that cannot be written. Attributes: `row`, the row; `key`, its key."""
 
+    row: dict[str, Any]
+    key: Any
+
     def __init__(self, message: str, row: dict[str, Any], key: Any) -> None:
         super().__init__(message)
         self.row, self.key = row, key

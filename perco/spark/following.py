@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 import trio
@@ -39,11 +39,14 @@ from perco.spark.streaming import Loop, streamed
 from perco.tuning import collecting_less
 from perco.txn.snapshot import scan_between
 
-try:
+if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-except ImportError:  # PySpark 4.1: a batch has all that there is
-    ReadLimit = ReadMaxRows = None  # type: ignore[assignment, misc]
-    SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
+else:
+    try:
+        from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+    except ImportError:  # PySpark 4.1: a batch has all that there is
+        ReadLimit = ReadMaxRows = None
+        SupportsTriggerAvailableNow = object
 
 BOUNDED: Final = ReadMaxRows is not None  # whether Spark lets a source bound a batch
 ROWS: Final = 100_000  # changed in a batch, unless `maxRows` says otherwise

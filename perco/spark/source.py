@@ -151,6 +151,8 @@ class Asked:
     read: str
     batch: int
     nulls: str
+    failures_max: int
+    failures_to: str
 
     def __init__(self, options: Any, store: Store | None, known: tuple[str, ...], zone: str = "UTC") -> None:
         """`zone`: the session's time zone."""

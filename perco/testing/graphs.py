@@ -22,6 +22,7 @@ from perco.schema.codecs import FLOAT64, INT64, TEXT, Tuple
 from perco.schema.schema import Column, Schema, Table
 from perco.txn.row import Row
 from perco.txn.snapshot import Snapshot
+from perco.views import Views
 
 KEY: Final = Tuple(TEXT, TEXT)
 WORDS: Final = ("", "a", "b", "ab", "bca", "cc")
@@ -35,6 +36,11 @@ T = TypeVar("T")
 
 class Shape:
     """A table of the shape that all tables of a graph have. `split`: it begins with two tablets."""
+
+    table: Table[tuple[str, str]]
+    n: Column[tuple[str, str], int]
+    x: Column[tuple[str, str], float]
+    s: Column[tuple[str, str], str]
 
     def __init__(self, name: str, *, split: bool = False) -> None:
         self.table = Table(name, key=KEY, splits=[("b", "")] if split else [])
@@ -65,6 +71,7 @@ class Graph:
     made: list[str]
     kinds: set[str]
     version: int
+    views: Views
 
     def __init__(
         self,

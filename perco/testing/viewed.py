@@ -28,7 +28,7 @@ from perco.database.database import Database
 from perco.database.inside import inside
 from perco.errors import NotFresh, NotIdle, UsageError
 from perco.schema.codecs import INT64, Tuple
-from perco.schema.schema import Schema, Table
+from perco.schema.schema import Column, Schema, Table
 from perco.testing.graphs import Graph, State
 from perco.txn.row import Row
 from perco.txn.snapshot import Snapshot
@@ -48,6 +48,9 @@ class Viewed:
     graph: Graph
     version: int
     dropped: str
+    mark: Column[int, int]
+    copy: Column[tuple[int, int], int]
+    count: Column[int, int]
 
     def __init__(self, seed: int, schema: Schema, version: int) -> None:
         self.version = version
