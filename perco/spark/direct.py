@@ -38,7 +38,7 @@ from perco.rpc import addresses
 from perco.serve.opening import SOCKET, open
 from perco.serve.remote_rows import RemoteRowStore
 from perco.spark.columns import Columns, Long
-from perco.spark.leaves import walk
+from perco.spark.leaves import first_row, walk
 from perco.spark.ranges import Range
 from perco.spark.store import Store
 from perco.storage.keys import escape
@@ -49,7 +49,7 @@ from perco.txn.snapshot import Snapshot
 Send = Callable[[pa.RecordBatch], Awaitable[None]]
 
 _CELLS_FIRST: Final = 2_000  # in one view, at first
-_CELLS_MAX: Final = 50_000
+_CELLS_MAX: Final = 50_000  # in one view; a row with more is read by itself
 _BATCH_BYTES: Final = 8 << 20  # long values in a batch, unless one row has more
 _CELLS_BY_ROW: Final = 500  # in a page that is read row by row
 _LONG_AT_ONCE: Final = 1_000  # values of data groups
@@ -199,7 +199,10 @@ class Walk:
             leaves = await self._leaves(range)
             page = walk(leaves, range.low, range.high, self._cells)
             if page is None:  # not even the first row fits
-                self._cells, grown = self._cells * 4, True
+                if self._cells >= _CELLS_MAX:
+                    past = max(first_row(leaves, range.low), range.low) + b"\0"
+                    return None if range.high is not None and past >= range.high else Range(past, range.high), None
+                self._cells, grown = min(self._cells * 4, _CELLS_MAX), True
                 continue
             rest = None if page.next is None else Range(page.next, range.high)
             if leaves.locks and self._blocked(leaves.locks, page.next):

@@ -86,6 +86,13 @@ def walk(leaves: Leaves, start: bytes, stop: bytes | None, count: int) -> Walked
     return Walked(cells.between(first, max(first, total)), unescape(after) if after else further)
 
 
+def first_row(leaves: Leaves, start: bytes) -> bytes:
+    """The first row from `start` on that has cells in these leaves, or their last row. Raises: as `walk`."""
+    cells = _cells(_checked(leaves))
+    found = len(cells.begins)
+    return unescape(cells.prefix(min(bisect_left(range(found), escape(start), key=cells.key), found - 1)))
+
+
 def _checked(leaves: Leaves) -> Bytes:
     """The leaves, a row of bytes for each. Raises: PageDamaged."""
     size, numbers = leaves.page, leaves.numbers

@@ -20,6 +20,7 @@ from perco.database.beside import BesideOracle
 from perco.database.inside import inside
 from perco.protocol.mutations import Header, Intent, prewrite
 from perco.protocol.records import PUT, Cellref
+from perco.serve import rows
 from perco.serve.opening import SOCKET, open
 from perco.spark import cutting, direct, types
 from perco.spark.direct import Beside, Elsewhere, Host, Walk
@@ -298,6 +299,32 @@ async def test_keys_about_the_number_of_zeros_at_which_their_encoding_changes(
         found, _ = await by_files(db, "bytes", ["int64"], Range(), txn.commit_ts, 1)
         wanted = [{"key": b"k" + b"\0" * zeros + rest, "int64": zeros} for zeros in range(29, 36)]
         assert sorted(found.to_pylist(), key=lambda row: int(row["int64"])) == wanted
+
+
+async def versions(db: perco.Database) -> int:
+    """A row with more versions than a page may have, between two others."""
+    column = KEYS["text"].columns["text"]
+    for n in range(90):
+        async with db.transaction() as txn:
+            for key in ("k0", "k1", "k2") if n == 0 else ("k1",):
+                txn.set(column, key, f"{n}")
+    return txn.commit_ts
+
+
+@pytest.mark.usefixtures("views")
+@pytest.mark.parametrize("how", ["files", "pages"])
+@pytest.mark.parametrize("most", [3, 40])
+async def test_a_row_with_more_cells_than_a_page_may_have_is_read_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, most: int
+) -> None:
+    monkeypatch.setattr(direct, "_CELLS_MAX", most)
+    monkeypatch.setattr(rows, "_LEAF_CELLS", most)
+    async with reading(tmp_path, versions, how) as (db, ts):
+        for range_ in (Range(), Range(b"k1", b"k1\0"), Range(b"k1", None)):
+            wanted = await by_rows(db, "text", ["text"], range_, ts)
+            found, pages = await by_files(db, "text", ["text"], range_, ts, 2)
+            assert found.to_pylist() == wanted.to_pylist()
+            assert pages == 1
 
 
 async def test_damaged_cells_are_left_to_a_scan(tmp_path: Path) -> None:
