@@ -1,4 +1,4 @@
-"""What `perco crossover` prints: a table of both ways, a sentence, and what the figures assume."""
+"""The output of `perco crossover`: a table of both ways, a verdict, and the assumptions of the figures."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class Told:
         return said
 
     def notes(self) -> list[str]:
-        """What the figures assume, and what was left out."""
+        """The assumptions of the figures, and the parts of the program that were left out."""
         found, costs = self.found, self.costs
         notes = [
             f"the batch is {found.batch}; perco's CPU time includes the transactions that make the changes",

@@ -69,7 +69,7 @@ def parse_span(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What the command was asked. Spans in seconds."""
+    """The options of the command. Spans in seconds."""
 
     program: str
     store: str | None
@@ -313,7 +313,7 @@ def _must_have(batch: str) -> None:
 
 @contextmanager
 def _making(asked: Asked, folder: Path) -> Iterator[Making]:
-    """What makes the batch that was asked for."""
+    """The maker of the batch that the options name."""
     if asked.batch == "python":
         yield Batch
         return

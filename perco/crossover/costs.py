@@ -23,7 +23,7 @@ from perco.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a run over n rows takes, in seconds: `fixed` + `per_row` n. `doubt`: the standard error of `per_row`."""
+    """The cost of a run over n rows, in seconds: `fixed` + `per_row` n. `doubt`: the standard error of `per_row`."""
 
     fixed: float
     per_row: float
@@ -115,7 +115,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What was measured, for a data set of some size.
+    """The measured costs, for a data set of some size.
 
     Attributes:
         rows: of the data set; `measured`: of the largest run that was measured.

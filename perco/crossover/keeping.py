@@ -52,7 +52,7 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What happened while changes arrived.
+    """Measurements of a load: a time in which changes arrived.
 
     Attributes:
         per_s: the intended rate.

@@ -66,7 +66,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Found:
-    """What was measured.
+    """All measurements of a comparison.
 
     Attributes:
         rows: loaded, of `sampled`.

@@ -352,8 +352,8 @@ class Folder(Generic[V]):
     def _look_and_read(
         self, paths: set[str]
     ) -> tuple[list[_File], list[str], list[_Change | Skipped], Iterator[list[_File]]]:
-        """What `_look` finds, the first portion of the files as read, and the other portions. One thread does both: the
-        way to another takes longer than to read a file. Raises: as `_listed`."""
+        """The results of `_look`, the first portion of the files as read, and the other portions. One thread does both,
+        because the switch to a thread takes longer than reading a file. Raises: as `_listed`."""
         files, others = self._look(paths)
         portions = _portions(files)
         return files, others, self._read_all(next(portions, [])), portions

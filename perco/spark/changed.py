@@ -139,7 +139,7 @@ class Batches:
             values.append(value)
 
     def taken(self) -> list[pa.RecordBatch]:
-        """What has been collected: one batch, or none."""
+        """The collected rows: one batch, or none."""
         if not self._rows:
             return []
         arrays = [pa.array(self._values[field.name], field.type) for field in self._schema]

@@ -60,7 +60,7 @@ _TAKEOVERS: Final = 20  # attempts to take over a pin that tasks take over at th
 
 
 class Following(NamedTuple):
-    """What a stream reads, and how.
+    """The table that a stream reads, and its options.
 
     Attributes:
         since: SNAPSHOT: first the table as it is, then its changes; NOW: what changes from now on; a timestamp or a

@@ -149,7 +149,7 @@ def _pages(file: int, size: int, numbers: list[int]) -> Iterator[bytes]:
 
 
 def _cells(data: bytes, size: int) -> int:
-    """How many cells pages seem to have. The parser looks whether that is possible."""
+    """The number of cells that the heads of the pages state; the parser checks it."""
     return sum((_LOWER.unpack_from(data, at)[0] - _HEAD) // 2 for at in range(0, len(data), size))
 
 

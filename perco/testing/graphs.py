@@ -335,7 +335,7 @@ class Graph:
     # ------------------------------------------------------------ the comparison
 
     async def held(self, snap: Snapshot) -> State:
-        """What the sources hold."""
+        """The rows of the sources."""
         found: State = {}
         for table in (shape.table for shape in self.sources):
             async for row in snap.scan(table):

@@ -146,7 +146,7 @@ class _Sum:
 
     @property
     def given(self) -> str:
-        """What the command that repeats a run needs besides the seed."""
+        """The options, besides the seed, of the command that repeats a run."""
         return ("" if self.store == LOCAL else f" --store {self.store}") + (" --views" if self.views else "")
 
     def add(self, outcome: Outcome) -> None:

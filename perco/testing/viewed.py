@@ -100,7 +100,7 @@ class Viewed:
 
 
 class ViewClients:
-    """What the clients of a run do with its views; shared by all processes. `problem` reports a violation.
+    """The errands of a run's clients that concern its views; shared by all processes. `problem` reports a violation.
 
     Attributes:
         compared, waited: how often all views were compared with the batch build while clients went on, and how many

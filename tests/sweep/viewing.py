@@ -24,7 +24,7 @@ class Viewing(Scenario):
     """Pages with words and authors, and names of authors; `declare` adds the views."""
 
     changes: ClassVar[tuple[tuple[str, str, str | None], ...]]
-    """What the first process writes: (column, row, value); None: deleted."""
+    """The writes of the first process: (column, row, value); None: deleted."""
 
     def __init__(self) -> None:
         self.pages, self.people = perco.Table("pages", key=perco.TEXT), perco.Table("people", key=perco.TEXT)

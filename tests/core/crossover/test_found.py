@@ -1,4 +1,4 @@
-"""What is computed from the loads and runs that were measured, and when both ways count as equal."""
+"""Figures computed from measured loads and runs, and the test of whether both ways are equal."""
 
 from __future__ import annotations
 
