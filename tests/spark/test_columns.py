@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, date, datetime, time, timedelta
@@ -27,7 +28,7 @@ from perco.spark.direct import Beside, Elsewhere, Host, Walk
 from perco.spark.ranges import Range
 from perco.spark.source import _OPTIONS as OPTIONS_OF_READS, Asked, Batch, PercoReader
 from perco.spark.store import Store, serve
-from perco.storage import APPLIED, WRITE, Mutation
+from perco.storage import APPLIED, WRITE, LmdbEngine, Mutation
 from perco.txn.snapshot import scan_between
 
 T = TypeVar("T")
@@ -325,6 +326,46 @@ async def test_a_row_with_more_cells_than_a_page_may_have_is_read_by_itself(
             found, pages = await by_files(db, "text", ["text"], range_, ts, 2)
             assert found.to_pylist() == wanted.to_pylist()
             assert pages == 1
+
+
+async def test_pages_for_a_client_have_the_commits_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C4: the owner answers once the commits up to the timestamp that it has begun are in its files."""
+    column, go_on, writes = KEYS["text"].columns["text"], threading.Event(), threading.Event()
+    commit, told = LmdbEngine.commit, trio.Event()
+
+    def held(self: LmdbEngine, mutations: Any, *args: Any) -> Any:
+        if any(mutation.table == "text" for mutation in mutations):
+            writes.set()
+            go_on.wait()
+        return commit(self, mutations, *args)
+
+    async def write(db: perco.Database) -> None:
+        async with db.transaction() as txn:
+            txn.set(column, "k1", "new")
+
+    async def read(db: perco.Database, ts: int) -> None:
+        found, _ = await by_files(db, "text", ["text"], Range(), ts)
+        rows.extend(found.to_pylist())
+        told.set()
+
+    rows: list[Any] = []
+    async with perco.open(tmp_path, SCHEMA, options=OPTIONS) as owner:
+        driver = inside(owner).driver
+        past = driver.past
+
+        async def waited(entry: Any) -> None:
+            told.set()
+            await past(entry)
+
+        async with perco.open(f"unix:{tmp_path / SOCKET}", SCHEMA) as db, trio.open_nursery() as nursery:
+            monkeypatch.setattr(LmdbEngine, "commit", held)
+            monkeypatch.setattr(driver, "past", waited)
+            nursery.start_soon(write, owner)
+            await trio.to_thread.run_sync(writes.wait)
+            nursery.start_soon(read, db, await inside(owner).oracle.draw())
+            await told.wait()
+            go_on.set()
+    assert rows == [{"key": "k1", "text": "new"}]
 
 
 async def test_damaged_cells_are_left_to_a_scan(tmp_path: Path) -> None:
