@@ -267,7 +267,7 @@ class Idle:
         await trio.lowlevel.checkpoint()
         while (failed := await self.none_up_to(ts, without)) is None:
             self._engine.background.check()
-            await self._check_served(without or ())
+            await self._check_served((ts, without))
             self.sweep_pending()
             await trio.sleep(self.looks_apart_s)
         return failed
@@ -289,10 +289,13 @@ class Idle:
         if not self._engine.fates.observed and self._settled():
             await self._waiting.must_be_readable(self._stuck())
 
-    async def _check_served(self, without: Iterable[int] = ()) -> None:
-        """Check that some worker runs the observers for which changes wait. Raises: UsageError, SchemaMismatch."""
+    async def _check_served(self, up_to: tuple[int, Iterable[int] | None] | None = None) -> None:
+        """Check that some worker runs the observers for which changes wait. `up_to`: as for `Waiting.must_be_run`.
+
+        Raises: UsageError, SchemaMismatch.
+        """
         catalogue = self._engine.known.catalogue
-        concerned = all_but(catalogue, without)
+        concerned = all_but(catalogue, (up_to[1] if up_to is not None else None) or ())
         unready = [id for id in catalogue.unready() if id in concerned.ids]
         if unready and not self._backfill.options.on:
             raise UsageError(
@@ -310,9 +313,7 @@ class Idle:
             raise UsageError(NOTHING_RUNS)
         dropping = any(not tombstone.clean for tombstone in catalogue.dropped.values())  # N12
         if concerned.ids - running or dropping or catalogue.paused() or (worker and worker.superseded):
-            waiting = await self._waiting.counts(readable=True)
-            left_out = catalogue.observers.keys() - concerned.ids
-            self._waiting.check_run({id for id, count in waiting.items() if count and id not in left_out}, running)
+            await self._waiting.must_be_run(running, up_to)
 
     def failed(self) -> int:
         """How many changes are on the failed list."""

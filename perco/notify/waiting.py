@@ -165,6 +165,16 @@ class Waiting:
             for watch in watches:
                 watch.end()
 
+    def _bounds(self, ts: int, without: Iterable[int] | None) -> tuple[int, Concerned]:
+        """The newest root cause for which `none_up_to` waits, and the observers."""
+        catalogue = self._engine.known.catalogue
+        concerned = all_but(catalogue, without or ())
+        if without is not None:
+            # N10: a view learns of data that is older than its registration by the backfill, which may give a change
+            # that followed from an earlier one a later cause.
+            ts = max(ts, *(catalogue.observers[id].at for id in concerned.ids), 0)
+        return ts, concerned
+
     async def none_up_to(self, ts: int, without: Iterable[int] | None = None) -> dict[str, int] | None:
         """Whether no change with a root cause at or before `ts` waits for an observer or is about to wait (N7, N9).
 
@@ -182,16 +192,13 @@ class Waiting:
         that waits cannot be read, or cannot run.
         """
         catalogue = self._engine.known.catalogue
-        concerned = all_but(catalogue, without or ())
-        if without is not None:
-            if building := [repr(id) for id in sorted(concerned.ids) if catalogue.observers[id].building]:
-                raise UsageError(
-                    f"a job is building what these observers derive: {', '.join(building)}. Wait for its end or, if it "
-                    "was given up, resume them: await db.resume(...), or `perco resume`."
-                )
-            # N10: a view learns of data that is older than its registration by the backfill, which may give a change
-            # that followed from an earlier one a later cause.
-            ts = max(ts, *(catalogue.observers[id].at for id in concerned.ids), 0)
+        ts, concerned = self._bounds(ts, without)
+        building = [repr(id) for id in sorted(concerned.ids) if catalogue.observers[id].building]
+        if building and without is not None:
+            raise UsageError(
+                f"a job is building what these observers derive: {', '.join(building)}. Wait for its end or, if it was "
+                "given up, resume them: await db.resume(...), or `perco resume`."
+            )
         if self._engine.driver.entered.up_to(ts) or not concerned.ids.isdisjoint(catalogue.unready()):
             return None  # C4, N10: some notify cells are not visible yet
         damage: Corruption | AwaitsAsyncio | None = None
@@ -315,10 +322,7 @@ class Waiting:
         """(observer, root cause) of a row's notify cells, and of those that its locks on observed cells would become;
         0 for a cause that cannot be read."""
         for column, _, value in notified:
-            try:
-                yield observer_of(column), unpack_cause(value)[0]
-            except Corruption:
-                yield observer_of(column), 0
+            yield observer_of(column), _root(value)
         for column, start_ts, value in locks:
             try:
                 lock = self._engine.driver.lock_at(Cellref(table, row, column), start_ts, value)
@@ -368,16 +372,31 @@ class Waiting:
         if last is None and (worker is None or not worker.damaged):
             return
         async with contextlib.aclosing(self._notified()) as cells:
-            async for cell in cells:
-                last = worker.damage(*cell) if worker is not None else None
+            async for table, row, column, ts, _ in cells:
+                last = worker.damage(table, row, column, ts) if worker is not None else None
                 if last is None:
                     return
         if last is not None:
             raise last.again()
 
+    async def must_be_run(
+        self, running: Collection[str], up_to: tuple[int, Iterable[int] | None] | None = None
+    ) -> None:
+        """Check that some program runs one of the observers for which changes wait.
+
+        Args:
+            running: the observers of programs with a worker, as far as the owner knows.
+            up_to: the arguments of `none_up_to`: only the changes for which it waits count. Otherwise, all changes
+                count, also those for observers that are being dropped (N12).
+
+        Raises: UsageError, SchemaMismatch.
+        """
+        counts = await self.counts(readable=True, up_to=up_to)
+        self.check_run({id for id, count in counts.items() if count}, running)
+
     def check_run(self, waiting: Collection[str], running: Collection[str]) -> None:
-        """Check that some program runs one of the observers for which changes wait. `running`: the observers of
-        programs with a worker, as far as the owner knows: it may have forgotten this process for a moment.
+        """Check that some program runs one of these observers. `running`: as for `must_be_run`; the owner may have
+        forgotten this process for a moment.
 
         Raises: UsageError, SchemaMismatch.
         """
@@ -408,11 +427,14 @@ class Waiting:
             "schema, or start a program that has them."
         )
 
-    async def counts(self, *, readable: bool = False) -> dict[str, int]:
+    async def counts(
+        self, *, readable: bool = False, up_to: tuple[int, Iterable[int] | None] | None = None
+    ) -> dict[str, int]:
         """How many changes wait for each observer, by id, counted in one pass over the notify cells.
 
         Args:
             readable: leave out changes for which this worker cannot run the observer (see `Worker.damage`).
+            up_to: see `must_be_run`.
         """
         self._engine.usable(writing=False)
         await self._keeper.catch_up()
@@ -421,15 +443,18 @@ class Waiting:
         names.update({entry.number: id for id, entry in catalogue.observers.items()})
         worker = self._worker()
         counts = dict.fromkeys(self._engine.known.catalogue.observers, 0)
-        async for table, row, column, ts in self._notified():
+        bound, concerned = (TS_MAX, None) if up_to is None else self._bounds(*up_to)
+        async for table, row, column, ts, value in self._notified():
+            if concerned is not None and (observer_of(column) not in concerned or _root(value) > bound):
+                continue
             if readable and worker is not None and worker.damage(table, row, column, ts) is not None:
                 continue
             id = names.get(observer_of(column), f"#{observer_of(column)}")
             counts[id] = counts.get(id, 0) + 1
         return counts
 
-    async def _notified(self) -> AsyncGenerator[tuple[str, bytes, int, int], None]:
-        """(table, row, acknowledgement column, ts) of every notify cell."""
+    async def _notified(self) -> AsyncGenerator[tuple[str, bytes, int, int, bytes], None]:
+        """(table, row, acknowledgement column, ts, value) of every notify cell."""
         for table in self.observed_tables():
             start: bytes | None = b""
             while start is not None:
@@ -437,6 +462,14 @@ class Waiting:
                 for row, [notified] in page.rows:
                     if len(notified) == _CELLS_PER_ROW:
                         notified = await self.row_cells(table, row, NOTIFY, notified)
-                    for column, ts, _ in notified:
-                        yield table, row, column, ts
+                    for column, ts, value in notified:
+                        yield table, row, column, ts, value
                 start = page.next
+
+
+def _root(cause: bytes) -> int:
+    """The root cause in the value of a notify cell; 0 if it cannot be read."""
+    try:
+        return unpack_cause(cause)[0]
+    except Corruption:
+        return 0

@@ -429,7 +429,7 @@ class RemoteOwner:
             worker = self.workers.worker
             if worker is not None and worker.damaged:  # raises, if it can run for none of the changes that are left
                 await self.waiting.none_up_to(ts, without)
-            await self._check_workers(workers, without or ())
+            await self._check_workers(workers, (ts, without))
 
     async def freshness(self, withouts: Sequence[Sequence[int]]) -> list[Freshness]:
         found = await self.link.call(Method.FRESH, tuple(map(tuple, withouts)), again=True)
@@ -443,15 +443,18 @@ class RemoteOwner:
                 return workers
             await trio.sleep(_WORKERS_APART_S)  # those of a former owner may be about to reconnect
 
-    async def _check_workers(self, workers: dict[str, int] | None, without: Sequence[int] = ()) -> None:
+    async def _check_workers(
+        self, workers: dict[str, int] | None, up_to: tuple[int, Sequence[int] | None] | None = None
+    ) -> None:
         """Raise an error if no process runs the observers, because the wait would never end. After the server has been
-        away, workers get time to reconnect. `workers`: None, if the server says that some may be about to reconnect."""
-        if workers is None or trio.current_time() < self.link.back_since + BACK_S:
-            return
-        counts = await self.waiting.counts(readable=True)
-        observers = self.engine.known.catalogue.observers
-        left_out = {id for id, entry in observers.items() if entry.number in without}
-        self.waiting.check_run({id for id, count in counts.items() if count and id not in left_out}, workers)
+        away, workers get time to reconnect.
+
+        Args:
+            workers: None, if the server says that some may be about to reconnect.
+            up_to: as for `Waiting.must_be_run`.
+        """
+        if workers is not None and trio.current_time() >= self.link.back_since + BACK_S:
+            await self.waiting.must_be_run(workers, up_to)
 
     # ------------------------------------------------------------ the beginning and the end
 

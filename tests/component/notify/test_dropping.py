@@ -13,6 +13,7 @@ import perco
 from perco.database.inside import inside
 from perco.notify import dropping
 from perco.notify.backfill import Backfill
+from perco.notify.waiting import Waiting
 from perco.protocol.records import observer_of
 from perco.storage import FAILED_LIST, NOTIFY
 from tests.component.notify.kit import (
@@ -263,6 +264,58 @@ async def test_a_wait_beside_what_an_interrupted_drop_has_left(monkeypatch: pyte
             await db.wait_idle(timeout=LONG_S)
         assert (await db.drop_observer("first"))["first"] == 1
         await db.wait_idle(timeout=LONG_S)
+
+
+@pytest.mark.parametrize("rest", ["dropped", "paused"])
+async def test_a_wait_for_a_change_is_not_refused_for_what_it_does_not_wait_for(
+    monkeypatch: pytest.MonkeyPatch, rest: str
+) -> None:  # N7, N12
+    """Between the look that finds a change and the check that some program runs its observer, the observer runs. The
+    change that is left then waits for a dropped observer, or was committed later."""
+    local, web, later = memory(), counting(), Web()
+    counts, may_run = Waiting.counts, trio.Event()
+    async with client(local, web.schema) as db:
+        await put(db, web.body, "left", "text")
+
+    async def interrupted(*arguments: Any) -> int:
+        raise perco.Unavailable("interrupted")
+
+    @later.observe(later.body, id="second")
+    async def second(txn: perco.Transaction, change: perco.Change[Any, Any]) -> None:
+        await may_run.wait()
+        await later.add(txn, change.key)
+
+    if rest == "paused":
+        later.counting(later.body, id="first")
+        later.counting(later.note, id="third")
+
+    async with client(local, later.schema) as db, db.worker():
+        if rest == "paused":
+            await db.pause("third")
+        else:
+            with monkeypatch.context() as patch:
+                patch.setattr(dropping, "_clean_row", interrupted)
+                with pytest.raises(perco.Unavailable, match="interrupted"):
+                    await db.drop_observer("first")
+        ts = await put(db, later.body, "a", "text")
+        await put(db, later.note, "a", "text")
+        checks: list[bool] = []
+
+        async def runs_first(self: Waiting, **arguments: Any) -> dict[str, int]:
+            checks.append(may_run.is_set())
+            may_run.set()
+            with trio.fail_after(LONG_S):
+                while (await counts(self))["second"]:  # noqa: ASYNC110
+                    await trio.sleep(0.05)  # virtual time
+            return await counts(self, **arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Waiting, "counts", runs_first)
+            await db.wait_for(ts)
+        assert checks[:1] == [False], "the check came while the observer was about to run"
+        assert await get(db, later.count, "a") == 1
+        with pytest.raises(perco.UsageError, match=r"that are being dropped: first|that are paused: 'third'"):
+            await db.wait_idle()
 
 
 async def test_beside_writers_no_transaction_notifies_a_dropped_observer_later() -> None:  # N12, N10
