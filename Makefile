@@ -12,12 +12,13 @@ FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration
 # Tests that wait for real time, or start many processes, and that are rarely the first to fail.
 SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/test_members.py tests/acceptance/web/test_commands.py \
   tests/integration/storage/test_splits.py tests/integration/storage/test_bulk_load.py tests/integration/storage/test_compacting.py tests/testing/test_serializable_runs.py tests/testing/test_simulating.py \
-  tests/testing/test_direct.py tests/scenarios/test_processes.py tests/integration/fronts/test_processes.py \
+  tests/testing/test_direct.py tests/testing/test_viewed.py tests/scenarios/test_processes.py tests/integration/fronts/test_processes.py \
   tests/integration/serve/test_new_store.py tests/integration/serve/test_lending.py tests/integration/bench/test_worker_processes.py \
   tests/acceptance/test_interrupt.py $(addprefix tests/acceptance/cli/,test_observers.py test_writing.py test_history.py test_served.py \
-  test_worker.py test_backfill.py test_copying.py test_splitting.py test_checking.py test_postgresql.py test_bigtable.py test_reading.py test_compacting.py test_crossover.py) \
+  test_worker.py test_backfill.py test_copying.py test_splitting.py test_checking.py test_postgresql.py test_bigtable.py test_reading.py test_compacting.py test_crossover.py test_embeddings.py test_views.py) \
   tests/webindex/test_crawl.py tests/component/serve/test_spread.py tests/integration/notify/test_chain.py tests/damage \
-  tests/integration/storage/test_missing.py tests/integration/copying $(filter-out tests/examples/test_spark_pipeline.py,$(wildcard tests/examples/test_*.py))
+  tests/integration/storage/test_missing.py tests/integration/copying tests/integration/views tests/integration/llamaindex \
+  tests/integration/bench/test_derive.py $(filter-out tests/examples/test_spark_pipeline.py,$(wildcard tests/examples/test_*.py))
 
 .PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-bigtable-live test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss soak clean help
 

@@ -23,6 +23,12 @@ from perco.testing.shrink import Shrinker, ShrinkOptions, fails, kind_of_problem
 from perco.testing.simulation import Outcome, SimulationOptions, run_plan, simulate
 from tests.testing.mutants import MUTANTS
 from tests.testing.seeds import SEEDS_MAX, died
+from tests.testing.test_simulation import nothing_goes_wrong
+
+
+@pytest.mark.parametrize("seed", range(250, 400))
+def test_nothing_goes_wrong(seed: int) -> None:
+    nothing_goes_wrong(seed)
 
 
 def test_what_makes_several_processes_hard_happens() -> None:  # R4, R5, R7, R8, L3
