@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
 from perco import errors as errors, options as options
 from perco.clock.holds import Holder as Holder, Pin as Pin
+from perco.database.backing import Backup as Backup
 from perco.database.database import Database as Database
 from perco.database.options import Options as Options, Statistics as Statistics
 from perco.errors import (

@@ -249,6 +249,27 @@ class HistoryGone(SnapshotTooOld):
         )
 
 
+class TimelineLost(HistoryGone):
+    """A timestamp was handed out by the store that a backup was taken of, after the backup. This store was restored
+    from the backup, so what the timestamp stood for is not in it (B5).
+
+    Attributes: `asked`: the timestamp. `after`, `before`: all timestamps between these two are lost.
+    """
+
+    after: int
+    before: int
+
+    def __init__(self, asked: int, after: int, before: int) -> None:
+        self.asked, self.after, self.before = asked, after, before
+        self.oldest, self.table = before, ""
+        Exception.__init__(
+            self,
+            f"this store was restored from a backup as of timestamp {after}. The lost store handed out timestamp "
+            f"{asked} after it, and some changes up to {asked} are not in this store. Begin again: read the table in a "
+            "snapshot, and follow the changes since its start_ts.",
+        )
+
+
 class OwnerChanged(SnapshotTooOld):
     """In a process that reads the owner's files, a snapshot was used that had been taken under a former owner (T9).
 
@@ -356,6 +377,20 @@ class NeedsCheck(StoreError):
             f'{path} was written with durability="process" and not closed before the machine restarted: '
             "its newest writes may be lost or torn. Run `perco check` on it, then open it with "
             "accept_loss=True, or restore a copy."
+        )
+
+
+class CopiedWhileOpen(StoreError):
+    """The folder is a plain copy of a store, and a process had the store open when it was copied (I1)."""
+
+    path: str
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f"{path} is a copy of a store that was not closed when it was copied, so it may mix pages of different "
+            "moments. Copy a store with `perco backup` and `perco restore`. If this is the store itself, moved to "
+            "another disk after its process was killed, run `perco check` on it, then open it with accept_loss=True."
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
+from os import PathLike
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perco.aio.attempts import Attempts, Retrying
@@ -15,6 +16,7 @@ from perco.aio.guest import Guests, begin_here
 from perco.aio.held import PinnedSnapshot, Snapshot, Transaction
 from perco.clock.holds import Pin
 from perco.database import database as databases
+from perco.database.backing import Backup
 from perco.database.inside import inside
 from perco.database.options import Options, Statistics
 from perco.fronts.tries import Tries, limited
@@ -288,6 +290,30 @@ class Database(Calling):
         the current tablet and later ones are unchanged; ReadOnly.
         """
         return self._ask("compact", (table,), {})
+
+    def backup(
+        self,
+        to: str | PathLike[str],
+        *,
+        full: bool = False,
+        bytes_per_s: int = 64 << 20,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Coroutine[Any, Any, Backup]:
+        """Take a backup of the store, as `perco backup` does: of one moment, for which writes wait a few milliseconds
+        (B1). A process of its own takes it, while this one goes on.
+
+        Args:
+            to: a folder of backups, made if there is none: only pages that have changed since its newest backup are
+                stored. Or a path that ends with .tar: a file with one full backup.
+            full: store every page.
+            bytes_per_s: how fast pages are read, at most; 0: no limit.
+            progress: called now and then with the bytes that have been read, and those that there are, about.
+
+        Raises: UsageError if the store is not in a folder on this machine, is not shared with other processes, or
+        tablet servers have its tablets open; StoreLocked if another backup is being taken there; StoreFull,
+        UnsuitableFolder, Unavailable, Corruption. Nothing is left of a backup that fails or is cancelled.
+        """
+        return self._ask("backup", (to,), {"full": full, "bytes_per_s": bytes_per_s, "progress": progress})
 
     def worker(
         self, *, concurrency: int = 64, scanners: int | None = None, options: WorkerOptions | None = None

@@ -15,6 +15,7 @@ import typer
 import perco
 from perco.cli import (
     backfilling,
+    backing,
     bigtable,
     changing,
     checking,
@@ -588,6 +589,7 @@ def _needs_web() -> None:
 observed.register(app)
 changing.register(app)
 bigtable.register(app)
+backing.register(app)
 copying.register(app)
 postgresql.register(app)
 viewing.register(app)

@@ -67,7 +67,7 @@ async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, 
     settled = 0
     path, marked = Path(store), ""
     try:
-        opening = perco.open(store, readonly=True)
+        opening = perco.open(store, readonly=True, accept_loss=True)
         opening.damaged = watch.damaged
         async with opening as db:
             path = must_be_folder(inside(db).place.path, "perco check")
@@ -183,7 +183,7 @@ async def _verify(store: str, watch: Watch) -> None:
     """Read each tablet's file once, page by page, before its cells are interpreted. Set aside the files that cannot
     be read, so that the others can be checked."""
     try:
-        folder = Folder.beside(Path(store).expanduser())  # noqa: ASYNC240
+        folder = Folder.beside(Path(store).expanduser(), accept_loss=True)  # noqa: ASYNC240
     except PercoError:
         return  # opening the store reports this error
     try:
@@ -206,7 +206,7 @@ async def _verify(store: str, watch: Watch) -> None:
 async def _set_missing_aside(store: str, watch: Watch) -> None:
     """Set missing tablets aside, so that the others can be checked."""
     while True:
-        opening = perco.open(store, readonly=True)
+        opening = perco.open(store, readonly=True, accept_loss=True)
         opening.damaged = watch.damaged
         try:
             async with opening:

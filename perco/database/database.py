@@ -10,11 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from os import PathLike
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perco.blocks import async_block
 from perco.clock.holds import Pin
-from perco.database import bulk
+from perco.database import backing, bulk
+from perco.database.backing import Backup
 from perco.database.options import Options, Statistics
 from perco.database.owner import Owner
 from perco.database.parts import Parts
@@ -350,6 +352,31 @@ class Database:
         """
         self._engine.usable(writing=True)
         return await self._owner.compact(what_to_compact(table))
+
+    async def backup(
+        self,
+        to: str | PathLike[str],
+        *,
+        full: bool = False,
+        bytes_per_s: int = 64 << 20,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Backup:
+        """Take a backup of the store, as `perco backup` does: of one moment, for which writes wait a few milliseconds
+        (B1). A process of its own takes it, while this one goes on.
+
+        Args:
+            to: a folder of backups, made if there is none: only pages that have changed since its newest backup are
+                stored. Or a path that ends with .tar: a file with one full backup.
+            full: store every page.
+            bytes_per_s: how fast pages are read, at most; 0: no limit.
+            progress: called now and then with the bytes that have been read, and those that there are, about.
+
+        Raises: UsageError if the store is not in a folder on this machine, is not shared with other processes, or
+        tablet servers have its tablets open; StoreLocked if another backup is being taken there; StoreFull,
+        UnsuitableFolder, Unavailable, Corruption. Nothing is left of a backup that fails or is cancelled.
+        """
+        path, id = await self._owner.folder_and_id()
+        return await backing.backup(path, id, to, progress, full=full, bytes_per_s=bytes_per_s)
 
     # ------------------------------------------------------------ observers
 

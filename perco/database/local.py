@@ -189,6 +189,13 @@ class LocalOwner:
     async def compact(self, table: str | None) -> list[Compacted]:
         return await self.compacting.compact(table)
 
+    async def folder_and_id(self) -> tuple[str, str]:
+        await trio.lowlevel.checkpoint()
+        where, _ = self.backend.where()
+        if where == "memory:":
+            raise UsageError("a memory: store has no files, so it cannot be backed up")
+        return where, self.backend.local.id if self.backend.local is not None else ""
+
     async def begin_load(self, tables: Sequence[str], build: str = "") -> BulkLoad:
         return await self.loads.begin(tables, build)
 

@@ -23,10 +23,21 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from perco.blocks import AsyncOnly
-from perco.errors import Corruption, HistoryGone, ReadOnly, SessionEnded, TabletSplit, Unavailable, UsageError
+from perco.clock.lost import lost_at
+from perco.errors import (
+    Corruption,
+    HistoryGone,
+    ReadOnly,
+    SessionEnded,
+    TabletSplit,
+    TimelineLost,
+    Unavailable,
+    UsageError,
+)
 from perco.protocol.changes import Long, Merge, Source, Taken, value_of
 from perco.protocol.records import PUT_DATA, Cellref, column_of
 from perco.protocol.snapshot import Blocked
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.schema.codecs import decoded, decoded_key
 from perco.schema.schema import Column, Table, must_be_table
 from perco.storage import LOCK, TS_MAX, WRITE, ReadRequest, ScanQuery, ScanRequest
@@ -164,6 +175,8 @@ class ChangeStream(AsyncOnly):
             since, _ = await oracle.at(since.timestamp())
         elif since > oracle.last and since > await oracle.newest():
             raise UsageError(f"there are no changes since {since}: timestamps so far are 1 to {oracle.last}")
+        if (lost := await lost_at(self._engine.driver.store, SYSTEM_TABLE, since)) is not None:
+            raise TimelineLost(since, lost.after, lost.before)
         self._frontier = self._reached = since
         self._began = True
 

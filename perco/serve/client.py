@@ -329,6 +329,10 @@ class RemoteOwner:
         """The store's folder, as its owner sees it."""
         return read_folder(await self.link.call(Method.FOLDER, None, again=True))
 
+    async def folder_and_id(self) -> tuple[str, str]:
+        found = await self.folder()
+        return found.path, found.id
+
     async def vacuum(self, progress: Callable[[VacuumResult], None] | None) -> VacuumResult:
         """Have the owner run the vacuum. `progress` is called once, with the result."""
         result = read_vacuum(await self.link.call(Method.VACUUM, None, again=True, writes=True))

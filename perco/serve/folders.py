@@ -45,4 +45,4 @@ def folder_of(local: LocalStore, catalogue: Catalogue) -> FolderIs:
         entries = {group: tablet.entries(group) for group in groups}
         files.append(FileOf(tablet.table, tablet.start, tablet.statistics().used_bytes, entries, tablet.groups()))
     where, mark = local.where()
-    return FolderIs(where, process or 0, command, mark, files)
+    return FolderIs(where, process or 0, command, mark, files, id=local.id)

@@ -37,7 +37,7 @@ from perco.storage import (
 from perco.storage.fencing import NotHere
 from perco.storage.walking import Leaves
 
-WIRE_VERSION: Final = 13
+WIRE_VERSION: Final = 14
 # Limits of one call. A client keeps within them; a server ends the connection on a call that exceeds them (R1).
 DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows
@@ -91,6 +91,8 @@ class Method(IntEnum):
     BEGIN_LOAD = 44  # (names of tables; the build of views to which it belongs, or "") -> a bulk load (P7)
     PUBLISH_LOAD = 45  # (its id; each table, with the first row and the name of each file) -> what was published
     END_LOAD = 46  # its id -> nothing
+    PARK = 49  # park the writers -> (the last timestamp; up to which no commit in one step is in progress) (B1)
+    GO_ON = 50  # -> whether the writers were parked until now
     TICKET = 35  # -> the client's ticket, once the store accepts mutations under it (F3)
     NEWS = 36  # NOTIFIED or QUIET: a direct client has put or removed notify cells (N7, N8) -> no answer
     BYE = 23  # the session ends
@@ -118,7 +120,7 @@ class Order(IntEnum):
 
 
 _LOADS: Final = (Method.BEGIN_LOAD, Method.PUBLISH_LOAD)
-_ONCE: Final = {Method.APPLY, Method.COMMIT, Method.COMMITS, Method.SPLIT, Method.COMPACT, *_LOADS}
+_ONCE: Final = {Method.PARK, Method.APPLY, Method.COMMIT, Method.COMMITS, Method.SPLIT, Method.COMPACT, *_LOADS}
 AGAIN: Final = frozenset(Method) - _ONCE
 
 # Messages that a server pushes.
@@ -294,7 +296,8 @@ class FileOf(NamedTuple):
 class FolderIs(NamedTuple):
     """A store's folder, as its owner sees it. `mark`: see `perco.storage.folder.unsynced`.
 
-    `clients`: how many are connected, besides the one that made the call; `workers`: how many processes run observers.
+    `clients`: how many are connected, besides the one that made the call; `workers`: how many processes run observers;
+    `id`: the store's.
     """
 
     path: str
@@ -304,11 +307,12 @@ class FolderIs(NamedTuple):
     files: list[FileOf]
     clients: int = 0
     workers: int = 0
+    id: str = ""
 
 
 def read_folder(packed: Any) -> FolderIs:
-    path, process, command, mark, files, clients, workers = packed
-    return FolderIs(path, process, command, mark, [FileOf(*each) for each in files], clients, workers)
+    path, process, command, mark, files, *more = packed
+    return FolderIs(path, process, command, mark, [FileOf(*each) for each in files], *more)
 
 
 def read_servers(packed: Any) -> list[TabletsOf]:

@@ -59,6 +59,7 @@ from perco.serve.messages import (
     welcome,
 )
 from perco.serve.one_step import OneStep
+from perco.serve.parking import Parking
 from perco.serve.processes import TabletServers, on_news
 from perco.serve.rows import Rows
 from perco.serve.sessions import Session, Sessions, Stuck, must_go_on
@@ -99,6 +100,7 @@ class Server(Door[Session]):
         driver, oracle, fates = parts.driver, parts.oracle, parts.fates
         self.sessions = Sessions(oracle.holds, fates, options.lease_s, driver.leave_orphans)
         self.sessions.on_wake = self._woken
+        self.parking = Parking(self._owner.backend, parts)
         self.loads = loads.Loads(self._owner, self.sessions, parts.background)
         if servers is not None:
             self.sessions.on_begin, self.sessions.on_end = servers.session_began, servers.session_ended
@@ -174,6 +176,8 @@ class Server(Door[Session]):
             Method.BEGIN_LOAD: self._later(self.loads.begin, loads.names),
             Method.PUBLISH_LOAD: self._later(self.loads.publish, loads.files),
             Method.END_LOAD: self._later(self.loads.end, loads.name),
+            Method.PARK: self._later(self.parking.park),
+            Method.GO_ON: self._later(self.parking.go_on),
             Method.TICKET: self._later(self._ticket),
             Method.NEWS: self._untold(lambda session, what: self._news(what)),
             Method.BYE: self._bye,

@@ -4,6 +4,8 @@
       perco-format        the format's version; a store of any other version is refused (FormatUnknown)
       owner               locked (flock) by the owner while it has the store open; names the process and its term
       socket              the owner's, while it serves other processes of the same user
+      identity            the store's id, by which a copy of the folder is recognized (`identity.py`)
+      closed              exists while no process has the store open, if the last one closed it cleanly
       unsynced            exists until a store with durability="process" is closed cleanly; holds the id of the boot
       tablets/NAME-N/     one LMDB environment per tablet; NAME-N.new: unfinished; NAME-N.next: replaces NAME-N
 
@@ -31,7 +33,17 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from perco.errors import FormatUnknown, NeedsCheck, PercoWarning, StoreFull, StoreLocked, UnsuitableFolder, UsageError
+from perco.errors import (
+    CopiedWhileOpen,
+    FormatUnknown,
+    NeedsCheck,
+    PercoWarning,
+    StoreFull,
+    StoreLocked,
+    UnsuitableFolder,
+    UsageError,
+)
+from perco.storage.identity import identity_of, mark_closed, mark_open, put_identity
 
 FORMAT = "perco 1"
 _PORT = re.compile(r"^[^:]+:[0-9]+$")  # a name like this was meant as a server's address
@@ -72,6 +84,7 @@ class Folder:
     path: Path
     readonly: bool
     owner_alive: bool
+    id = ""
 
     def __init__(self, path: Path, lock: int, *, readonly: bool, owner_alive: bool) -> None:
         self.path, self.readonly, self.owner_alive = path, readonly, owner_alive
@@ -119,6 +132,7 @@ class Folder:
             for unfinished in path.glob(f"{_TABLETS}/*{_NEW}"):  # may be as large as a tablet: free its space
                 shutil.rmtree(unfinished, ignore_errors=True)
             folder._check_unsynced(durable=durable, accept_loss=accept_loss)
+            folder._identify(accept_loss=accept_loss)
         except BaseException as error:
             _open_here.discard(_identity(path))
             os.close(lock)
@@ -128,10 +142,10 @@ class Folder:
         return folder
 
     @classmethod
-    def beside(cls, path: Path) -> Folder:
+    def beside(cls, path: Path, *, accept_loss: bool) -> Folder:
         """Open the folder for reading, beside its owner if it has one.
 
-        Raises: FormatUnknown, UnsuitableFolder, UsageError.
+        Raises: FormatUnknown, UnsuitableFolder, CopiedWhileOpen, UsageError.
         """
         path = path.absolute()
         _refuse_other_encodings(path)
@@ -170,8 +184,13 @@ class Folder:
                 f"process {owner(path)[0]} is writing to it, and reading alongside a writer needs write permission "
                 "on LMDB's lock files. Run as the same user, or wait until it has ended.",
             )
+        found = identity_of(path)
+        if found.copied and not (found.whole or alive or accept_loss):
+            os.close(lock)
+            raise CopiedWhileOpen(str(path))
         _open_here.add(_identity(path))
         folder = cls(path, lock, readonly=True, owner_alive=alive)
+        folder.id = found.id
         folder.without_lock = not writable
         return folder
 
@@ -191,6 +210,22 @@ class Folder:
         finally:
             os.close(probe)
         return False
+
+    def _identify(self, *, accept_loss: bool) -> None:
+        """Refuse a copy that may not be whole; give a new store, and a whole copy, an id of its own (I1)."""
+        found = identity_of(self.path)
+        if found.copied and not found.whole and not accept_loss:
+            raise CopiedWhileOpen(str(self.path))
+        if not found.id or found.copied:
+            self.id = put_identity(self.path)
+        if found.copied:
+            warnings.warn(
+                f"{self.path} is a copy of store {found.id}: from now on, it is a store of its own, {self.id}",
+                PercoWarning,
+                stacklevel=5,
+            )
+        self.id = self.id or found.id
+        mark_open(self.path)
 
     def _check_unsynced(self, *, durable: bool, accept_loss: bool) -> None:
         marker = self.path / _UNSYNCED_FILE
@@ -363,6 +398,8 @@ class Folder:
             return
         if clean and self._unsynced:
             self._sync_tablets_and_unmark()
+        if clean and not self.readonly:
+            mark_closed(self.path, self.tablet_paths())
         os.close(self._lock)
         self._lock = -1
         _open_here.discard(_identity(self.path))
@@ -395,6 +432,18 @@ def owner(path: Path) -> tuple[int | None, str]:
         return None, ""
     pid = int(lines[0]) if lines and lines[0].isdigit() else None
     return pid, lines[3] if len(lines) > 3 else ""
+
+
+def make_store(path: Path) -> None:
+    """Make an empty folder a store, with a new id; its tablets are put there next. Raises: OSError."""
+    (path / _TABLETS).mkdir()
+    put_identity(path)
+    _write_durably(path / _FORMAT_FILE, FORMAT + "\n")
+
+
+def is_store(path: Path) -> bool:
+    """Whether there is a store in a folder, of whatever format."""
+    return (path / _FORMAT_FILE).exists() or (path / _TABLETS).exists()
 
 
 def shared_by_owner(path: Path) -> bool:

@@ -648,6 +648,18 @@ class LmdbTablet:
         await self._on_writer(lambda: self.engine.add_groups(groups))
         self.engine.end_shared()  # the shared view does not have them
 
+    async def park(self, go_on: threading.Event) -> None:
+        """Have the writer wait, between two batches, until `go_on` is set (B1). Returns when it waits."""
+        parked = trio.Event()
+
+        def wait(_: Sequence[Verdict]) -> None:
+            with contextlib.suppress(trio.RunFinishedError):  # the loop is gone, and so is the caller
+                self._token.run_sync_soon(parked.set)
+                go_on.wait()
+
+        self._hand_over([], 0, wait)
+        await parked.wait()
+
     async def _on_writer(self, action: Callable[[], None]) -> None:
         """Run an action on the writer's thread, between two batches.
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Final, NamedTuple
 
 _META: Final = struct.Struct("=16xII16x")  # magic, version
@@ -29,6 +30,7 @@ _NODE: Final = struct.Struct(
     "=HHHH"
 )  # size of the value or lower bits of a page (2), flags or upper bits, size of the key
 _NUMBER: Final = struct.Struct("=Q")
+_FLAGS_AT: Final = 4  # in a node
 
 _MAGIC: Final = 0xBEEFC0DE
 _VERSION: Final = 1
@@ -345,3 +347,138 @@ def _named(page: int, key: bytes, value: bytes) -> tuple[str, bytes]:
     if len(value) != _TREE.size:
         raise PageDamaged(f"page {page}: the head of a group has {len(value)} bytes")
     return key.decode(errors="replace"), value
+
+
+# ------------------------------------------------------------ every page in use, with its bytes
+
+
+class Unit(NamedTuple):
+    """A page or, for a long value, all of its pages. `number`: of the first one."""
+
+    number: int
+    data: bytes
+
+
+def meta_page(file: int, size: int, transaction: int) -> bytes:
+    """The meta page of a transaction. Raises: LookupError if two later transactions have committed."""
+    return _meta(file, size, transaction)
+
+
+def pages_of(meta: bytes) -> int:
+    """How many pages a file has, as of the transaction of a meta page: those in use, and free ones."""
+    return int(_TAIL.unpack_from(meta, _TAIL_AT)[0]) + 1
+
+
+def units(file: int, size: int, meta: bytes) -> Iterator[list[Unit]]:
+    """Every page in use as of a meta page, except the meta pages: some units at a time. The list of free pages is in
+    use, too. A reader must keep the transaction open meanwhile, so that none of these pages is written to (S3).
+
+    Args:
+        file: the file's descriptor.
+        size: bytes of a page.
+
+    Raises: PageDamaged.
+    """
+    taking = _Taking(file, size, pages_of(meta))
+    named: list[bytes] = []
+    yield from taking.tree(meta[_TREES_AT : _TREES_AT + _TREE.size], None)
+    yield from taking.tree(meta[_TREES_AT + _TREE.size : _TAIL_AT], named)
+    for tree in named:
+        yield from taking.tree(tree, None)
+
+
+class _Taking:
+    """Reads the pages of trees. Unlike `_Walk`, it reads no cell, except for those that lead to further pages."""
+
+    def __init__(self, file: int, size: int, total: int) -> None:
+        self._file, self._size, self._total = file, size, total
+        self._left = total  # more pages than that are not in use: their references form a circle
+
+    def tree(self, packed: bytes, named: list[bytes] | None) -> Iterator[list[Unit]]:
+        """The pages of a tree. `named`: collects the trees that it names."""
+        _, _, depth, _, _, _, _, root = _TREE.unpack(packed)
+        if root == NO_ROOT:
+            return
+        if not 0 < depth <= _DEPTH_MAX:
+            raise PageDamaged(f"page {root} is the root of a tree of depth {depth}")
+        left = [([root], depth)]
+        while left:
+            numbers, level = left.pop()
+            found = self._pages(numbers, _BRANCH if level > 1 else _LEAF)
+            yield found
+            if level > 1:
+                left += [(_branch(*unit, self._size)[1], level - 1) for unit in reversed(found)]
+                continue
+            if long := [self._long(*value) for unit in found for value in self._marked(unit, _BIG, _NUMBER)]:
+                yield long
+            if named is not None:
+                named += [_TREE.pack(*tree) for unit in found for tree in self._marked(unit, _SUBTREE, _TREE)]
+
+    def _pages(self, numbers: Sequence[int], kind: int) -> list[Unit]:
+        """The pages with these numbers; those that lie side by side are read at once."""
+        size, found, n = self._size, [], 0
+        while n < len(numbers):
+            first, last = numbers[n], n + 1
+            while last < len(numbers) and numbers[last] == numbers[last - 1] + 1:
+                last += 1
+            data = self._read(first, last - n)
+            for at in range(0, len(data), size):
+                page = data[at : at + size]
+                number, _, flags, _, _ = _PAGE.unpack_from(page)
+                if number != first + at // size or flags & _KINDS != kind:
+                    raise PageDamaged(f"page {first + at // size} is not what its place in the tree says")
+                found.append(Unit(number, page))
+            n = last
+        return found
+
+    def _read(self, first: int, count: int) -> bytes:
+        self._left -= count
+        if not (first >= _METAS and first + count <= self._total and self._left >= 0):
+            raise PageDamaged(f"page {first} is referred to, and the file has {self._total} pages in all")
+        data = os.pread(self._file, count * self._size, first * self._size)
+        if len(data) != count * self._size:
+            raise PageDamaged(f"the file ends before page {first + count}")
+        return data
+
+    def _marked(self, unit: Unit, flag: int, value: struct.Struct) -> Iterator[tuple[int, ...]]:
+        """The values of the cells in a leaf that have this flag."""
+        page, data = unit
+        for place in _places(page, data, self._size):
+            if data[place + _FLAGS_AT] & flag:
+                at = place + _NODE.size + _NODE.unpack_from(data, place)[3]
+                if at + value.size > self._size:
+                    raise PageDamaged(f"page {page}: a cell is longer than its page")
+                yield value.unpack_from(data, at)
+
+    def _long(self, first: int) -> Unit:
+        """The pages of a long value."""
+        number, _, flags, low, high = _PAGE.unpack_from(self._read(first, 1))
+        count = low | high << 16
+        if number != first or flags & _KINDS != _OVERFLOW or count < 1:
+            raise PageDamaged(f"page {first} is not the first one of a long value")
+        self._left += 1
+        return Unit(first, self._read(first, count))
+
+
+def meta_pages(meta: bytes) -> list[bytes]:
+    """Both meta pages of a file that has the pages of this transaction only."""
+    _, transaction = _TAIL.unpack_from(meta, _TAIL_AT)
+    made = []
+    for number in range(_METAS):
+        page = bytearray(meta)
+        _NUMBER.pack_into(page, 0, number)
+        # LMDB reads the page with the newer transaction, and its next commit writes the other one.
+        _NUMBER.pack_into(page, _TAIL_AT + _NUMBER.size, transaction - ((transaction & 1) != number))
+        made.append(bytes(page))
+    return made
+
+
+def last_transaction(path: Path) -> int:
+    """The last transaction of a file, as its meta pages say; 0: neither of them is valid. Raises: OSError."""
+    with open(path, "rb") as file:
+        first = file.read(_TAIL_AT + _TAIL.size)
+        size = _TREE.unpack_from(first, _TREES_AT)[0] if len(first) == _TAIL_AT + _TAIL.size else 0
+        file.seek(size)
+        metas = [first, file.read(_TAIL_AT + _TAIL.size)]
+    valid = [meta for meta in metas if len(meta) == len(first) and _META.unpack_from(meta) == (_MAGIC, _VERSION)]
+    return max((int(_TAIL.unpack_from(meta, _TAIL_AT)[1]) for meta in valid), default=0)

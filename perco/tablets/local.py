@@ -142,7 +142,7 @@ class LocalStore:
         else:
             self.path = _path_of(text)
             if readonly:
-                self._folder = Folder.beside(self.path)
+                self._folder = Folder.beside(self.path, accept_loss=accept_loss)
             else:
                 _refuse_address(text, self.path)
                 self._folder = Folder.claim(self.path, durable=durable, accept_loss=accept_loss, shared=shared)
@@ -165,6 +165,11 @@ class LocalStore:
     def threaded(self) -> bool:
         """Whether writers run on threads: only if there is a folder."""
         return self._folder is not None
+
+    @property
+    def id(self) -> str:
+        """The id of the store in the folder (I1); "": there is no folder, or it has none yet."""
+        return self._folder.id if self._folder is not None else ""
 
     @property
     def owner_alive(self) -> bool:

@@ -1,0 +1,179 @@
+"""Restores a store from a backup, into a new folder.
+
+    restored = await restore("backups/", "web-again/", RestoreOptions(at=ts), tell)
+
+B4  The new store appears, under its name, when it is whole and on disk. The digest of every page is verified.
+B5  Its oracle goes on far above every timestamp that the store can have handed out since the backup (O1). So whoever
+    remembers a timestamp, a sink or a reader of changes, never meets it again with another meaning.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from perco.backup.layout import INDEX, PAGES, Index, Manifest, TabletFiles, Used, digest
+from perco.backup.places import Place, absolute, chain_of, open_place, sync_folder, unwritable
+from perco.clock.lost import Lost, lost_row
+from perco.clock.oracle import bound_row, durable_bound
+from perco.errors import Corruption, UsageError
+from perco.schema.catalogue import SYSTEM_TABLE, raise_for
+from perco.storage import APPLIED, BatchOptions, LmdbOptions, Mutation
+from perco.storage.folder import make_store, tablet_path
+from perco.storage.pages import meta_pages
+from perco.tablets.local import LocalStore
+
+_READ_BYTES: Final = 4 << 20
+_TOLD_BYTES: Final = 16 << 20
+_MAKING: Final = ".restoring"
+AHEAD: Final = 1 << 43
+"""Timestamps that the new store skips; `TIMESTAMPS_PER_S` more for each second since the backup. A bulk load skips 2^31
+(P7), and there are 2^53 in all."""
+TIMESTAMPS_PER_S: Final = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestoreOptions:
+    """What to restore.
+
+    Attributes:
+        name: of the backup; "": the newest.
+    """
+
+    name: str = ""
+
+
+Tell = Callable[[int, int], None]
+"""Called with the bytes that have been written, and those that there are in all."""
+
+
+async def restore(backups: str, store: str, options: RestoreOptions, tell: Tell = lambda done, total: None) -> Manifest:
+    """Restore a backup into a new folder. Returns what the backup is.
+
+    Raises: UsageError, FormatUnknown, Corruption, StoreFull, UnsuitableFolder.
+    """
+    place, target = open_place(backups), absolute(store)
+    chain = chain_of(place, chosen(place, options.name))
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} exists: a backup is restored into a new folder. Move the old store away first")
+    making = target.with_name(target.name + _MAKING)
+    try:
+        shutil.rmtree(making, ignore_errors=True)  # of a process that was stopped
+        making.mkdir(parents=True)
+        await trio.to_thread.run_sync(_write, place, chain, making, tell, abandon_on_cancel=False)
+        await _settle(making, chain[-1])
+        if target.exists():
+            target.rmdir()
+        making.rename(target)
+        sync_folder(target.parent)
+    except OSError as error:
+        shutil.rmtree(making, ignore_errors=True)
+        raise unwritable(making, error) from error
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+    return chain[-1]
+
+
+async def _settle(making: Path, manifest: Manifest) -> None:
+    """Have the new store go on above all timestamps of the old one (B5)."""
+    local = LocalStore(
+        str(making), durable=True, readonly=False, accept_loss=False, lmdb=LmdbOptions(), batch=BatchOptions()
+    )
+    try:
+        old = await durable_bound(local.store)
+        new = old + AHEAD + int(max(0.0, time.time() - manifest.time) * TIMESTAMPS_PER_S)
+        rows = (bound_row(old, new), lost_row(Lost(manifest.at, new, manifest.store)))
+        [verdict] = await local.store.apply([Mutation(SYSTEM_TABLE, rows, None, True)])
+        if verdict is not APPLIED:
+            raise_for(verdict, "the restored store's timestamps")
+    finally:
+        with trio.CancelScope(shield=True):
+            await local.aclose()
+
+
+def chosen(place: Place, name: str) -> str:
+    """The name of a backup; of the newest, for "". Raises: UsageError: there is none."""
+    names = place.names()
+    if not names:
+        raise UsageError(f"there is no finished backup in {place.path}")
+    if name and name not in names:
+        raise UsageError(f"there is no backup {name!r} in {place.path}; there are: {', '.join(names)}")
+    return name or names[-1]
+
+
+def _write(place: Place, chain: list[Manifest], making: Path, tell: Tell) -> None:
+    total = sum(manifest.size for manifest in chain)
+    done = 0
+    make_store(making)
+    for tablet in chain[-1].tablets:
+        path = tablet_path(making, tablet.table, tablet.number)
+        path.mkdir(parents=True)
+        writing = TabletWriting(place, chain, tablet, path / "data.mdb")
+        for size in writing.steps():
+            trio.from_thread.check_cancelled()
+            done += size
+            tell(done, total)
+        sync_folder(path)
+    sync_folder(making / "tablets")
+    sync_folder(making)
+
+
+class TabletWriting:
+    """Puts a tablet's file together from the backups that have its pages."""
+
+    def __init__(self, place: Place, chain: list[Manifest], tablet: TabletFiles, path: Path) -> None:
+        self._place, self._chain, self._tablet, self._path = place, chain, tablet, path
+
+    def steps(self) -> Iterator[int]:
+        """Do it; yields now and then how many bytes were read since. Raises: Corruption, OSError."""
+        used = Used()
+        last: Index | None = None
+        with open(self._path, "xb", buffering=0) as file:
+            for manifest in self._chain:
+                for files in manifest.tablets:
+                    if (files.table, files.number) != (self._tablet.table, self._tablet.number):
+                        continue
+                    last, used = index_of(self._place, manifest, files, used)
+                    yield from self._pages(file.fileno(), manifest, files, last)
+            assert last is not None, "the last backup has the tablet"
+            if used.state() != self._tablet.state:
+                raise Corruption(
+                    str(self._place.path), f"table {self._tablet.table!r}: the digest of its pages differs"
+                )
+            os.ftruncate(file.fileno(), last.total * last.page)
+            for number, page in enumerate(meta_pages(last.meta)):
+                os.pwrite(file.fileno(), page, number * last.page)
+            os.fsync(file.fileno())
+
+    def _pages(self, out: int, manifest: Manifest, files: TabletFiles, index: Index) -> Iterator[int]:
+        where = f"{self._place.path}, backup {manifest.name}, {files.name}{PAGES}"
+        at = told = 0
+        with self._place.open(manifest.name, f"{files.name}{PAGES}") as part:
+            for number, count, wanted in index.stored:
+                size = count * index.page
+                data = part.read(at, size)
+                if len(data) != size or digest(data) != wanted:
+                    raise Corruption(where, f"the page at byte {at} is not what was written: its digest differs")
+                os.pwrite(out, data, number * index.page)
+                at += size
+                if at - told >= _READ_BYTES:
+                    yield at - told
+                    told = at
+        yield at - told
+
+
+def index_of(place: Place, manifest: Manifest, files: TabletFiles, used: Used) -> tuple[Index, Used]:
+    """A tablet's index in a backup, and the pages that the tablet uses then. `used`: those below."""
+    with place.open(manifest.name, f"{files.name}{INDEX}") as part:
+        data = part.read(0, part.size)
+    index = Index.unpack(f"{place.path}, backup {manifest.name}, {files.name}{INDEX}", data, files.index)
+    used.apply(index)
+    return index, used

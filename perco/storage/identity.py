@@ -1,0 +1,80 @@
+"""Recognizes a folder that is a plain copy of a store, before any of its data is read.
+
+    identity     the store's id, and the number of this file (its inode), which no copy keeps
+    closed       exists while no process has the store open, if the last one closed it cleanly: for each tablet, the
+                 last transaction of its file
+
+I1  A folder whose `identity` has another file's number is a copy. If `closed` is there, and names the last transaction
+    of every tablet, the copy was made while no process had the store open: it is whole. It becomes a store of its own,
+    with a new id. Any other copy may mix pages of different moments, and is not opened.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from perco.storage.pages import last_transaction
+
+_IDENTITY: Final = "identity"
+_CLOSED: Final = "closed"
+_NEW: Final = ".new"
+_ID_BYTES: Final = 16
+
+
+class Identity(NamedTuple):
+    """`id`: the store's; "": it has none yet. `copied`: the folder is a copy of that store. `whole`: the copy was made
+    while the store was closed."""
+
+    id: str
+    copied: bool
+    whole: bool
+
+
+def identity_of(folder: Path) -> Identity:
+    """Raises: OSError."""
+    try:
+        with open(folder / _IDENTITY) as file:
+            id, number, *_ = [*file.read().split(), "", ""]
+            here = os.fstat(file.fileno()).st_ino
+    except FileNotFoundError:
+        return Identity("", False, False)
+    copied = number != str(here)
+    return Identity(id, copied, copied and _was_closed(folder))
+
+
+def put_identity(folder: Path, id: str = "") -> str:
+    """Give a folder an id: a new one, by default. Returns it. Raises: OSError."""
+    id = id or secrets.token_hex(_ID_BYTES)
+    new = folder / f"{_IDENTITY}{_NEW}"
+    with open(new, "w") as file:
+        file.write(f"{id}\n{os.fstat(file.fileno()).st_ino}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(folder / _IDENTITY)
+    return id
+
+
+def mark_closed(folder: Path, tablets: list[Path]) -> None:
+    """Note that the store has been closed. Raises: OSError."""
+    new = folder / f"{_CLOSED}{_NEW}"
+    new.write_text("".join(f"{last_transaction(path / 'data.mdb')} {path.name}\n" for path in sorted(tablets)))
+    new.replace(folder / _CLOSED)
+
+
+def mark_open(folder: Path) -> None:
+    """Note that a process has the store open. If the note is lost with the power, nothing has been written, or the
+    tablets have other transactions than the note of the last closing says. Raises: OSError."""
+    (folder / _CLOSED).unlink(missing_ok=True)
+
+
+def _was_closed(folder: Path) -> bool:
+    try:
+        lines = (folder / _CLOSED).read_text().splitlines()
+    except FileNotFoundError:
+        return False
+    told = {name: number for number, _, name in (line.partition(" ") for line in lines)}
+    there = {path.parent.name: str(last_transaction(path)) for path in folder.glob("tablets/*/data.mdb")}
+    return told == there
