@@ -45,6 +45,7 @@ from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue
 from perco.schema.marker import MARKER_TS, refusal, unpack_marker
 from perco.storage import DATA, LOCK, PENDING, SHARED, TS_MAX
 from perco.storage.folder import tablet_path
+from perco.storage.identity import identity_of
 from perco.storage.keys import cell_key, escape, split_key
 from perco.storage.pages import PageDamaged, Unit, meta_page, pages_of, units
 
@@ -317,6 +318,7 @@ async def _pinned(path: Path, parked: Parked) -> _Pinned:
             if whole:
                 if not pinned.catalogue.version:
                     raise UsageError(f"there is no store at {path}")
+                pinned.store = identity_of(path).id
                 return pinned
             pinned.end()
     except BaseException as error:

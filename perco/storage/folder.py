@@ -142,7 +142,7 @@ class Folder:
         return folder
 
     @classmethod
-    def beside(cls, path: Path, *, accept_loss: bool) -> Folder:
+    def beside(cls, path: Path, *, accept_loss: bool = False) -> Folder:
         """Open the folder for reading, beside its owner if it has one.
 
         Raises: FormatUnknown, UnsuitableFolder, CopiedWhileOpen, UsageError.
