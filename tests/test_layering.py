@@ -35,6 +35,7 @@ LAYERS = [
     "database",
     "serve",
     "copying",
+    "backup",
     "fronts",
     "sync",
     "aio",

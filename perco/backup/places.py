@@ -128,7 +128,7 @@ class Folder:
     def remove(self, name: str) -> None:
         """Remove a backup; none that stays may need it. It loses its name first, so none is ever left in part."""
         gone = self.path / f"{name}{_NEW}"
-        (self.path / name).rename(gone)
+        os.rename(self.path / name, gone)
         sync_folder(self.path)
         shutil.rmtree(gone)
 
@@ -188,16 +188,10 @@ def make_folder(path: Path) -> Folder:
     return Folder(path)
 
 
-class Written(Protocol):
-    """A file of a backup that is being written."""
+class Writer:
+    """A file of a backup that is being written, and synced now and then. `size`: bytes so far."""
 
     size: int
-
-    def write(self, data: bytes) -> None: ...
-
-
-class _Writer:
-    """Writes to a file, and syncs it now and then."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file, self._path = file, path
@@ -231,12 +225,12 @@ class FolderMaking:
             raise unwritable(self._path, error) from error
 
     @contextmanager
-    def file(self, name: str) -> Iterator[Written]:
+    def file(self, name: str) -> Iterator[Writer]:
         """A new file of the backup; one at a time."""
         path = self._path / name
         try:
             with open(path, "xb", buffering=1 << 20) as file:
-                writer = _Writer(file, path)
+                writer = Writer(file, path)
                 yield writer
                 writer.sync()
         except OSError as error:
@@ -245,7 +239,7 @@ class FolderMaking:
     def finish(self) -> None:
         """Give the backup its name: from now on, it is there."""
         sync_folder(self._path)
-        self._path.rename(self._folder.path / self._name)
+        os.rename(self._path, self._folder.path / self._name)
         sync_folder(self._folder.path)
 
     def abandon(self) -> None:
@@ -271,17 +265,17 @@ class FileMaking:
             writer.write(data)
 
     @contextmanager
-    def file(self, name: str) -> Iterator[Written]:
+    def file(self, name: str) -> Iterator[Writer]:
         with self._member(f"{self._name}/{name}") as writer:
             yield writer
 
     @contextmanager
-    def _member(self, name: str) -> Iterator[Written]:
+    def _member(self, name: str) -> Iterator[Writer]:
         """A member of the archive. Its head, which has the size, is written last."""
         try:
             at = self._file.tell()
             self._file.write(bytes(_BLOCK))
-            writer = _Writer(self._file, self._making)
+            writer = Writer(self._file, self._making)
             yield writer
             self._file.write(bytes(-writer.size % _BLOCK))
             info = tarfile.TarInfo(name)

@@ -71,7 +71,7 @@ async def restore(backups: str, store: str, options: RestoreOptions, tell: Tell 
         await _settle(making, chain[-1])
         if target.exists():
             target.rmdir()
-        making.rename(target)
+        os.rename(making, target)
         sync_folder(target.parent)
     except OSError as error:
         shutil.rmtree(making, ignore_errors=True)
@@ -144,14 +144,17 @@ class TabletWriting:
                     last, used = index_of(self._place, manifest, files, used)
                     yield from self._pages(file.fileno(), manifest, files, last)
             assert last is not None, "the last backup has the tablet"
-            if used.state() != self._tablet.state:
-                raise Corruption(
-                    str(self._place.path), f"table {self._tablet.table!r}: the digest of its pages differs"
-                )
-            os.ftruncate(file.fileno(), last.total * last.page)
-            for number, page in enumerate(meta_pages(last.meta)):
-                os.pwrite(file.fileno(), page, number * last.page)
-            os.fsync(file.fileno())
+            self.finish(file.fileno(), last, used)
+
+    def finish(self, file: int, last: Index, used: Used) -> None:
+        """Compare the digest of all pages; write the meta pages; sync. Raises: Corruption, OSError."""
+        if used.state() != self._tablet.state:
+            where = f"{self._place.path}, table {self._tablet.table!r}"
+            raise Corruption(where, "the digest of its pages differs")
+        os.ftruncate(file, last.total * last.page)
+        for number, page in enumerate(meta_pages(last.meta)):
+            os.pwrite(file, page, number * last.page)
+        os.fsync(file)
 
     def _pages(self, out: int, manifest: Manifest, files: TabletFiles, index: Index) -> Iterator[int]:
         where = f"{self._place.path}, backup {manifest.name}, {files.name}{PAGES}"

@@ -399,7 +399,8 @@ class Folder:
         if clean and self._unsynced:
             self._sync_tablets_and_unmark()
         if clean and not self.readonly:
-            mark_closed(self.path, self.tablet_paths())
+            with contextlib.suppress(OSError):  # on a full disk; a plain copy of the folder is then refused
+                mark_closed(self.path, self.tablet_paths())
         os.close(self._lock)
         self._lock = -1
         _open_here.discard(_identity(self.path))

@@ -480,5 +480,6 @@ def last_transaction(path: Path) -> int:
         size = _TREE.unpack_from(first, _TREES_AT)[0] if len(first) == _TAIL_AT + _TAIL.size else 0
         file.seek(size)
         metas = [first, file.read(_TAIL_AT + _TAIL.size)]
-    valid = [meta for meta in metas if len(meta) == len(first) and _META.unpack_from(meta) == (_MAGIC, _VERSION)]
+    whole = [meta for meta in metas if len(meta) == _TAIL_AT + _TAIL.size]
+    valid = [meta for meta in whole if _META.unpack_from(meta) == (_MAGIC, _VERSION)]
     return max((int(_TAIL.unpack_from(meta, _TAIL_AT)[1]) for meta in valid), default=0)
