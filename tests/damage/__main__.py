@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.damage.running import Bench, make_store
+from tests.support.copies import copy_as_itself
 
 Result = tuple[int, str, str, str, str]  # the seed, the file, what was done to it, how the check ended, what is wrong
 Results = multiprocessing.queues.SimpleQueue[Result | None]
@@ -40,7 +41,7 @@ def _run(base: Path, folder: Path, cases: int, seed: int, jobs: int) -> Iterator
     running = []
     for job in range(jobs):
         store = folder / str(job)
-        shutil.copytree(base, store)
+        copy_as_itself(base, store)
         process = context.Process(target=_part, args=(store, range(seed + job, seed + cases, jobs), results))
         process.start()
         running.append(process)

@@ -29,6 +29,7 @@ from perco.storage import LmdbOptions, folder as folders
 from perco.storage.splitting import Copying
 from perco.tablets.local import LocalStore
 from perco.testing.sweep import observe
+from tests.support.copies import as_itself
 
 WRITERS = ("ann", "bob", "zoe")
 ROUNDS = 4
@@ -197,6 +198,7 @@ async def _verify(folder: Path, known: Sequence[str]) -> None:
             _, writer, n = text.split()
             acknowledged[writer] = int(n)
     world = World(grown=True)
+    as_itself(folder)
     async with perco.open(folder, world.schema, options=perco.Options(seed=1)) as db:
         first = await inside(db).oracle.draw()
         assert first > drawn, f"O1: {first} is handed out, and {drawn} had been"

@@ -40,6 +40,8 @@ MADE: list[PercoError] = [
     errors.FormatUnknown("/x", "format 'y'", "perco 1"),
     errors.UnsuitableFolder("/x", "it is a file"),
     errors.NeedsCheck("/x"),
+    errors.CopiedWhileOpen("/x"),
+    errors.TimelineLost(7, 5, 9),
     errors.Unavailable("it took long", 7),
     errors.Unavailable("nobody is there", remedy="Start it."),
     errors.WriteUnknown("a pin", "no reply", "Drop it."),

@@ -50,6 +50,7 @@ from tests.integration.copying.stores import (
     state_of,
 )
 from tests.support import postgresql
+from tests.support.copies import copy_as_itself
 
 pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")
 
@@ -90,7 +91,7 @@ async def test_a_copy_goes_on_as_the_store_would_have(
     assert done.digests.keys() == {"docs", "words", SYSTEM_TABLE}
     assert not done.used_by
     if after == "folder":  # P4: it has noted its own tablets, whatever the source had noted
-        partial = shutil.copytree(target, tmp_path / "partial")
+        partial = copy_as_itself(Path(target), tmp_path / "partial")
         for tablet in (partial / "tablets").glob("docs*"):
             shutil.rmtree(tablet)
         with pytest.raises(perco.errors.Corruption, match="is missing"):
@@ -207,7 +208,7 @@ async def test_interrupted_at_any_write_it_continues_and_two_stores_are_never_op
     while interrupted:
         number += 1
         source, target = str(tmp_path / f"s{number}"), str(tmp_path / f"t{number}")
-        shutil.copytree(origin, source)
+        copy_as_itself(Path(origin), Path(source))
         with monkeypatch.context() as patch:
             stopping_at(patch, number)
             try:

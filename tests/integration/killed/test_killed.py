@@ -17,6 +17,7 @@ from perco.check.check import CheckOptions, check
 from perco.database.inside import inside
 from perco.testing.sweep import Scenario, observe
 from tests.integration.killed.zygote import Zygote, notes, options, zygote
+from tests.support.copies import copy_as_itself
 from tests.sweep.scenarios import (
     Delete,
     GivenUp,
@@ -81,7 +82,7 @@ class Store:
         copy = self.path.with_name("copy")
         shutil.rmtree(copy, ignore_errors=True)
         copy.with_suffix(".notes").unlink(missing_ok=True)
-        shutil.copytree(self.path, copy, ignore=shutil.ignore_patterns("socket"))
+        copy_as_itself(self.path, copy, ignore=shutil.ignore_patterns("socket"))
         if self.path.with_suffix(".notes").exists():
             shutil.copy(self.path.with_suffix(".notes"), copy.with_suffix(".notes"))
         return Store(copy, self._make)

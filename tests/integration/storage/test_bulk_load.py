@@ -36,6 +36,7 @@ from tests.integration.storage.bulk import (
     size,
     words,
 )
+from tests.support.copies import copy_as_itself
 
 
 @asynccontextmanager
@@ -418,7 +419,7 @@ def test_killed_at_every_step(tmp_path: Path) -> None:  # P7 S2 O1
     outcomes = []
     for step in range(100):
         shutil.rmtree(tmp_path / "s", ignore_errors=True)
-        shutil.copytree(tmp_path / "empty", tmp_path / "s")
+        copy_as_itself(tmp_path / "empty", tmp_path / "s")
         command = [sys.executable, "-m", "tests.integration.storage.bulk", str(tmp_path / "s"), str(step)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode == 0:

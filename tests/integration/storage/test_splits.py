@@ -36,6 +36,7 @@ from perco.storage import (
     splitting as copying,
 )
 from perco.tablets import splitter as splitters
+from tests.support.copies import copy_as_itself
 from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.INT64)
@@ -146,7 +147,7 @@ async def _split_and_note_states(folder: Path, states: Path, monkeypatch: pytest
 
     def note(name: str) -> None:
         names.append(f"{len(names)} {name}")
-        shutil.copytree(folder, states / names[-1], ignore=shutil.ignore_patterns("socket*"))
+        copy_as_itself(folder, states / names[-1], ignore=shutil.ignore_patterns("socket*"))
 
     def after(owner: Any, name: str, what: str) -> None:
         function = getattr(owner, name)
