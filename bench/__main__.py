@@ -19,6 +19,7 @@ BENCHES = {
     "prefetch": "how many row reads are saved by reading ahead what is likely to be read later",
     "failover": "what clients notice when processes of a served store die (the paper's figure 10)",
     "scaling": "what a transaction costs with one tablet server and with two, and what a thousand might do",
+    "backup": "what a backup costs those who write meanwhile, and whether it is right",
     "split": "how long writes wait while a tablet is split",
     "window": "what a client gains by waiting a little before it asks",
     "peers": "the same work on SQLite, ZODB, PostgreSQL and procrastinate",

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ import trio
 
 from perco.backup.layout import INDEX, PAGES, Index, Manifest, TabletFiles, Used, digest
 from perco.backup.places import Place, absolute, chain_of, open_place, sync_folder, unwritable
+from perco.backup.trimming import trim
 from perco.clock.lost import Lost, lost_row
 from perco.clock.oracle import bound_row, durable_bound
 from perco.errors import Corruption, UsageError
@@ -45,9 +47,17 @@ class RestoreOptions:
 
     Attributes:
         name: of the backup; "": the newest.
+        at: restore the store as of this timestamp, or aware time, which the backup's history has; None: as it was at
+            the moment of the backup.
     """
 
     name: str = ""
+    at: int | datetime | None = None
+
+    def __post_init__(self) -> None:
+        naive = isinstance(self.at, datetime) and self.at.tzinfo is None
+        if naive or isinstance(self.at, bool) or not isinstance(self.at, int | datetime | None):
+            raise UsageError(f"a store is restored as of a timestamp, or of an aware datetime, not {self.at!r}")
 
 
 Tell = Callable[[int, int], None]
@@ -68,7 +78,9 @@ async def restore(backups: str, store: str, options: RestoreOptions, tell: Tell 
         shutil.rmtree(making, ignore_errors=True)  # of a process that was stopped
         making.mkdir(parents=True)
         await trio.to_thread.run_sync(_write, place, chain, making, tell, abandon_on_cancel=False)
-        await _settle(making, chain[-1])
+        manifest = chain[-1]
+        kept = manifest.at if options.at is None else await trim(str(making), options.at, manifest.at)
+        await _settle(making, manifest, kept)
         if target.exists():
             target.rmdir()
         os.rename(making, target)
@@ -82,15 +94,15 @@ async def restore(backups: str, store: str, options: RestoreOptions, tell: Tell 
     return chain[-1]
 
 
-async def _settle(making: Path, manifest: Manifest) -> None:
-    """Have the new store go on above all timestamps of the old one (B5)."""
+async def _settle(making: Path, manifest: Manifest, kept: int) -> None:
+    """Have the new store go on above all timestamps of the old one (B5). `kept`: the last one that it has kept."""
     local = LocalStore(
         str(making), durable=True, readonly=False, accept_loss=False, lmdb=LmdbOptions(), batch=BatchOptions()
     )
     try:
         old = await durable_bound(local.store)
         new = old + AHEAD + int(max(0.0, time.time() - manifest.time) * TIMESTAMPS_PER_S)
-        rows = (bound_row(old, new), lost_row(Lost(manifest.at, new, manifest.store)))
+        rows = (bound_row(old, new), lost_row(Lost(kept, new, manifest.store)))
         [verdict] = await local.store.apply([Mutation(SYSTEM_TABLE, rows, None, True)])
         if verdict is not APPLIED:
             raise_for(verdict, "the restored store's timestamps")

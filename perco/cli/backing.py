@@ -18,7 +18,9 @@ from perco.backup.layout import Manifest
 from perco.backup.places import Folder, chain_of, open_place
 from perco.backup.restoring import RestoreOptions, chosen, restore as restore_backup
 from perco.backup.taking import BackupOptions, take
+from perco.cli.reading import When
 from perco.cli.screen import FINE, FOUND, complain, counted, perform_or, show_json, show_table, size
+from perco.cli.values import parse_moment
 from perco.errors import Corruption, UsageError
 
 _NOTHING_LEFT = "interrupted; no part of the backup is left"
@@ -50,14 +52,18 @@ async def backup(store: str, to: str, options: BackupOptions, keep: int | None, 
     return FINE
 
 
-async def restore(backups: str, store: str, name: str, *, json: bool) -> int:
+async def restore(backups: str, store: str, name: str, when: When, *, json: bool) -> int:
     """Restore a backup into a new folder."""
+    if when.ts is not None and when.at is not None:
+        raise UsageError("give --ts or --at, not both")
+    options = RestoreOptions(name=name, at=when.ts if when.at is None else parse_moment(when.at))
     with _progress("writing pages") as tell:
-        made = await restore_backup(backups, store, RestoreOptions(name=name), tell)
+        made = await restore_backup(backups, store, options, tell)
     if json:
         show_json(_told(made) | {"restored_to": store})
     else:
-        print(f"{store} is what {made.path} was at {_moment(made)}, timestamp {made.at}. Open it, or check it first:")
+        when = f"as of {options.at}" if options.at is not None else f"at {_moment(made)}, timestamp {made.at}"
+        print(f"{store} is what {made.path} was {when}. Open it, or check it first:")
         print(f"  perco check {store}")
     return FINE
 
@@ -207,6 +213,11 @@ def _restore(
     backups: _BACKUPS,
     store: Annotated[str, typer.Argument(metavar="STORE", help="A new folder for the store.")],
     name: _NAME = "",
+    ts: Annotated[int | None, typer.Option("--ts", metavar="N", help="What the store was as of a timestamp.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="TIME", help="What it was as of TIME: 5m, 2h (ago), 2026-03-01T12:00."),
+    ] = None,
     json: _JSON = False,
 ) -> None:
     """Restore a store from a backup, into a new folder.
@@ -216,12 +227,17 @@ def _restore(
     timestamps go on far above those of the old one. Readers of changes that had read further than the backup are told
     so (TimelineLost). The digests of all pages are compared. If the command is killed, there is no store.
 
+    With --ts or --at, the new store is what the old one was at that earlier moment, as far back as the backup has the
+    history (perco tables keep it for a day by default; see Keep). Whatever committed later is not in it. An observer
+    whose run came later runs again.
+
     \b
     Examples:
       perco restore /mnt/backups/web web/
       perco restore /mnt/backups/web web-on-monday/ --backup 20260302T060000-7
+      perco restore /mnt/backups/web web-before/ --at 2026-03-01T11:59
     """
-    perform_or(_NOTHING_MADE, restore, backups, store, name, json=json)
+    perform_or(_NOTHING_MADE, restore, backups, store, name, When(ts, at), json=json)
 
 
 _app = typer.Typer(
