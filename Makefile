@@ -42,15 +42,16 @@ test: .venv/.dev ## tests, ruff, mypy
 	  --ignore tests/testing/test_mutants.py --ignore tests/testing/test_components.py $(addprefix --ignore ,$(FAULTS) $(SLOW)); tests=$$?; \
 	wait $$types && exit $$tests
 
-test-faults: .venv/.dev ## every fault at every step of the scenarios; processes killed at any moment; power failures; slow tests
-	$(BIN)/pytest -q -n auto --dist worksteal $(FAULTS) $(SLOW)
+SOME ?= 1
+test-faults: .venv/.dev ## every fault at every step of the scenarios; processes killed at any moment; power failures; slow tests; SOME=3: one in 3 of them, others for each commit
+	$(BIN)/pytest -q -n auto --dist worksteal --some $(SOME) $(FAULTS) $(SLOW)
 
 test-mutants: .venv/.dev ## each rule of the protocol broken, one at a time: the simulation has to find it
-	$(BIN)/pytest -q -n auto --dist worksteal tests/testing/test_mutants.py tests/testing/test_components.py
+	$(BIN)/pytest -q -n auto --dist worksteal --some $(SOME) tests/testing/test_mutants.py tests/testing/test_components.py
 
 EACH ?= 0
 test-everywhere: .venv/.dev ## scenarios and observers over clients (folder, TLS, tablet servers), and over a store of single rows only; EACH=2: each over 2 of the 4
-	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets,bare --each $(EACH) tests/scenarios tests/component/notify
+	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets,bare --each $(EACH) --some $(SOME) tests/scenarios tests/component/notify
 
 POSTGRESQL ?= tests/scenarios tests/component/notify
 test-postgresql: .venv/.dev ## the same over a PostgreSQL server, which it starts, by its owner and by direct clients; POSTGRESQL=tests/scenarios/test_bank.py
@@ -104,8 +105,9 @@ test-types: .venv/.dev ## the public API is typed to the last parameter
 	  PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes $$package --ignoreexternal || exit 1; done
 
 test-all: EACH = 1
+test-all: SOME = 3
 test-all: POSTGRESQL = tests/scenarios/test_hermitage.py tests/scenarios/test_one_step.py
-test-all: test test-faults test-mutants test-everywhere test-postgresql test-spark ## all of them, but for other Pythons
+test-all: test test-faults test-mutants test-everywhere test-postgresql test-spark ## all of them, in part: what CI runs
 	$(MAKE) --no-print-directory -j2 test-types test-wheel
 
 check: test

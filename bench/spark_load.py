@@ -190,6 +190,9 @@ def pages(run: Run, report: Report) -> None:
             ),
             ELSEWHERE: partial(_fresh, run, folder, spark, lambda url, store: together(url, rows, ledger=True)),
             SPARK: partial(_fresh, run, folder, spark, lambda url, store: _spark(spark, store, parquet, rows, removal)),
+            GROUPED: partial(
+                _fresh, run, folder, spark, lambda url, store: _spark(spark, store, parquet, rows, [], 100)
+            ),
         }
         _fresh(run, folder, spark, lambda url, store: _spark(spark, store, parquet, rows, []))  # to warm up
         found = {side: Cell(tuple(each)) for side, each in interleaved(run.rounds, sides).items()}

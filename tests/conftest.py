@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
+from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -36,3 +39,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NUMBER",
         help="run each test over so many of the deployments that --over names, chosen by its name; 0: over all",
     )
+    parser.addoption(
+        "--some",
+        type=int,
+        default=1,
+        metavar="NUMBER",
+        help="run one test in so many, chosen by its name and the commit: each commit runs others",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    some = config.getoption("--some")
+    if some <= 1:
+        return
+    command = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout
+    left = [item for item in items if crc32(f"{commit}{item.nodeid}".encode()) % some]
+    chosen = set(items).difference(left)
+    items[:] = [item for item in items if item in chosen]
+    config.hook.pytest_deselected(items=left)

@@ -13,6 +13,8 @@ MODULE_MAX, FUNCTION_MAX = 600, 70
 LONG_MODULES = {
     "storage/lmdb_tablet.py": "one queue and one writer thread: their states are read together",
     "storage/lmdb_engine.py": "one LMDB environment, with every error of LMDB's in one place",
+    "database/database.py": "what a program can ask of an open store, documented in one place",
+    "errors.py": "every error that a program may have to handle, in one place",
     "testing/sweep.py": "one run of the sweep: processes, faults and moments refer to each other",
 }
 

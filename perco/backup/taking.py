@@ -13,19 +13,17 @@ B2, B3  See `layout.py`. A page in use is stored unless the base has a page with
 
 from __future__ import annotations
 
-import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
-import lmdb
 import trio
 
-from perco import __version__
 from perco.backup.layout import INDEX, MANIFEST, PAGES, Index, Manifest, TabletFiles, Used, digest
 from perco.backup.owners import Moment, Owner, Parked
 from perco.backup.places import (
@@ -40,16 +38,16 @@ from perco.backup.places import (
     make_folder,
 )
 from perco.clock.oracle import BOUND_ROW
-from perco.errors import Corruption, StoreError, Unavailable, UsageError, must_be_number
+from perco.errors import Corruption, StoreError, Unavailable, UnsuitableFolder, UsageError, must_be_number
 from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue
 from perco.schema.marker import MARKER_TS, refusal, unpack_marker
 from perco.storage import DATA, LOCK, PENDING, SHARED, TS_MAX
 from perco.storage.folder import tablet_path
 from perco.storage.identity import identity_of
 from perco.storage.keys import cell_key, escape, split_key
-from perco.storage.pages import PageDamaged, Unit, meta_page, pages_of, units
+from perco.storage.pages import PageDamaged, Unit
+from perco.storage.pinned import PinnedFile
 
-_MAP_BYTES: Final = 1 << 40  # of address space only: the owner's map may grow
 _TRIES: Final = 8
 _TOLD_BYTES: Final = 8 << 20  # between two reports
 _SLICE_S: Final = 0.05  # the work between two pauses
@@ -126,7 +124,7 @@ async def take(store: str, to: str, options: BackupOptions, tell: Tell = lambda 
                 min(moment.last, bound),
                 bound,
                 taken,
-                __version__,
+                version("perco"),
                 tuple(files),
             )
             with making.file(MANIFEST) as file:
@@ -155,42 +153,10 @@ def _base_of(folder: Folder, pinned: _Pinned) -> list[Manifest]:
 # ------------------------------------------------------------ one state of all tablets
 
 
-@dataclass(slots=True)
-class _Tablet:
-    """A tablet's files as of one transaction."""
-
+class _Tablet(NamedTuple):
     table: str
     number: int
-    env: Any
-    file: int
-    inode: int
-    page: int
-    txn: Any = None
-    meta: bytes = b""
-
-    def begin(self) -> None:
-        self.txn = self.env.begin()
-        self.meta = meta_page(self.file, self.page, self.txn.id())
-
-    def end(self) -> None:
-        if self.txn is not None:
-            self.txn.abort()
-        self.txn = None
-
-    def close(self) -> None:
-        self.end()
-        self.env.close()
-        os.close(self.file)
-
-    def cells(self, group: str, key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The cells of a group from a key on."""
-        try:
-            db = self.env.open_db(group.encode(), txn=self.txn, create=False)
-        except lmdb.NotFoundError:
-            return
-        with self.txn.cursor(db) as cursor:
-            if cursor.set_range(key):
-                yield from cursor.iternext(True, True)
+    file: PinnedFile
 
 
 class _Pinned:
@@ -208,31 +174,22 @@ class _Pinned:
 
     def __exit__(self, *_: object) -> None:
         for tablet in self.tablets.values():
-            tablet.close()
+            tablet.file.close()
 
     def open(self, table: str, number: int) -> bool:
-        """Open a tablet's files, unless the newest of them are open. Returns whether there are any."""
+        """Open a tablet's file, unless the newest of its files is open. Returns whether there is one."""
         path = tablet_path(self.path, table, number)
         known = self.tablets.get((table, number))
         try:
-            inode = (path / "data.mdb").stat().st_ino
             if known is not None:
-                if known.inode == inode:
+                if known.file.inode == (path / "data.mdb").stat().st_ino:
                     return True
-                del self.tablets[table, number]
-                known.close()
-            file = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                env = lmdb.open(str(path), map_size=_MAP_BYTES, readonly=True, max_dbs=256, readahead=False)
-            except BaseException:
-                os.close(file)
-                raise
+                self.tablets.pop((table, number)).file.close()
+            self.tablets[table, number] = _Tablet(table, number, PinnedFile(path))
         except FileNotFoundError:
             return False
-        except (OSError, lmdb.Error) as error:
-            raise Corruption(str(path), f"it cannot be opened: {error}") from error
-        found = os.fstat(file).st_ino
-        self.tablets[table, number] = _Tablet(table, number, env, file, found, int(env.stat()["psize"]))
+        except OSError as error:
+            raise UnsuitableFolder(str(path), error.strerror or str(error)) from error
         return True
 
     def open_all(self, catalogue: Catalogue) -> None:
@@ -243,28 +200,28 @@ class _Pinned:
         """Begin all transactions. Returns whether the files that are open are all that the catalogue has, as of these
         transactions."""
         for tablet in self.tablets.values():
-            tablet.begin()
+            tablet.file.begin()
         self.catalogue = self._read_catalogue()
         wanted = _tablets_of(self.catalogue)
         for where in wanted:
             path = tablet_path(self.path, *where) / "data.mdb"
             there = path.stat().st_ino if path.exists() else 0
-            if where in self.tablets and there != self.tablets[where].inode:
+            if where in self.tablets and there != self.tablets[where].file.inode:
                 return False  # it has been compacted meanwhile (P6)
             if where not in self.tablets and there:
                 return False
         for where in self.tablets.keys() - set(wanted):
-            self.tablets.pop(where).close()
+            self.tablets.pop(where).file.close()
         return True
 
     def end(self) -> None:
         for tablet in self.tablets.values():
-            tablet.end()
+            tablet.file.end()
 
     def _read_catalogue(self) -> Catalogue:
         system = self.tablets[SYSTEM_TABLE, 0]
         prefix = escape(CATALOGUE_ROW)
-        for key, value in system.cells(DATA, cell_key(prefix, 0, TS_MAX)):
+        for key, value in system.file.cells(DATA, cell_key(prefix, 0, TS_MAX)):
             row, _, ts = split_key(key)
             if row != prefix:
                 break
@@ -277,7 +234,7 @@ class _Pinned:
     def newest(self, row: bytes) -> tuple[int, bytes]:
         """The newest cell of a row of the system table: its timestamp and its value; (0, b"") if there is none."""
         system, prefix = self.tablets[SYSTEM_TABLE, 0], escape(row)
-        for key, value in system.cells(DATA, cell_key(prefix, 0, TS_MAX)):
+        for key, value in system.file.cells(DATA, cell_key(prefix, 0, TS_MAX)):
             found, _, ts = split_key(key)
             return (ts, value) if found == prefix else (0, b"")
         return 0, b""
@@ -287,7 +244,7 @@ class _Pinned:
         oldest = TS_MAX
         for tablet in self.tablets.values():
             for group in (LOCK, SHARED, PENDING):
-                for key, _ in tablet.cells(group, b""):
+                for key, _ in tablet.file.cells(group, b""):
                     oldest = min(oldest, split_key(key)[2])
         return oldest
 
@@ -304,7 +261,7 @@ async def _pinned(path: Path, parked: Parked) -> _Pinned:
         if not pinned.open(SYSTEM_TABLE, 0):
             raise UsageError(f"there is no store at {path}")
         for _ in range(_TRIES):
-            pinned.tablets[SYSTEM_TABLE, 0].begin()
+            pinned.tablets[SYSTEM_TABLE, 0].file.begin()
             catalogue = pinned._read_catalogue()
             pinned.end()
             pinned.open_all(catalogue)  # outside of the moment, because it takes milliseconds
@@ -321,10 +278,8 @@ async def _pinned(path: Path, parked: Parked) -> _Pinned:
                 pinned.store = identity_of(path).id
                 return pinned
             pinned.end()
-    except BaseException as error:
+    except BaseException:
         pinned.__exit__()
-        if isinstance(error, lmdb.Error | LookupError):
-            raise Corruption(str(path), str(error)) from error
         raise
     pinned.__exit__()
     raise Unavailable("taking one state of all tablets", remedy="The store's owner is very busy. Try again.")
@@ -358,7 +313,7 @@ class _Job:
     ) -> None:
         self._pinned, self._making, self._folder, self._base = pinned, making, folder, base
         self._pace, self._tell = pace, tell
-        self._progress = Progress(total=sum(pages_of(each.meta) * each.page for each in pinned.tablets.values()))
+        self._progress = Progress(total=sum(each.file.total * each.file.page for each in pinned.tablets.values()))
         self._told = 0
 
     async def run(self) -> list[TabletFiles]:
@@ -366,21 +321,22 @@ class _Job:
         return [await self._one(tablet, _name_of(tablet, names)) for tablet in self._pinned.tablets.values()]
 
     async def _one(self, tablet: _Tablet, name: str) -> TabletFiles:
-        total = pages_of(tablet.meta)
-        index, before, now = Index(tablet.page, total, tablet.meta), self._used(tablet), Used()
+        pinned = tablet.file
+        total = pinned.total
+        index, before, now = Index(pinned.page, total, pinned.meta), self._used(tablet), Used()
         for used in (before, now):
             used.grow(total)
         count = 0
         with self._making.file(f"{name}{PAGES}") as file:
             try:
-                for found in units(tablet.file, tablet.page, tablet.meta):
+                for found in pinned.units():
                     for unit in found:
                         count += 1
                         known = digest(unit.data)
                         now.put(unit.number, known)
                         if before.get(unit.number) != known:
                             file.write(unit.data)
-                            index.stored.append((unit.number, len(unit.data) // tablet.page, known))
+                            index.stored.append((unit.number, len(unit.data) // pinned.page, known))
                             self._progress.stored += len(unit.data)
                     await self._read(found)
             except PageDamaged as error:
@@ -415,7 +371,7 @@ class _Job:
                     with self._folder.open(manifest.name, f"{files.name}{INDEX}") as part:
                         data = part.read(0, part.size)
                     index = Index.unpack(f"{self._folder.path}/{manifest.name}/{files.name}", data, files.index)
-                    if index.page != tablet.page:
+                    if index.page != tablet.file.page:
                         used = Used()  # the file was made anew, with other pages
                         continue
                     used.apply(index)

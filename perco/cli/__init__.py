@@ -90,10 +90,8 @@ Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="The store's folde
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="A table; status lists them.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The row's key.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-At = Annotated[
-    str | None,
-    typer.Option("--at", metavar="TIME", help="As of TIME: 90s, 5m, 2h, 1d (ago), or 2026-03-01T12:00[+01:00]."),
-]
+_TIME = "As of TIME: 90s, 5m, 2h, 1d (ago), or 2026-03-01T12:00[+01:00]."
+At = Annotated[str | None, typer.Option("--at", metavar="TIME", help=_TIME)]
 Ts = Annotated[int | None, typer.Option("--ts", metavar="N", help="As of a timestamp.")]
 
 

@@ -62,8 +62,8 @@ async def restore(backups: str, store: str, name: str, when: When, *, json: bool
     if json:
         show_json(_told(made) | {"restored_to": store})
     else:
-        when = f"as of {options.at}" if options.at is not None else f"at {_moment(made)}, timestamp {made.at}"
-        print(f"{store} is what {made.path} was {when}. Open it, or check it first:")
+        moment = f"as of {options.at}" if options.at is not None else f"at {_moment(made)}, timestamp {made.at}"
+        print(f"{store} is what {made.path} was {moment}. Open it, or check it first:")
         print(f"  perco check {store}")
     return FINE
 
@@ -237,7 +237,7 @@ def _restore(
       perco restore /mnt/backups/web web-on-monday/ --backup 20260302T060000-7
       perco restore /mnt/backups/web web-before/ --at 2026-03-01T11:59
     """
-    perform_or(_NOTHING_MADE, restore, backups, store, name, When(ts, at), json=json)
+    perform_or(_NOTHING_MADE, restore, backups, store, name, When(ts=ts, at=at), json=json)
 
 
 _app = typer.Typer(

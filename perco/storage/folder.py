@@ -34,7 +34,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perco.errors import (
-    CopiedWhileOpen,
     FormatUnknown,
     NeedsCheck,
     PercoWarning,
@@ -43,7 +42,7 @@ from perco.errors import (
     UnsuitableFolder,
     UsageError,
 )
-from perco.storage.identity import identity_of, mark_closed, mark_open, put_identity
+from perco.storage.identity import identify, identity_of, mark_closed, must_be_whole, put_identity
 
 FORMAT = "perco 1"
 _PORT = re.compile(r"^[^:]+:[0-9]+$")  # a name like this was meant as a server's address
@@ -58,20 +57,9 @@ _NEXT = ".next"  # whole, and replaces the folder without the suffix (P6)
 _GLANCES_MAX, _GLANCE_S = 50, 0.002
 
 # File systems on which flock and shared maps do not work between hosts.
-_REMOTE = {
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "smbfs",
-    "afs",
-    "ceph",
-    "glusterfs",
-    "9p",
-    "fuse.sshfs",
-    "lustre",
-    "gfs2",
-}
+_REMOTE = set(
+    ["nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "9p", "fuse.sshfs", "lustre", "gfs2"]
+)
 _VOLATILE = {"tmpfs", "ramfs"}
 
 # Folders this process has open: LMDB forbids opening an environment twice in one process.
@@ -132,7 +120,7 @@ class Folder:
             for unfinished in path.glob(f"{_TABLETS}/*{_NEW}"):  # may be as large as a tablet: free its space
                 shutil.rmtree(unfinished, ignore_errors=True)
             folder._check_unsynced(durable=durable, accept_loss=accept_loss)
-            folder._identify(accept_loss=accept_loss)
+            folder.id = identify(path, accept_loss=accept_loss)
         except BaseException as error:
             _open_here.discard(_identity(path))
             os.close(lock)
@@ -184,13 +172,14 @@ class Folder:
                 f"process {owner(path)[0]} is writing to it, and reading alongside a writer needs write permission "
                 "on LMDB's lock files. Run as the same user, or wait until it has ended.",
             )
-        found = identity_of(path)
-        if found.copied and not (found.whole or alive or accept_loss):
+        try:
+            id = identity_of(path).id if alive or accept_loss else must_be_whole(path)
+        except BaseException:
             os.close(lock)
-            raise CopiedWhileOpen(str(path))
+            raise
         _open_here.add(_identity(path))
         folder = cls(path, lock, readonly=True, owner_alive=alive)
-        folder.id = found.id
+        folder.id = id
         folder.without_lock = not writable
         return folder
 
@@ -210,22 +199,6 @@ class Folder:
         finally:
             os.close(probe)
         return False
-
-    def _identify(self, *, accept_loss: bool) -> None:
-        """Refuse a copy that may not be whole; give a new store, and a whole copy, an id of its own (I1)."""
-        found = identity_of(self.path)
-        if found.copied and not found.whole and not accept_loss:
-            raise CopiedWhileOpen(str(self.path))
-        if not found.id or found.copied:
-            self.id = put_identity(self.path)
-        if found.copied:
-            warnings.warn(
-                f"{self.path} is a copy of store {found.id}: from now on, it is a store of its own, {self.id}",
-                PercoWarning,
-                stacklevel=5,
-            )
-        self.id = self.id or found.id
-        mark_open(self.path)
 
     def _check_unsynced(self, *, durable: bool, accept_loss: bool) -> None:
         marker = self.path / _UNSYNCED_FILE
@@ -436,14 +409,14 @@ def owner(path: Path) -> tuple[int | None, str]:
 
 
 def make_store(path: Path) -> None:
-    """Make an empty folder a store, with a new id; its tablets are put there next. Raises: OSError."""
+    """Make an empty folder a store, whose tablets are put there next. Raises: OSError."""
     (path / _TABLETS).mkdir()
     put_identity(path)
     _write_durably(path / _FORMAT_FILE, FORMAT + "\n")
 
 
 def is_store(path: Path) -> bool:
-    """Whether there is a store in a folder, of whatever format."""
+    """Whether there is a store of any format in a folder."""
     return (path / _FORMAT_FILE).exists() or (path / _TABLETS).exists()
 
 

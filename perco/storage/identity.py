@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import warnings
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from perco.errors import CopiedWhileOpen, PercoWarning
 from perco.storage.pages import last_transaction
 
 _IDENTITY: Final = "identity"
@@ -45,6 +47,28 @@ def identity_of(folder: Path) -> Identity:
     return Identity(id, copied, copied and _was_closed(folder))
 
 
+def must_be_whole(folder: Path) -> str:
+    """The id of a store that is about to be read. Raises: CopiedWhileOpen, OSError."""
+    found = identity_of(folder)
+    if found.copied and not found.whole:
+        raise CopiedWhileOpen(str(folder))
+    return found.id
+
+
+def identify(folder: Path, *, accept_loss: bool) -> str:
+    """The id of a store that is about to be written to; a new one, for a new store and for a copy. From now on, the
+    store is not closed. Raises: CopiedWhileOpen, OSError."""
+    id = identity_of(folder).id if accept_loss else must_be_whole(folder)
+    if not id or identity_of(folder).copied:
+        former, id = id, put_identity(folder)
+        if former:
+            text = f"{folder} is a copy of store {former}: from now on, it is a store of its own, {id}"
+            warnings.warn(text, PercoWarning, stacklevel=5)
+    # If the power fails now, and `closed` is back, nothing has been written, or the tablets have other transactions.
+    (folder / _CLOSED).unlink(missing_ok=True)
+    return id
+
+
 def put_identity(folder: Path, id: str = "") -> str:
     """Give a folder an id: a new one, by default. Returns it. Raises: OSError."""
     id = id or secrets.token_hex(_ID_BYTES)
@@ -62,12 +86,6 @@ def mark_closed(folder: Path, tablets: list[Path]) -> None:
     new = folder / f"{_CLOSED}{_NEW}"
     new.write_text("".join(f"{last_transaction(path / 'data.mdb')} {path.name}\n" for path in sorted(tablets)))
     new.replace(folder / _CLOSED)
-
-
-def mark_open(folder: Path) -> None:
-    """Note that a process has the store open. If the note is lost with the power, nothing has been written, or the
-    tablets have other transactions than the note of the last closing says. Raises: OSError."""
-    (folder / _CLOSED).unlink(missing_ok=True)
 
 
 def _was_closed(folder: Path) -> bool:

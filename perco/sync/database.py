@@ -297,19 +297,17 @@ class Database(Calling):
         bytes_per_s: int = 64 << 20,
         progress: Callable[[int, int], None] | None = None,
     ) -> Backup:
-        """Take a backup of the store, as `perco backup` does: of one moment, for which writes wait a few milliseconds
-        (B1). A process of its own takes it, while this one goes on.
+        """Take a backup of the store, as `perco backup` does, in a process of its own (B1). Writes wait for a few
+        milliseconds, at the beginning.
 
         Args:
-            to: a folder of backups, made if there is none: only pages that have changed since its newest backup are
-                stored. Or a path that ends with .tar: a file with one full backup.
+            to: a folder of backups, which gets an incremental one if it has any; or, ending with .tar, a new file.
             full: store every page.
             bytes_per_s: how fast pages are read, at most; 0: no limit.
-            progress: called now and then with the bytes that have been read, and those that there are, about.
+            progress: called now and then with the bytes that have been read, and with those that there are, about.
 
-        Raises: UsageError if the store is not in a folder on this machine, is not shared with other processes, or
-        tablet servers have its tablets open; StoreLocked if another backup is being taken there; StoreFull,
-        UnsuitableFolder, Unavailable, Corruption. Nothing is left of a backup that fails or is cancelled.
+        Nothing is left of a backup that fails or is cancelled. Raises: UsageError if the store is not in a folder on
+        this machine, or not shared; StoreLocked, StoreFull, UnsuitableFolder, Unavailable, Corruption.
         """
         result: Backup = self._ask("backup", (to,), {"full": full, "bytes_per_s": bytes_per_s, "progress": progress})
         return result

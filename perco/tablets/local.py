@@ -106,7 +106,7 @@ class LocalStore:
     store: LocalRowStore
     changing: trio.Lock
     forked: bool
-
+    id: str
     remote = False
 
     def __init__(
@@ -129,11 +129,11 @@ class LocalStore:
         self._batch = batch
         self._lmdb = replace(lmdb, sync=durable)
         self._folder: Folder | None = None
+        self.id = ""  # of the store in the folder (I1)
         self._groups: dict[str, set[str]] = {}
         self._numbers: dict[str, dict[int, bytes]] = {}  # by table and number, the first rows of the open tablets
         self.changing = trio.Lock()
-        self.forked = False
-        self._thread = threading.get_ident()
+        self.forked, self._thread = False, threading.get_ident()
         self.path: Path | None = None
         text = os.fspath(url)
         if text == "memory:":
@@ -146,6 +146,7 @@ class LocalStore:
             else:
                 _refuse_address(text, self.path)
                 self._folder = Folder.claim(self.path, durable=durable, accept_loss=accept_loss, shared=shared)
+            self.id = self._folder.id
         _stores.add(self)
         try:
             # The system tablet is made before all others: if there are others, but not this one, it has been lost.
@@ -165,11 +166,6 @@ class LocalStore:
     def threaded(self) -> bool:
         """Whether writers run on threads: only if there is a folder."""
         return self._folder is not None
-
-    @property
-    def id(self) -> str:
-        """The id of the store in the folder (I1); "": there is no folder, or it has none yet."""
-        return self._folder.id if self._folder is not None else ""
 
     @property
     def owner_alive(self) -> bool:

@@ -14,7 +14,6 @@ from typing import Final
 import trio
 
 from perco.errors import Unavailable, UsageError
-from perco.storage import LmdbTablet
 from perco.tablets.local import LocalStore
 
 PARKED_MAX_S: Final = 1.0
@@ -32,8 +31,8 @@ async def parked(local: LocalStore | None) -> AsyncIterator[threading.Event]:
         raise UsageError("the rows of this store are in a database: back up the database, or use `perco copy`")
     if local.path is None:
         raise UsageError("a memory: store has no files, so it cannot be backed up")
-    tablets = local.store.tablets()
-    if not all(isinstance(tablet, LmdbTablet) for tablet in tablets):
+    parks = [getattr(tablet, "park", None) for tablet in local.store.tablets()]
+    if not all(parks):
         raise UsageError(
             "tablet servers have the store's tablets open (perco serve --processes). To take a backup, serve the store "
             "without --processes, or stop it"
@@ -44,9 +43,9 @@ async def parked(local: LocalStore | None) -> AsyncIterator[threading.Event]:
     try:
         with trio.move_on_after(PARKED_MAX_S) as scope:
             async with trio.open_nursery() as nursery:
-                for tablet in tablets:
-                    assert isinstance(tablet, LmdbTablet)
-                    nursery.start_soon(tablet.park, go_on)
+                for park in parks:
+                    assert park is not None
+                    nursery.start_soon(park, go_on)
         if scope.cancelled_caught:
             raise Unavailable("holding the writers", remedy="A disk is slow to answer. Try again.")
         timer.start()

@@ -115,7 +115,7 @@ class Background:
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
-            self._failure = error
+            self._failure = _cause(error)
             self.ended = True
             for act in self.on_failure:
                 act()
@@ -169,3 +169,11 @@ class Background:
                 scope.cancel()
             while self._short or self._long:
                 await self.change()
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error of a task that had tasks of its own: if one of them has lost the store, that is why others failed."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    lost = error.subgroup(StoreLocked) or error
+    return _cause(lost.exceptions[0]) if len(lost.exceptions) == 1 or lost is not error else error

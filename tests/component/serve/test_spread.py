@@ -140,6 +140,9 @@ async def test_histories_through_deaths_moves_and_broken_connections(
                 async with trio.open_nursery() as clients:
                     for i, db in enumerate(dbs):
                         clients.start_soon(client, f"c{i}", db)
+                with trio.fail_after(60):
+                    while not all(chaos.done.values()):  # noqa: ASYNC110  # a death may void every split so far
+                        await trio.sleep(0.1)
                 stopped.cancel()
         assert max(numbers.values()) < 256
         report = isolation.check(recorder.transactions)
