@@ -1,4 +1,4 @@
-"""Has nobody write to a store for a moment: parks the writers of its owner or, if it has none, owns it (B1)."""
+"""Keeps a store still for a moment: parks the writers of its owner or, if it has none, owns it (B1)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Owner:
         """While the block lasts, the store's files do not change.
 
         Raises: UsageError: it cannot be done; Unavailable: the owner did not answer in time, or the block took too
-        long: what it did is void; NeedsCheck, UnsuitableFolder, FormatUnknown.
+        long, so that files may have changed; NeedsCheck, UnsuitableFolder, FormatUnknown.
         """
         if not is_store(self._path):
             raise UsageError(f"there is no store at {self._path}")

@@ -3,8 +3,8 @@
     restored = await restore("backups/", "web-again/", RestoreOptions(at=ts), tell)
 
 B4  The new store appears, under its name, when it is whole and on disk. The digest of every page is verified.
-B5  Its oracle goes on far above every timestamp that the store can have handed out since the backup (O1). So whoever
-    remembers a timestamp, a sink or a reader of changes, never meets it again with another meaning.
+B5  Its oracle goes on far above every timestamp that the store can have handed out since the backup (O1). So a sink,
+    or a reader of changes, that remembers a timestamp never meets it again with another meaning.
 """
 
 from __future__ import annotations

@@ -372,7 +372,7 @@ class _Job:
                         data = part.read(0, part.size)
                     index = Index.unpack(f"{self._folder.path}/{manifest.name}/{files.name}", data, files.index)
                     if index.page != tablet.file.page:
-                        used = Used()  # the file was made anew, with other pages
+                        used = Used()  # it is another file, with pages of another size
                         continue
                     used.apply(index)
         return used

@@ -213,10 +213,10 @@ def _restore(
     backups: _BACKUPS,
     store: Annotated[str, typer.Argument(metavar="STORE", help="A new folder for the store.")],
     name: _NAME = "",
-    ts: Annotated[int | None, typer.Option("--ts", metavar="N", help="What the store was as of a timestamp.")] = None,
+    ts: Annotated[int | None, typer.Option("--ts", metavar="N", help="Restore the store as of a timestamp.")] = None,
     at: Annotated[
         str | None,
-        typer.Option("--at", metavar="TIME", help="What it was as of TIME: 5m, 2h (ago), 2026-03-01T12:00."),
+        typer.Option("--at", metavar="TIME", help="Restore it as of TIME: 5m, 2h (ago), 2026-03-01T12:00."),
     ] = None,
     json: _JSON = False,
 ) -> None:
@@ -228,7 +228,7 @@ def _restore(
     so (TimelineLost). The digests of all pages are compared. If the command is killed, there is no store.
 
     With --ts or --at, the new store is what the old one was at that earlier moment, as far back as the backup has the
-    history (perco tables keep it for a day by default; see Keep). Whatever committed later is not in it. An observer
+    history (perco tables keep it for a day by default; see Keep). Later commits are not in it. An observer
     whose run came later runs again.
 
     \b

@@ -1,6 +1,6 @@
 """Timestamps that a store which was restored from a backup knows to be another's.
 
-B5  The store went on after the backup, and then it was lost, or went its own way. What it committed there is not in the
+B5  The store went on after the backup, and then it was lost, or went its own way. Its later commits are not in the
     restored store. A reader that followed it may hold one of its timestamps.
 """
 
