@@ -57,9 +57,7 @@ _NEXT = ".next"  # whole, and replaces the folder without the suffix (P6)
 _GLANCES_MAX, _GLANCE_S = 50, 0.002
 
 # File systems on which flock and shared maps do not work between hosts.
-_REMOTE = set(
-    ["nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "9p", "fuse.sshfs", "lustre", "gfs2"]
-)
+_REMOTE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "9p", "fuse.sshfs", "lustre", "gfs2"}
 _VOLATILE = {"tmpfs", "ramfs"}
 
 # Folders this process has open: LMDB forbids opening an environment twice in one process.
