@@ -309,7 +309,8 @@ class Database(Calling):
             progress: called now and then with the bytes that have been read, and with those that there are, about.
 
         Nothing is left of a backup that fails or is cancelled. Raises: UsageError if the store is not in a folder on
-        this machine, or not shared; StoreLocked, StoreFull, UnsuitableFolder, Unavailable, Corruption.
+        this machine, or not shared; StoreLocked, StoreFull, UnsuitableFolder, Unavailable, Corruption,
+        ReadOnly.
         """
         return self._ask("backup", (to,), {"full": full, "bytes_per_s": bytes_per_s, "progress": progress})
 

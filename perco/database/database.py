@@ -371,8 +371,10 @@ class Database:
             progress: called now and then with the bytes that have been read, and with those that there are, about.
 
         Nothing is left of a backup that fails or is cancelled. Raises: UsageError if the store is not in a folder on
-        this machine, or not shared; StoreLocked, StoreFull, UnsuitableFolder, Unavailable, Corruption.
+        this machine, or not shared; StoreLocked, StoreFull, UnsuitableFolder, Unavailable, Corruption,
+        ReadOnly.
         """
+        self._engine.usable(writing=True)
         path, id = await self._owner.folder_and_id()
         return await backing.backup(path, id, to, progress, full=full, bytes_per_s=bytes_per_s)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -403,6 +404,17 @@ async def upkeep(asked: Asked) -> Any:
 @covers("Database.compact")
 async def compacting(asked: Asked) -> Any:
     return await asked.told(asked.db.compact, sums)
+
+
+@covers("Database.backup")
+async def backing(asked: Asked) -> Any:
+    """Twice: a full one, and what has changed since."""
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = [await asked.told(asked.db.backup, f"{folder}/backups") for _ in range(2)]
+        if any(outcome[0] == "raises" for outcome in outcomes):
+            return outcomes[0]
+        full = await asked.call(asked.db.backup(f"{folder}/backups", full=True))
+        return "gives", [sorted(outcome[1]) for outcome in outcomes], full.base, full.stored == full.pages
 
 
 @covers("Database.bulk_load")

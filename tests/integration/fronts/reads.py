@@ -96,6 +96,7 @@ READS: Final[dict[str, Case]] = {
     "vacuum": told("vacuum"),
     "split": told("split", docs, "b"),
     "compact": told("compact", docs),
+    "backup": told("backup", "backups"),
     "bulk_load": told("bulk_load", {docs: []}),
     "backfill": told("backfill"),
     "unserved": told("unserved"),
@@ -116,6 +117,6 @@ READS: Final[dict[str, Case]] = {
 }
 REFUSED: Final = {
     *("run", "attempts", "transaction", "begin", "outcome", "pin", "pinned", "drop_pin", "worker"),
-    *("vacuum", "split", "compact", "bulk_load", "backfill", "is_idle", "wait_idle", "wait_for", "freshness"),
+    *("vacuum", "split", "compact", "backup", "bulk_load", "backfill", "is_idle", "wait_idle", "wait_for", "freshness"),
     *("pause", "resume", "replay_failed", "drop_failed", "drop_observer"),
 }

@@ -29,6 +29,7 @@ PLACES = ["owner", "folder", "tcp", "tablets"]
 READING = ["alone", "beside", "beside-tablets"]  # folders that are opened with readonly=True
 ELSEWISE = {
     "compacting": "are open in tablet servers (perco serve --processes), which do not compact",
+    "backing": "tablet servers have the store's tablets open (perco serve --processes)",
     "bulk_loading": "are open in tablet servers (perco serve --processes), which take no bulk loads",
 }
 CLASSES = ["Database", "Retrying", "Snapshot", "Transaction", "PinnedSnapshot", "Scan", "WorkerHandle"]
