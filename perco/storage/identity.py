@@ -38,7 +38,7 @@ class Identity(NamedTuple):
 def identity_of(folder: Path) -> Identity:
     """Raises: OSError."""
     try:
-        with open(folder / _IDENTITY) as file:
+        with open(folder / _IDENTITY, errors="replace") as file:
             id, number, *_ = [*file.read().split(), "", ""]
             here = os.fstat(file.fileno()).st_ino
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def mark_closed(folder: Path, tablets: list[Path]) -> None:
 
 def _was_closed(folder: Path) -> bool:
     try:
-        lines = (folder / _CLOSED).read_text().splitlines()
+        lines = (folder / _CLOSED).read_text(errors="replace").splitlines()
     except FileNotFoundError:
         return False
     told = {name: number for number, _, name in (line.partition(" ") for line in lines)}
