@@ -23,7 +23,7 @@ import trio
 from perco.backup.layout import INDEX, PAGES, Index, Manifest, TabletFiles, Used, digest
 from perco.backup.places import Place, absolute, chain_of, open_place, sync_folder, unwritable
 from perco.backup.trimming import trim
-from perco.clock.lost import Lost, lost_row
+from perco.clock.lost import SKIPPED, Lost, lost_row
 from perco.clock.oracle import bound_row, durable_bound
 from perco.errors import Corruption, UsageError
 from perco.schema.catalogue import SYSTEM_TABLE, raise_for
@@ -35,10 +35,9 @@ from perco.tablets.local import LocalStore
 _READ_BYTES: Final = 4 << 20
 _TOLD_BYTES: Final = 16 << 20
 _MAKING: Final = ".restoring"
-AHEAD: Final = 1 << 43
-"""Timestamps that the new store skips; `TIMESTAMPS_PER_S` more for each second since the backup. A bulk load skips 2^31
-(P7), and there are 2^53 in all."""
 TIMESTAMPS_PER_S: Final = 1_000_000
+"""The new store skips `SKIPPED` timestamps, and so many more for each second since the backup. A bulk load skips 2^31
+(P7), and there are 2^53 in all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +104,7 @@ async def _settle(making: Path, manifest: Manifest, kept: int) -> None:
     )
     try:
         old = await durable_bound(local.store)
-        new = old + AHEAD + int(max(0.0, time.time() - manifest.time) * TIMESTAMPS_PER_S)
+        new = old + SKIPPED + int(max(0.0, time.time() - manifest.time) * TIMESTAMPS_PER_S)
         rows = (bound_row(old, new), lost_row(Lost(kept, new, manifest.store)))
         [verdict] = await local.store.apply([Mutation(SYSTEM_TABLE, rows, None, True)])
         if verdict is not APPLIED:

@@ -13,6 +13,8 @@ import msgpack
 from perco.errors import Corruption
 from perco.storage import DATA, TS_MAX, RowMutation, RowStore
 
+SKIPPED: Final = 1 << 43
+"""Timestamps that a restored store skips, at least: all that it hands out are above."""
 LOST_ROW: Final = b"restored"
 _RESTORES_MAX: Final = 1 << 16
 

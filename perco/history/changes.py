@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from perco.blocks import AsyncOnly
-from perco.clock.lost import lost_at
+from perco.clock.lost import SKIPPED, lost_at
 from perco.errors import (
     Corruption,
     HistoryGone,
@@ -175,8 +175,10 @@ class ChangeStream(AsyncOnly):
             since, _ = await oracle.at(since.timestamp())
         elif since > oracle.last and since > await oracle.newest():
             raise UsageError(f"there are no changes since {since}: timestamps so far are 1 to {oracle.last}")
-        if (lost := await lost_at(self._engine.driver.store, SYSTEM_TABLE, since)) is not None:
-            raise TimelineLost(since, lost.after, lost.before)
+        if oracle.last > SKIPPED:  # else the store has never been restored
+            lost = await lost_at(self._engine.driver.store, SYSTEM_TABLE, since)
+            if lost is not None:
+                raise TimelineLost(since, lost.after, lost.before)
         self._frontier = self._reached = since
         self._began = True
 
