@@ -75,7 +75,6 @@ REACHING_INSIDE = {
     "serve/processes.py tablet.Resubmit": "the same, of a tablet that a tablet server writes to",
     "serve/served_tablet.py tablet.Resubmit": "the same",
     "backup/owners.py folder.Folder": "to take a backup of a closed store, it is owned for a moment",
-    "backup/owners.py folder.is_store": "owning a folder would make a store of it",
     "backup/owners.py folder.shared_by_owner": "only an owner that serves others can be asked to park its writers",
     "backup/restoring.py folder.make_store": "the folder of a restored store is made outside of a store",
     "backup/restoring.py folder.tablet_path": "and so are the folders of its tablets",

@@ -27,7 +27,11 @@ def _progress(progress: Progress) -> None:
 
 async def _main(store: str, id: str, to: str, **options: Any) -> None:
     try:
-        if identity_of(Path(store)).id != id:
+        try:
+            here = identity_of(Path(store)).id
+        except OSError:
+            here = ""
+        if here != id:
             raise UsageError(f"{store} is on another machine: a backup is taken there, with `perco backup`")
         made = await take(store, to, BackupOptions(**options), _progress)
     except PercoError as error:

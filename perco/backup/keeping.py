@@ -5,13 +5,16 @@ B2  A backup is removed only together with all backups that need it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
-from perco.backup.layout import PAGES, Index, Manifest, Used, digest
+from perco.backup.chains import pages_of
+from perco.backup.layout import Manifest
 from perco.backup.places import Folder, Place, chain_of
-from perco.backup.restoring import index_of
 from perco.errors import Corruption, UsageError
+
+_TOLD_BYTES: Final = 4 << 20  # between two reports
 
 Tell = Callable[[int], None]
 
@@ -45,31 +48,14 @@ def verify(place: Place, name: str, tell: Tell = lambda done: None) -> int:
     Raises: Corruption.
     """
     chain = chain_of(place, name)
-    done = 0
+    done = told = 0
     for tablet in chain[-1].tablets:
-        used = Used()
-        for manifest in chain:
-            for files in manifest.tablets:
-                if (files.table, files.number) == (tablet.table, tablet.number):
-                    index, used = index_of(place, manifest, files, used)
-                    for size in _pages(place, manifest, f"{files.name}{PAGES}", index):
-                        done += size
-                        tell(done)
-        if used.state() != tablet.state:
-            raise Corruption(f"{place.path}, backup {name}", f"table {tablet.table!r}: the digest of its pages differs")
+        for _, _, data in pages_of(place, chain, tablet):
+            done += len(data)
+            if done - told >= _TOLD_BYTES:
+                tell(done)
+                told = done
     return done
-
-
-def _pages(place: Place, manifest: Manifest, file: str, index: Index) -> Iterator[int]:
-    at = 0
-    with place.open(manifest.name, file) as part:
-        for number, count, wanted in index.stored:
-            data = part.read(at, count * index.page)
-            if digest(data) != wanted:
-                where = f"{place.path}, backup {manifest.name}, {file}"
-                raise Corruption(where, f"page {number}, at byte {at}, is not what was written: its digest differs")
-            at += len(data)
-            yield len(data)
 
 
 def prune(folder: Folder, keep: int) -> list[str]:

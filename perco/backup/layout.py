@@ -50,7 +50,8 @@ class TabletFiles:
     Attributes:
         table, number: which tablet.
         name: of its two files, without suffix.
-        pages: how many pages it uses.
+        page: bytes of a page.
+        pages: how many of them it uses.
         stored: how many of them are in this backup.
         size: bytes of both files.
         index: the digest of the index, in hex.
@@ -60,6 +61,7 @@ class TabletFiles:
     table: str
     number: int
     name: str
+    page: int
     pages: int
     stored: int
     size: int
@@ -69,7 +71,7 @@ class TabletFiles:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a backup is.
+    """The description of a backup.
 
     Attributes:
         name: its name.

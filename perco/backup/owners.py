@@ -10,16 +10,17 @@ from pathlib import Path
 import trio
 
 from perco.errors import StoreLocked, Unavailable, UsageError
+from perco.rpc.link import LostError
 from perco.serve.client import remote_owner
 from perco.serve.messages import Method
 from perco.serve.opening import visiting
 from perco.storage import TS_MAX
-from perco.storage.folder import Folder, is_store, shared_by_owner
+from perco.storage.folder import Folder, shared_by_owner
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the owner knows while its writers are parked.
+    """The owner's timestamps while its writers are parked.
 
     Attributes:
         last: the last timestamp that it has handed out.
@@ -42,6 +43,13 @@ class Owner:
         self._path = path
         self.alone = False
 
+    def look(self) -> None:
+        """Check that there is a store, and that its files can be read: LMDB aborts a process that reads a torn copy.
+
+        Raises: UnsuitableFolder, FormatUnknown, CopiedWhileOpen, UsageError.
+        """
+        Folder.beside(self._path).release(clean=False)
+
     @asynccontextmanager
     async def parked(self) -> AsyncIterator[Moment]:
         """While the block lasts, the store's files do not change.
@@ -49,8 +57,6 @@ class Owner:
         Raises: UsageError: it cannot be done; Unavailable: the owner did not answer in time, or the block took too
         long, so that files may have changed; NeedsCheck, UnsuitableFolder, FormatUnknown.
         """
-        if not is_store(self._path):
-            raise UsageError(f"there is no store at {self._path}")
         try:
             folder = Folder.claim(self._path, durable=True, accept_loss=False)
         except StoreLocked as locked:
@@ -69,7 +75,10 @@ class Owner:
         self.alone = False
         async with visiting(self._path) as db:
             link = remote_owner(db).link
-            last, settled = await link.call(Method.PARK, None, again=False)
+            try:
+                last, settled = await link.call(Method.PARK, None, again=False)
+            except LostError as error:  # the writers go on by themselves
+                raise Unavailable(f"parking the writers of {self._path}: {error}") from error
             try:
                 yield Moment(last, settled)
             except BaseException:

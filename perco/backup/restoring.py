@@ -20,20 +20,20 @@ from typing import Final
 
 import trio
 
-from perco.backup.layout import INDEX, PAGES, Index, Manifest, TabletFiles, Used, digest
+from perco.backup.chains import indexes_of, pages_of
+from perco.backup.layout import Index, Manifest, TabletFiles
 from perco.backup.places import Place, absolute, chain_of, open_place, sync_folder, unwritable
 from perco.backup.trimming import trim
 from perco.clock.lost import SKIPPED, Lost, lost_row
 from perco.clock.oracle import bound_row, durable_bound
-from perco.errors import Corruption, UsageError
+from perco.errors import UsageError
 from perco.schema.catalogue import SYSTEM_TABLE, raise_for
 from perco.storage import APPLIED, BatchOptions, LmdbOptions, Mutation
 from perco.storage.folder import make_store, tablet_path
 from perco.storage.pages import meta_pages
 from perco.tablets.local import LocalStore
 
-_READ_BYTES: Final = 4 << 20
-_TOLD_BYTES: Final = 16 << 20
+_TOLD_BYTES: Final = 4 << 20  # between two reports
 _MAKING: Final = ".restoring"
 TIMESTAMPS_PER_S: Final = 1_000_000
 """The new store skips `SKIPPED` timestamps, and so many more for each second since the backup. A bulk load skips 2^31
@@ -42,7 +42,7 @@ TIMESTAMPS_PER_S: Final = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestoreOptions:
-    """What to restore.
+    """Which state of the store to restore.
 
     Attributes:
         name: of the backup; "": the newest.
@@ -84,9 +84,7 @@ async def restore(backups: str, store: str, options: RestoreOptions, tell: Tell 
         if at is not None:
             kept = await trim(str(making), at, manifest.at)
         await _settle(making, manifest, kept)
-        if target.exists():
-            target.rmdir()
-        os.rename(making, target)
+        os.rename(making, target)  # it may replace an empty folder
         sync_folder(target.parent)
     except OSError as error:
         shutil.rmtree(making, ignore_errors=True)
@@ -126,16 +124,18 @@ def chosen(place: Place, name: str) -> str:
 
 def _write(place: Place, chain: list[Manifest], making: Path, tell: Tell) -> None:
     total = sum(manifest.size for manifest in chain)
-    done = 0
+    done = told = 0
     make_store(making)
     for tablet in chain[-1].tablets:
         path = tablet_path(making, tablet.table, tablet.number)
         path.mkdir(parents=True)
         writing = TabletWriting(place, chain, tablet, path / "data.mdb")
         for size in writing.steps():
-            trio.from_thread.check_cancelled()
             done += size
-            tell(done, total)
+            if done - told >= _TOLD_BYTES:
+                trio.from_thread.check_cancelled()
+                tell(done, total)
+                told = done
         sync_folder(path)
     sync_folder(making / "tablets")
     sync_folder(making)
@@ -148,50 +148,17 @@ class TabletWriting:
         self._place, self._chain, self._tablet, self._path = place, chain, tablet, path
 
     def steps(self) -> Iterator[int]:
-        """Do it; yields now and then how many bytes were read since. Raises: Corruption, OSError."""
-        used = Used()
-        last: Index | None = None
+        """Do it; yields how many bytes each page had. Raises: Corruption, OSError."""
         with open(self._path, "xb", buffering=0) as file:
-            for manifest in self._chain:
-                for files in manifest.tablets:
-                    if (files.table, files.number) != (self._tablet.table, self._tablet.number):
-                        continue
-                    last, used = index_of(self._place, manifest, files, used)
-                    yield from self._pages(file.fileno(), manifest, files, last)
-            assert last is not None, "the last backup has the tablet"
-            self.finish(file.fileno(), last, used)
+            for index, number, data in pages_of(self._place, self._chain, self._tablet):
+                os.pwrite(file.fileno(), data, number * index.page)
+                yield len(data)
+            *_, (_, _, last) = indexes_of(self._place, self._chain, self._tablet.table, self._tablet.number)
+            self.finish(file.fileno(), last)
 
-    def finish(self, file: int, last: Index, used: Used) -> None:
-        """Compare the digest of all pages; write the meta pages; sync. Raises: Corruption, OSError."""
-        if used.state() != self._tablet.state:
-            where = f"{self._place.path}, table {self._tablet.table!r}"
-            raise Corruption(where, "the digest of its pages differs")
+    def finish(self, file: int, last: Index) -> None:
+        """Write the meta pages; sync. Raises: OSError."""
         os.ftruncate(file, last.total * last.page)
         for number, page in enumerate(meta_pages(last.meta)):
             os.pwrite(file, page, number * last.page)
         os.fsync(file)
-
-    def _pages(self, out: int, manifest: Manifest, files: TabletFiles, index: Index) -> Iterator[int]:
-        where = f"{self._place.path}, backup {manifest.name}, {files.name}{PAGES}"
-        at = told = 0
-        with self._place.open(manifest.name, f"{files.name}{PAGES}") as part:
-            for number, count, wanted in index.stored:
-                size = count * index.page
-                data = part.read(at, size)
-                if len(data) != size or digest(data) != wanted:
-                    raise Corruption(where, f"the page at byte {at} is not what was written: its digest differs")
-                os.pwrite(out, data, number * index.page)
-                at += size
-                if at - told >= _READ_BYTES:
-                    yield at - told
-                    told = at
-        yield at - told
-
-
-def index_of(place: Place, manifest: Manifest, files: TabletFiles, used: Used) -> tuple[Index, Used]:
-    """A tablet's index in a backup, and the pages that the tablet uses then. `used`: those below."""
-    with place.open(manifest.name, f"{files.name}{INDEX}") as part:
-        data = part.read(0, part.size)
-    index = Index.unpack(f"{place.path}, backup {manifest.name}, {files.name}{INDEX}", data, files.index)
-    used.apply(index)
-    return index, used

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 import trio
 
+from perco.backup.chains import indexes_of
 from perco.backup.layout import INDEX, MANIFEST, PAGES, Index, Manifest, TabletFiles, Used, digest
 from perco.backup.owners import Moment, Owner, Parked
 from perco.backup.places import (
@@ -90,12 +91,14 @@ async def take(store: str, to: str, options: BackupOptions, tell: Tell = lambda 
         to: a folder of backups, made if there is none; or a path that ends with .tar, for a file with one full backup.
         tell: called periodically.
 
-    Raises: UsageError, UnsuitableFolder, StoreFull, StoreLocked, NeedsCheck, Unavailable, Corruption.
+    Raises: UsageError, UnsuitableFolder, FormatUnknown, CopiedWhileOpen, NeedsCheck, StoreFull, StoreLocked,
+    Unavailable, Corruption.
     """
     source, target = absolute(store), absolute(to)
     if target == source or source in target.parents:
         raise UsageError(f"{target} lies in the store: a backup there would be lost with it")
     owner = Owner(source)
+    owner.look()
     with ExitStack() as stack:
         folder = None if target.name.endswith(FILE_SUFFIX) else make_folder(target)
         if folder is not None:
@@ -141,8 +144,10 @@ def _base_of(folder: Folder, pinned: _Pinned) -> list[Manifest]:
     """The newest backup of this store, and those below it; empty: there is none."""
     for name in reversed(folder.names()):
         chain = chain_of(folder, name)
+        sizes = {(files.table, files.number): files.page for files in chain[-1].tablets}
         if chain[-1].store == pinned.store:
-            return chain
+            same = all(sizes.get(where, each.file.page) == each.file.page for where, each in pinned.tablets.items())
+            return chain if same else []  # a file that was rewritten on another machine has other pages
         raise UsageError(
             f"{folder.path} has backups of another store, which was at {chain[-1].path}. Give each store a folder of "
             "its own for its backups"
@@ -350,7 +355,8 @@ class _Job:
             file.write(packed)
         stored = len(index.stored)
         return TabletFiles(
-            *(tablet.table, tablet.number, name, count, stored, size + len(packed), digest(packed).hex(), now.state())
+            *(tablet.table, tablet.number, name, pinned.page, count, stored, size + len(packed)),
+            *(digest(packed).hex(), now.state()),
         )
 
     async def _read(self, found: list[Unit]) -> None:
@@ -364,17 +370,9 @@ class _Job:
     def _used(self, tablet: _Tablet) -> Used:
         """The pages that the base has of a tablet."""
         used = Used()
-        for manifest in self._base:
-            for files in manifest.tablets:
-                if (files.table, files.number) == (tablet.table, tablet.number):
-                    assert self._folder is not None
-                    with self._folder.open(manifest.name, f"{files.name}{INDEX}") as part:
-                        data = part.read(0, part.size)
-                    index = Index.unpack(f"{self._folder.path}/{manifest.name}/{files.name}", data, files.index)
-                    if index.page != tablet.file.page:
-                        used = Used()  # it is another file, with pages of another size
-                        continue
-                    used.apply(index)
+        if self._folder is not None:
+            for _, _, index in indexes_of(self._folder, self._base, tablet.table, tablet.number):
+                used.apply(index)
         return used
 
 

@@ -90,7 +90,7 @@ async def trim(folder: str, at: int | datetime, last: int) -> int:
 
 
 def _writes(catalogue: Catalogue, table: str, found: Sequence[Sequence[ScanCell]], ts: int) -> Iterator[Write]:
-    """What takes a row back to `ts`. `found`: its later cells, by group."""
+    """The writes that take a row back to `ts`. `found`: its later cells, by group."""
     for group, cells in zip(_GROUPS, found, strict=True):
         for column, at, value in cells:
             yield group, column, at, None

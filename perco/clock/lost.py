@@ -28,12 +28,12 @@ class Lost(NamedTuple):
 
 
 def lost_row(lost: Lost) -> RowMutation:
-    """What records a restore, in the system table."""
+    """The record of a restore, in the system table."""
     return LOST_ROW, (), ((DATA, 0, lost.before, msgpack.packb([lost.after, lost.store])),)
 
 
 async def lost_at(store: RowStore, system_table: str, ts: int) -> Lost | None:
-    """What a timestamp fell to, if it was lost. Raises: Corruption."""
+    """The lost timestamps to which this one belongs, if there are any. Raises: Corruption."""
     [[cells]] = await store.read([(system_table, LOST_ROW, [(DATA, 0, 0, TS_MAX, _RESTORES_MAX)])])
     for before, packed in cells:
         try:

@@ -82,7 +82,7 @@ class Folder:
         """Become the folder's owner; make the folder if there is none. `shared`: this process will serve others, which
         may already be waiting for it.
 
-        Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, StoreFull, UsageError.
+        Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, CopiedWhileOpen, StoreFull, UsageError.
         """
         path = path.absolute()
         _refuse_other_encodings(path)
@@ -112,13 +112,15 @@ class Folder:
                     _sync_entry(new)
                 _write_durably(path / _FORMAT_FILE, FORMAT + "\n")
             folder = cls(path, lock, readonly=False, owner_alive=False)
+            if not accept_loss:
+                must_be_whole(path)  # I1: before anything in it is changed
             for newer in path.glob(f"{_TABLETS}/*{_NEXT}"):  # P6: the last owner was stopped
                 _settle(newer)
             shutil.rmtree(path / _LOADS, ignore_errors=True)  # P7: of bulk loads that the last owner knew
             for unfinished in path.glob(f"{_TABLETS}/*{_NEW}"):  # may be as large as a tablet: free its space
                 shutil.rmtree(unfinished, ignore_errors=True)
             folder._check_unsynced(durable=durable, accept_loss=accept_loss)
-            folder.id = identify(path, accept_loss=accept_loss)
+            folder.id = identify(path)
         except BaseException as error:
             _open_here.discard(_identity(path))
             os.close(lock)
@@ -411,11 +413,6 @@ def make_store(path: Path) -> None:
     (path / _TABLETS).mkdir()
     put_identity(path)
     _write_durably(path / _FORMAT_FILE, FORMAT + "\n")
-
-
-def is_store(path: Path) -> bool:
-    """Whether there is a store of any format in a folder."""
-    return (path / _FORMAT_FILE).exists() or (path / _TABLETS).exists()
 
 
 def shared_by_owner(path: Path) -> bool:

@@ -55,11 +55,11 @@ def must_be_whole(folder: Path) -> str:
     return found.id
 
 
-def identify(folder: Path, *, accept_loss: bool) -> str:
+def identify(folder: Path) -> str:
     """The id of a store that is about to be written to; a new one, for a new store and for a copy. From now on, the
-    store is not closed. Raises: CopiedWhileOpen, OSError."""
-    id = identity_of(folder).id if accept_loss else must_be_whole(folder)
-    if not id or identity_of(folder).copied:
+    store is not closed. Raises: OSError."""
+    id, copied, _ = identity_of(folder)
+    if not id or copied:
         former, id = id, put_identity(folder)
         if former:
             text = f"{folder} is a copy of store {former}: from now on, it is a store of its own, {id}"

@@ -179,7 +179,7 @@ def survey(file: int, size: int, transaction: int) -> Iterator[Pages]:
 
     Raises: PageDamaged; LookupError if both meta pages already belong to other transactions.
     """
-    meta = _meta(file, size, transaction)
+    meta = meta_page(file, size, transaction)
     last, _ = _TAIL.unpack_from(meta, _TAIL_AT)
     if (last + 1) * size > os.fstat(file).st_size:
         raise PageDamaged(f"the file is cut short: {last + 1} pages are in use")
@@ -197,7 +197,8 @@ def survey(file: int, size: int, transaction: int) -> Iterator[Pages]:
     yield found
 
 
-def _meta(file: int, size: int, transaction: int) -> bytes:
+def meta_page(file: int, size: int, transaction: int) -> bytes:
+    """The meta page of a transaction. Raises: LookupError if two later transactions have committed."""
     for number in range(_METAS):
         page = os.pread(file, size, number * size)
         valid = len(page) == size and _META.unpack_from(page) == (_MAGIC, _VERSION)
@@ -357,11 +358,6 @@ class Unit(NamedTuple):
 
     number: int
     data: bytes
-
-
-def meta_page(file: int, size: int, transaction: int) -> bytes:
-    """The meta page of a transaction. Raises: LookupError if two later transactions have committed."""
-    return _meta(file, size, transaction)
 
 
 def pages_of(meta: bytes) -> int:

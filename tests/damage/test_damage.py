@@ -14,7 +14,7 @@ from perco.cli.containing import Watch, contained
 from perco.cli.screen import FAILED, FOUND
 from perco.errors import Corruption
 from perco.storage import LmdbEngine, LmdbOptions
-from perco.storage.pages import _TREE, _meta, _Walk
+from perco.storage.pages import _TREE, _Walk, meta_page
 from tests.damage.running import Bench, command, in_child, make_store
 
 CASES = 24
@@ -113,7 +113,7 @@ def live_branches(store: Path, tablet: str) -> list[int]:
     try:
         with engine._begin() as txn:
             walk = _Walk(file, PAGE, 1 << 20)
-            meta = _meta(file, PAGE, txn.id())
+            meta = meta_page(file, PAGE, txn.id())
             named: list[tuple[str, bytes]] = []
             list(walk.tree("", meta[88:136], named))
             found = [

@@ -18,7 +18,16 @@ from perco.backup.layout import MANIFEST
 from perco.backup.places import Folder, chain_of, manifest_of, open_place
 from perco.backup.restoring import RestoreOptions, restore
 from perco.backup.taking import BackupOptions, take
-from perco.errors import CopiedWhileOpen, Corruption, PercoWarning, StoreLocked, TimelineLost, UsageError
+from perco.errors import (
+    CopiedWhileOpen,
+    Corruption,
+    FormatUnknown,
+    PercoWarning,
+    StoreLocked,
+    TimelineLost,
+    UnsuitableFolder,
+    UsageError,
+)
 from tests.integration.backup.stores import (
     ACCOUNTS,
     accounts,
@@ -321,8 +330,9 @@ async def test_wrong_places_are_refused(tmp_path: Path) -> None:
         await restored(tmp_path / "backups", tmp_path / "full")
     with pytest.raises(UsageError, match="there is no backup 'other'"):
         await restored(tmp_path / "backups", tmp_path / "again", "other")
-    with pytest.raises(UsageError, match="there is no store"):
-        await take(str(tmp_path / "nowhere"), str(tmp_path / "backups"), BackupOptions())
-    assert not (tmp_path / "nowhere").exists()
+    for wrong in ("nowhere", "full"):
+        with pytest.raises((UnsuitableFolder, FormatUnknown)):
+            await take(str(tmp_path / wrong), str(tmp_path / "more"), BackupOptions())
+    assert sorted(os.listdir(tmp_path)) == ["backups", "full", "store"]
     assert copied.table is mirror
     assert balance.table is accounts

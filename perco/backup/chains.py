@@ -1,0 +1,43 @@
+"""Reads a tablet's pages from a backup and from those that it needs (B2).
+
+B4  The digest of each page is compared, and that of all pages of the tablet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from perco.backup.layout import INDEX, PAGES, Index, Manifest, TabletFiles, Used, digest
+from perco.backup.places import Place
+from perco.errors import Corruption
+
+
+def indexes_of(
+    place: Place, chain: Sequence[Manifest], table: str, number: int
+) -> Iterator[tuple[Manifest, TabletFiles, Index]]:
+    """A tablet's index in each backup of a chain that has the tablet. Raises: Corruption."""
+    for manifest in chain:
+        for files in manifest.tablets:
+            if (files.table, files.number) == (table, number):
+                with place.open(manifest.name, f"{files.name}{INDEX}") as part:
+                    data = part.read(0, part.size)
+                where = f"{place.path}, backup {manifest.name}, {files.name}{INDEX}"
+                yield manifest, files, Index.unpack(where, data, files.index)
+
+
+def pages_of(place: Place, chain: Sequence[Manifest], tablet: TabletFiles) -> Iterator[tuple[Index, int, bytes]]:
+    """The pages of a tablet: those of the full backup first, each to be replaced with later ones of the same number.
+    Yields also the index in the backup that they are in. Raises: Corruption, at the end also for what is missing."""
+    used = Used()
+    for manifest, files, index in indexes_of(place, chain, tablet.table, tablet.number):
+        used.apply(index)
+        where, at = f"{place.path}, backup {manifest.name}, {files.name}{PAGES}", 0
+        with place.open(manifest.name, f"{files.name}{PAGES}") as part:
+            for number, count, wanted in index.stored:
+                data = part.read(at, count * index.page)
+                if digest(data) != wanted:
+                    raise Corruption(where, f"the page at byte {at} is not what was written: its digest differs")
+                yield index, number, data
+                at += len(data)
+    if used.state() != tablet.state:
+        raise Corruption(f"{place.path}, table {tablet.table!r}", "the digest of its pages differs")
