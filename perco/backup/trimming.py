@@ -20,7 +20,11 @@ from perco.errors import Corruption, SnapshotTooOld, UsageError
 from perco.notify.sweeper import sweep
 from perco.protocol.records import (
     ACK,
+    ACK_HEAD_BYTES,
+    DELETE,
     PUT_DATA,
+    Cellref,
+    ack_version,
     cause_of_run,
     data_group,
     observed_column,
@@ -78,6 +82,9 @@ async def trim(folder: str, at: int | datetime, last: int) -> int:
                 for row, found in page.rows:
                     full = any(len(cells) == _CELLS for cells in found)
                     writes = list(_writes(parts.catalogue, table, found, ts))
+                    notified = {cell[0] for group in found[:3] for cell in group if observer_of(cell[0])}
+                    for ack in notified:
+                        writes += await _again(store, parts.catalogue, Cellref(table, row, ack), ts)
                     await _apply(store, table, row, writes)
                     if full:  # there may be more in this row: read it again
                         page = page._replace(next=row)
@@ -104,6 +111,30 @@ def _writes(catalogue: Catalogue, table: str, found: Sequence[Sequence[ScanCell]
                 raised = cause[0] if cause is not None else 0
                 if 0 < raised <= ts and observer_of(column) not in catalogue.dropped:
                     yield NOTIFY, column, raised, _EARLIEST
+
+
+async def _again(store: OwnerStore, catalogue: Catalogue, at: Cellref, ts: int) -> list[Write]:
+    """Of an observer that was notified, or ran, after `ts`: what notifies it of the newest change that stays, if it has
+    not seen that change (N1, N3)."""
+    table, row, ack = at
+    observed, number = observed_column(ack), observer_of(ack)
+    entry = next((each for each in catalogue.observers.values() if each.number == number), None)
+    if entry is None or entry.told or observed in catalogue.signals(table):
+        return []  # V12: what an observer that was told would do was done with the change
+    queries = ((WRITE, observed, 0, ts, 1), (WRITE, ack, 0, ts, 1), (FAILED_LIST, ack, 0, ts, 1))
+    [[changes, acks, failed]] = await store.read([(table, row, queries)])
+    if not changes:
+        return []
+    newest, record = changes[0][0], unpack_record(changes[0][1])
+    run = unpack_record(acks[0][1]) if acks else None
+    old = run is not None and bool(entry.at) and ack_version(run.body[:ACK_HEAD_BYTES]) < entry.version
+    pointer = run.start_ts if run is not None and not old else 0
+    told = newest > entry.at or (entry.whole and record.kind != DELETE)  # N10
+    if newest <= entry.built[0] or newest == entry.built[1]:
+        return []  # N10: the job that built the view has seen it
+    if newest <= pointer or not (pointer or told) or (failed and failed[0][0] >= newest):
+        return []
+    return [(NOTIFY, ack, newest, _EARLIEST)]
 
 
 async def _apply(store: OwnerStore, table: str, row: bytes, writes: list[Write]) -> None:

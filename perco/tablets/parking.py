@@ -22,7 +22,8 @@ PARKED_MAX_S: Final = 1.0
 
 @asynccontextmanager
 async def parked(local: LocalStore | None) -> AsyncIterator[threading.Event]:
-    """While the block lasts, no tablet is written to, but for at most `PARKED_MAX_S`; reads go on, and writes wait.
+    """While the block lasts, no tablet is written to, but for at most `PARKED_MAX_S`; writes wait, and so do
+    reads that a commit in flight concerns (C4); other reads go on.
     Yields an event that is set once the writers go on.
 
     Raises: UsageError if this process does not have the tablets in files; Unavailable if a disk does not answer.
