@@ -59,6 +59,8 @@ async def _steps(db: Any) -> object:
 
     await db.run(longer)
     await db.wait_idle()
+    with pytest.raises(perco.UsageError, match="perco backs up stores in folders"):
+        await db.backup("backups")
     async with db.snapshot() as snap:
         rows = [(row.key, row[words]) async for row in snap.scan(docs)]
         return rows, await snap.get_many(body, ["a", "b"]), await snap.get(words, "b")
@@ -70,6 +72,8 @@ def blocking(url: str) -> object:
             txn.set(body, "a", "one two")
         db.run(lambda txn: txn.set(body, "b", f"{txn.get(body, 'a')} three"))
         db.wait_idle()
+        with pytest.raises(perco.UsageError, match="perco backs up stores in folders"):
+            db.backup("backups")
         with db.snapshot() as snap:
             rows = [(row.key, row[words]) for row in snap.scan(docs)]
             return rows, snap.get_many(body, ["a", "b"]), snap.get(words, "b")
