@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,20 +23,20 @@ from perco.errors import Corruption
 from perco.protocol.records import PUT, PUT_DATA, RECORD_HEAD, data_group, unpack_record
 from perco.schema.codecs import SHORT_DECIMAL, DecimalCodec, TupleCodec
 from perco.spark import types
-from perco.spark.leaves import Bytes, Cells, Places
+from perco.spark.leaves import Bytes, Cells, Places, windows
 from perco.storage.keys import TAIL_BYTES, unescape
 
 _INVERT: Final = (1 << 64) - 1
 _PLAIN_ZEROS: Final = 32  # a prefix with fewer zero bytes has each of the row's escaped by itself (`keys.py`)
 _KINDS: Final = 4  # kinds of records are 1 to 4
 _TAIL: Final = struct.Struct(">IQ")
+_TAILS: Final = np.dtype([("column", ">u4"), ("inverted", ">u8")])
 _WORD: Final = 8
+_SAME_MAX: Final = 64  # bytes of a string that is copied at once, if all have as many
 _DAYS: Final = [pa.scalar(each, pa.date32()).value for each in (date.min, date.max)]
 _MICROS: Final = [
     pa.scalar(each.replace(tzinfo=UTC), pa.timestamp("us", "UTC")).value for each in (datetime.min, datetime.max)
 ]
-
-T = TypeVar("T", np.uint32, np.uint64)
 
 
 class Long(NamedTuple):
@@ -113,11 +113,13 @@ class Columns:
     def find(self, cells: Cells) -> Found | None:
         """The rows that have a value in any of the columns; None: there are none. Raises: Corruption."""
         tails = cells.ends - TAIL_BYTES
-        columns = _windows(cells.buffer, np.uint32)[tails].byteswap()
-        inverted = _windows(cells.buffer, np.uint64)[tails + 4].byteswap()
+        ends = _same(cells.buffer, tails, TAIL_BYTES).view(_TAILS)
+        columns, inverted = ends["column"].astype(np.uint32), ends["inverted"].astype(np.uint64)
         seen = np.flatnonzero((inverted >= self._inverted) & np.isin(columns, self._numbers))
+        if not len(seen):
+            return None
         columns, begins, tails = columns[seen], cells.begins[seen], tails[seen]
-        first = _firsts(cells.buffer, begins, tails - begins)
+        first = _firsts(cells, begins, tails - begins, columns)
         newest = first.copy()
         newest[1:] |= columns[1:] != columns[:-1]
         at = seen[newest]
@@ -168,37 +170,54 @@ def _parts(array: pa.Array) -> tuple[NDArray[np.int32], Bytes]:
     return bounds, np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
 
 
-def _cut(array: pa.Array, head: int, tail: int) -> pa.Array:
-    """Byte strings without their first `head` and their last `tail` bytes; each has at least as many."""
+def _cut(array: pa.Array, tail: int) -> pa.Array:
+    """Byte strings without their last `tail` bytes; each has at least as many."""
     offsets, data = _parts(array)
-    kept = np.ones(int(offsets[-1] - offsets[0]), dtype=bool)
-    begins, ends = offsets[:-1] - offsets[0], offsets[1:] - offsets[0]
-    for n in range(head):
-        kept[begins + n] = False
-    for n in range(1, tail + 1):
-        kept[ends - n] = False
-    bounds = (offsets - offsets[0] - (head + tail) * np.arange(len(offsets))).astype(np.int32)
-    left = np.ascontiguousarray(data[offsets[0] : offsets[-1]][kept])
+    data = data[offsets[0] : offsets[-1]]
+    size = len(data) // max(1, len(array))
+    if bool((np.diff(offsets) == size).all()):
+        left = data.reshape(len(array), size)[:, : size - tail].ravel()
+    else:
+        kept = np.ones(len(data), dtype=bool)
+        ends = offsets[1:] - offsets[0]
+        for n in range(1, tail + 1):
+            kept[ends - n] = False
+        left = data[kept]
+    bounds = (offsets - offsets[0] - tail * np.arange(len(offsets))).astype(np.int32)
     return pa.Array.from_buffers(pa.binary(), len(array), [None, pa.py_buffer(bounds), pa.py_buffer(left)])
 
 
-def _windows(buffer: Bytes, type: type[T]) -> NDArray[T]:
-    """The number that begins at each byte of a buffer."""
-    return np.ndarray((max(0, len(buffer) - np.dtype(type).itemsize + 1),), type, buffer, strides=(1,))
-
-
-def _firsts(buffer: Bytes, begins: Places, lengths: Places) -> NDArray[np.bool_]:
-    """Whether each of some prefixes differs from the one before it: compared eight bytes at a time."""
+def _firsts(cells: Cells, begins: Places, lengths: Places, columns: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Whether each of some cells is the first one of its row. They are in key order, so the columns of a row ascend:
+    where they descend, another row begins. If the first and the last cell of what is between two such places are of
+    the same row, all of it is."""
     first = np.ones(len(begins), dtype=bool)
-    first[1:] = lengths[1:] != lengths[:-1]
-    words, at, left = _windows(buffer, np.uint64), 0, np.arange(1, len(begins))
-    while len(left := left[~first[left]]):  # those that may be equal to the one before
-        rest = lengths[left] - at
-        differ = words[begins[left] + at] ^ words[begins[left - 1] + at]
-        differ <<= (8 * np.maximum(_WORD - rest, 0)).astype(np.uint64)  # on little-endian machines, the bytes after it
-        first[left] = differ != 0
-        left, at = left[rest > _WORD], at + _WORD
+    first[1:] = columns[1:] < columns[:-1]
+    starts = np.flatnonzero(first)
+    lasts = np.append(starts[1:], len(first)) - 1
+    several = _differ(cells.buffer, begins, lengths, starts, lasts)
+    if several.any():  # look at each of their cells
+        left = np.flatnonzero(np.repeat(several, lasts - starts + 1) & ~first)
+        first[left] = _differ(cells.buffer, begins, lengths, left, left - 1)
     return first
+
+
+def _differ(buffer: Bytes, begins: Places, lengths: Places, a: Places, b: Places) -> NDArray[np.bool_]:
+    """Whether the prefixes of two cells differ, for pairs of cells: compared eight bytes at a time."""
+    differ = lengths[a] != lengths[b]
+    left, words, at = np.flatnonzero(~differ), windows(buffer, np.uint64), 0
+    while len(left):  # the pairs that may be equal
+        rest = lengths[a[left]] - at
+        found = words[begins[a[left]] + at] ^ words[begins[b[left]] + at]
+        found <<= (8 * np.maximum(_WORD - rest, 0)).astype(np.uint64)  # little-endian: the bytes after the prefixes
+        differ[left] = found != 0
+        left, at = left[(found == 0) & (rest > _WORD)], at + _WORD
+    return differ
+
+
+def _same(buffer: Bytes, begins: Places, size: int) -> Bytes:
+    """The `size` bytes from each of these places, one after the other."""
+    return np.ndarray((max(0, len(buffer) - size + 1),), f"V{size}", buffer, strides=(1,))[begins].view(np.uint8)
 
 
 def _gathered(buffer: Bytes, begins: Places, ends: Places) -> pa.Array:
@@ -206,19 +225,21 @@ def _gathered(buffer: Bytes, begins: Places, ends: Places) -> pa.Array:
     lengths = ends - begins
     bounds = np.zeros(len(begins) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
-    if len(begins) and bool((lengths == _WORD).all()):
-        data = _windows(buffer, np.uint64)[begins].view(np.uint8)
+    size = int(lengths[0]) if len(lengths) else 0
+    if 0 < size <= _SAME_MAX and bool((lengths == size).all()):
+        data = _same(buffer, begins, size)
     else:
-        data = buffer[np.arange(int(bounds[-1])) + np.repeat(begins - bounds[:-1], lengths)]
+        data = buffer.take(np.arange(int(bounds[-1])) + np.repeat(begins - bounds[:-1], lengths))
     parts = [None, pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary(), len(begins), parts)
 
 
 def _kinds(cells: Cells, at: Places) -> Bytes:
     """The kinds of records. Raises: Corruption."""
-    if bool(np.any(cells.stops[at] - cells.ends[at] < RECORD_HEAD)):
+    ends = cells.ends.take(at)
+    if bool((cells.stops.take(at) - ends < RECORD_HEAD).any()):
         raise Corruption("write group", "not a write record")
-    kinds = cells.buffer[cells.ends[at]]
+    kinds = cells.buffer.take(ends)
     if len(kinds) and (int(kinds.min()) < 1 or int(kinds.max()) > _KINDS):
         raise Corruption("write group", "not a write record")
     return kinds
@@ -226,12 +247,13 @@ def _kinds(cells: Cells, at: Places) -> Bytes:
 
 def _unescaped(prefixes: pa.Array) -> pa.Array:
     """The rows of prefixes."""
+    offsets, data = _parts(prefixes)
+    if int(np.count_nonzero(data[offsets[0] : offsets[-1]] == 0)) == len(prefixes):  # each ends with one
+        return _cut(prefixes, 2)
     zeros = compute.max(compute.count_substring(prefixes, "\0")).as_py()
-    if zeros == 1:
-        return _cut(prefixes, 0, 2)
     if zeros >= _PLAIN_ZEROS:
         return pa.array([unescape(prefix) for prefix in prefixes.to_pylist()], pa.binary())
-    return compute.replace_substring(_cut(prefixes, 0, 2), b"\x00\xff", b"\x00")
+    return compute.replace_substring(_cut(prefixes, 2), b"\x00\xff", b"\x00")
 
 
 def _decoded(codec: perco.Codec[Any], make: Callable[[Any], Any] | None, data: pa.Array, type: pa.DataType) -> pa.Array:

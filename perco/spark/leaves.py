@@ -8,7 +8,7 @@ PageDamaged, before anything of it is used.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,13 @@ _FLAGS, _LOWER, _UPPER = 5, 6, 7  # of a page's head, in units of two bytes
 _KINDS, _LEAF = 0x6F, 2
 _KEY_MIN, _KEY_MAX = TAIL_BYTES + 2, 511
 _WORD: Final = 8
+# A node's head as a number: the value's size, then bits that only long values and values of other kinds have, then the
+# key's size.
+_SIZE, _LONG, _KEY_AT = np.uint64(0xFFFF), np.uint64(0xFFFF_FFFF << 16), np.uint64(48)
 
 Bytes = NDArray[np.uint8]
 Places = NDArray[np.int64]
+T = TypeVar("T", np.uint32, np.uint64)
 
 
 class Cells(NamedTuple):
@@ -93,6 +97,11 @@ def first_row(leaves: Leaves, start: bytes) -> bytes:
     return unescape(cells.prefix(min(bisect_left(range(found), escape(start), key=cells.key), found - 1)))
 
 
+def windows(buffer: Bytes, type: type[T]) -> NDArray[T]:
+    """The number that begins at each byte of a buffer."""
+    return np.ndarray((max(0, len(buffer) - np.dtype(type).itemsize + 1),), type, buffer, strides=(1,))
+
+
 def _checked(leaves: Leaves) -> Bytes:
     """The leaves, a row of bytes for each. Raises: PageDamaged."""
     size, numbers = leaves.page, leaves.numbers
@@ -113,24 +122,26 @@ def _counts(pages: Bytes) -> Places:
 def _cells(pages: Bytes) -> Cells:
     """All cells of leaves. Raises: PageDamaged."""
     size, counts = pages.shape[1], _counts(pages)
-    halves = pages.view(np.uint16).ravel()
+    buffer = pages.ravel()
     firsts = np.cumsum(counts) - counts  # of a page's cells
     page = np.arange(len(pages)) * size
     slots = np.arange(int(counts.sum())) + np.repeat(page // 2 + _HEAD // 2 - firsts, counts)
-    places = halves[slots].astype(np.int64)
+    places = buffer.view(np.uint16).take(slots).astype(np.int64)
     upper = np.repeat(pages.view(np.uint16)[:, _UPPER], counts)
-    inside = (places >= upper) & (places + _NODE + _KEY_MIN <= size) & (places % 2 == 0)
-    _need(inside, "a cell lies outside of its page")
+    _need(
+        (places >= upper) & (places + _NODE + _KEY_MIN <= size) & (places & 1 == 0), "a cell lies outside of its page"
+    )
     at = places + np.repeat(page, counts)
-    half = at // 2
-    _need((halves[half + 1] == 0) & (halves[half + 2] == 0), "a write record is longer than one can be")
-    lengths = halves[half + 3].astype(np.int64)
+    nodes = windows(buffer, np.uint64)[at]
+    _need(nodes & _LONG == 0, "a write record is longer than one can be")
+    lengths = (nodes >> _KEY_AT).view(np.int64)
     _need((lengths >= _KEY_MIN) & (lengths <= _KEY_MAX), "a key is too short or too long for a cell")
     begins = at + _NODE
     ends = begins + lengths
-    stops = ends + halves[half]
-    _need(places + (stops - at) <= size, "a cell is longer than its page")
-    return Cells(pages.ravel(), begins, ends, stops)
+    sizes = (nodes & _SIZE).view(np.int64)
+    _need(places + (_NODE + lengths + sizes) <= size, "a cell is longer than its page")
+    stops = ends + sizes
+    return Cells(buffer, begins, ends, stops)
 
 
 def _need(holds: NDArray[np.bool_] | bool, what: str) -> None:

@@ -16,6 +16,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -29,6 +30,7 @@ _PAGE: Final = struct.Struct("=QHHHH")  # number, pad, flags, lower, upper
 _NODE: Final = struct.Struct(
     "=HHHH"
 )  # size of the value or lower bits of a page (2), flags or upper bits, size of the key
+_POINTER: Final = struct.Struct("=HHH")  # to a page below, of a branch's node
 _NUMBER: Final = struct.Struct("=Q")
 _FLAGS_AT: Final = 4  # in a node
 
@@ -86,8 +88,8 @@ def leaf_numbers(file: int, size: int, tree: Tree, start: bytes) -> Iterator[lis
         if level == 1:
             yield [page]
             continue
-        keys, below = _branch(page, os.pread(file, size, page * size), size)
-        first = bisect_right(keys, low, lo=1) - 1  # the first key of a branch stands for the least of all
+        keys, below = _branch(page, os.pread(file, size, page * size), size, keyed=bool(low))
+        first = bisect_right(keys, low, lo=1) - 1 if low else 0  # a branch's first key stands for the least of all
         if level == 2:
             yield below[first:]
         else:
@@ -115,29 +117,29 @@ def last_key(data: bytes, size: int) -> bytes:
     """The key of the last cell of leaves that lie one after the other. Raises: PageDamaged."""
     data = data[-size:]
     page = int(_PAGE.unpack_from(data)[0])
-    place = _places(page, data, size)[-1]
-    length = _NODE.unpack_from(data, place)[3]
-    at = place + _NODE.size
-    if not 0 < length <= _KEY_MAX or at + length > size:
-        raise PageDamaged(f"page {page}: a key is longer than it can be")
-    return data[at : at + length]
+    key = _key(page, data, size, _places(page, data, size)[-1])
+    if not key:
+        raise PageDamaged(f"page {page}: a cell has no key")
+    return key
 
 
-def _branch(page: int, data: bytes, size: int) -> tuple[list[bytes], list[int]]:
-    """The keys of a branch, and the pages to which it leads."""
+def _branch(page: int, data: bytes, size: int, *, keyed: bool = True) -> tuple[list[bytes], list[int]]:
+    """The keys of a branch, and the pages to which it leads. `keyed`: whether the keys are wanted."""
     if len(data) != size or _PAGE.unpack_from(data)[0] != page:
         raise PageDamaged(f"page {page} has another page's number")
     if _PAGE.unpack_from(data)[2] & _KINDS != _BRANCH:
         raise PageDamaged(f"page {page} is of another kind than its place in the tree says")
-    keys, below = [], []
-    for place in _places(page, data, size):
-        low, high, top, length = _NODE.unpack_from(data, place)
-        at = place + _NODE.size
-        if length > _KEY_MAX or at + length > size:
-            raise PageDamaged(f"page {page}: a key is longer than it can be")
-        keys.append(data[at : at + length])
-        below.append(low | high << 16 | top << 32)
-    return keys, below
+    places = _places(page, data, size)
+    keys = [_key(page, data, size, place) for place in places] if keyed else []
+    return keys, [low | high << 16 | top << 32 for low, high, top in map(partial(_POINTER.unpack_from, data), places)]
+
+
+def _key(page: int, data: bytes, size: int, place: int) -> bytes:
+    length = _NODE.unpack_from(data, place)[3]
+    at = place + _NODE.size
+    if length > _KEY_MAX or at + length > size:
+        raise PageDamaged(f"page {page}: a key is longer than it can be")
+    return data[at : at + length]
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ P4  A reader beside the owner that asks for rows which a split has moved to anot
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -28,7 +27,7 @@ from perco.storage.tablet import Tablet
 _CELL_BYTES: Final = 60  # that a short cell takes
 _PAGES_MAX: Final = 1024  # of one view
 _LOCKS_MAX: Final = 10_000
-_LOWER: Final = struct.Struct("=12xH")  # in a page: where the places of its cells end
+_LOWER_AT: Final = 6  # in units of two bytes, in a page: where the places of its cells end
 _HEAD: Final = 16  # where they begin; each takes two bytes
 
 
@@ -129,28 +128,30 @@ def _leaves(file: int, size: int, tree: Tree, start: bytes, cells: int) -> tuple
         if not some:
             break
         numbers += some
-        parts += (part := list(_pages(file, size, some)))
-        found += sum(_cells(data, size) for data in part)
+        parts.append(part := _joined(file, size, some))
+        found += _cells(part, size)
     return numbers, parts[0] if len(parts) == 1 else b"".join(parts), next(left, None) is not None
 
 
-def _pages(file: int, size: int, numbers: list[int]) -> Iterator[bytes]:
-    """The pages, those that lie side by side at once. Raises: PageDamaged."""
-    n = 0
-    while n < len(numbers):
-        last = n + 1
-        while last < len(numbers) and numbers[last] == numbers[last - 1] + 1:
-            last += 1
-        data = os.pread(file, (last - n) * size, numbers[n] * size)
-        if len(data) != (last - n) * size:
-            raise PageDamaged(f"the file ends before page {numbers[last - 1]}")
-        yield data
-        n = last
+def _joined(file: int, size: int, numbers: list[int]) -> bytes:
+    """The pages with these numbers; those that lie side by side are read at once. Raises: PageDamaged."""
+    runs: list[tuple[int, int]] = []
+    first, last = numbers[0], numbers[0] - 1
+    for number in numbers:
+        if number != last + 1:
+            runs.append((first, last + 1 - first))
+            first = number
+        last = number
+    runs.append((first, last + 1 - first))
+    data = b"".join([os.pread(file, count * size, first * size) for first, count in runs])
+    if len(data) != len(numbers) * size:
+        raise PageDamaged(f"the file ends before page {max(numbers)}")
+    return data
 
 
 def _cells(data: bytes, size: int) -> int:
     """The number of cells that the heads of the pages state; the parser checks it."""
-    return sum((_LOWER.unpack_from(data, at)[0] - _HEAD) // 2 for at in range(0, len(data), size))
+    return sum(memoryview(data).cast("H")[_LOWER_AT :: size // 2]) // 2 - len(data) // size * (_HEAD // 2)
 
 
 def _locks(txn: Any, locks: Any, start: bytes, past: bytes | None, *, inclusive: bool) -> list[bytes]:

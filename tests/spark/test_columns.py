@@ -12,9 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import trio
+from hypothesis import given, settings, strategies as st
 
 import perco
 from perco.database.beside import BesideOracle
@@ -24,15 +26,19 @@ from perco.protocol.records import PUT, Cellref
 from perco.serve import rows
 from perco.serve.opening import SOCKET, open
 from perco.spark import cutting, direct, types
+from perco.spark.columns import _firsts
 from perco.spark.direct import Beside, Elsewhere, Host, Walk
+from perco.spark.leaves import Cells
 from perco.spark.ranges import Range
 from perco.spark.source import _OPTIONS as OPTIONS_OF_READS, Asked, Batch, PercoReader
 from perco.spark.store import Store, serve
 from perco.storage import APPLIED, WRITE, LmdbEngine, Mutation
+from perco.storage.keys import TAIL_BYTES, escape
 from perco.txn.snapshot import scan_between
 
 T = TypeVar("T")
 OPTIONS = perco.Options(durability="process")
+PREFIXES = [b"a long key of some rows, " + end + b" and more" * more for end in (b"1", b"2", b"") for more in (0, 1, 2)]
 KEYS: dict[str, Any] = {
     "text": perco.Table("text", key=perco.TEXT, splits=["k3", "k6"]),
     "bytes": perco.Table("bytes", key=perco.BYTES, splits=[b"\x00" * 40]),
@@ -150,6 +156,31 @@ async def by_files(
     await walk.run(send)
     assert walk.left is None
     return pa.Table.from_batches(batches, schema=walk._columns.schema), pages
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(
+        st.one_of(st.binary(max_size=3), st.binary(min_size=7, max_size=10), st.sampled_from(PREFIXES)),
+        st.dictionaries(st.integers(1, 5), st.integers(1, 3), min_size=1),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_the_first_cell_of_each_row_is_found(rows: dict[bytes, dict[int, int]]) -> None:
+    """Rows with some of the columns, in some versions; keys that share their first or their last bytes."""
+    keys = sorted(
+        escape(row) + column.to_bytes(4, "big") + version.to_bytes(8, "big")
+        for row, columns in rows.items()
+        for column, versions in columns.items()
+        for version in range(versions)
+    )
+    stops = np.cumsum([len(key) for key in keys])
+    buffer, begins = np.frombuffer(b"".join(keys), np.uint8), np.append(0, stops[:-1])
+    lengths, columns = stops - TAIL_BYTES - begins, np.array([int.from_bytes(key[-12:-8], "big") for key in keys])
+    found = _firsts(Cells(buffer, begins, stops, stops), begins, lengths, columns.astype(np.uint32))
+    prefixes = [key[:-TAIL_BYTES] for key in keys]
+    assert found.tolist() == [n == 0 or prefixes[n - 1] != prefix for n, prefix in enumerate(prefixes)]
 
 
 @asynccontextmanager
