@@ -204,7 +204,7 @@ def _firsts(cells: Cells, begins: Places, lengths: Places, columns: NDArray[np.u
 
 def _differ(buffer: Bytes, begins: Places, lengths: Places, a: Places, b: Places) -> NDArray[np.bool_]:
     """Whether the prefixes of two cells differ, for pairs of cells: compared eight bytes at a time."""
-    differ = lengths[a] != lengths[b]
+    differ: NDArray[np.bool_] = lengths[a] != lengths[b]
     left, words, at = np.flatnonzero(~differ), windows(buffer, np.uint64), 0
     while len(left):  # the pairs that may be equal
         rest = lengths[a[left]] - at
