@@ -8,9 +8,9 @@ reads the files of the tablets itself, as `perco.open(folder, readonly=True)` do
 - A task reads the files only if it runs on the same host, and finds that pin in the folder: then the folder is the
   store in which the pin was made. The pin's random name is the proof.
 - A task walks its range, some thousand cells in each view of LMDB, because a view pins pages (S3). It parses the pages
-  itself (`leaves.py`). Where a lock is in the way, it reads these rows as a snapshot does: it waits for the lock's
-  transaction (T9). After each step, it checks that the versions were still kept (G5), and that the owner is still the
-  same (T9).
+  itself (`perco/txn/columnar.py`). Where a lock is in the way, it reads these rows as a snapshot does: it waits for the
+  lock's transaction (T9). After each step, it checks that the versions were still kept (G5), and that the owner is
+  still the same (T9).
 
 Elsewhere, the owner of a folder sends the pages as they are, which costs it a tenth of what rows do, and the executor
 walks them in the same way; the owner holds the versions of its client's snapshot. If anything is in the way, such as a
@@ -31,28 +31,24 @@ import pyarrow as pa
 import trio
 
 import perco
+from perco.arrow.columns import Columns
+from perco.arrow.fields import Field
 from perco.clock.pins import pins_in
 from perco.database.inside import inside
-from perco.errors import Corruption, OwnerChanged, PercoError, PercoWarning, SnapshotTooOld
+from perco.errors import PercoError, PercoWarning
 from perco.rpc import addresses
 from perco.serve.opening import SOCKET, open
-from perco.serve.remote_rows import RemoteRowStore
-from perco.spark.columns import Columns, Long
-from perco.spark.leaves import first_row, walk
+from perco.spark import types
 from perco.spark.ranges import Range
 from perco.spark.store import Store
-from perco.storage.keys import escape
 from perco.storage.pages import PageDamaged
-from perco.storage.walking import Leaves
+from perco.txn.columnar import Pages
 from perco.txn.snapshot import Snapshot
 
 Send = Callable[[pa.RecordBatch], Awaitable[None]]
 
 _CELLS_FIRST: Final = 2_000  # in one view, at first
 _CELLS_MAX: Final = 50_000  # in one view; a row with more is read by itself
-_BATCH_BYTES: Final = 8 << 20  # long values in a batch, unless one row has more
-_CELLS_BY_ROW: Final = 500  # in a page that is read row by row
-_LONG_AT_ONCE: Final = 1_000  # values of data groups
 _POLL_S: Final = 0.01
 _NOTED_S: Final = 5.0  # how long to wait for the owner's note of the clock
 
@@ -98,10 +94,6 @@ class Elsewhere(Exception):
     """The files cannot be read here; the message says why."""
 
 
-class NoPages(Exception):
-    """The tablet is in no file of the process that has been asked."""
-
-
 @asynccontextmanager
 async def opened(place: Beside, pin: str, ts: int) -> AsyncIterator[perco.Database]:
     """Open the folder beside its owner, once all that has committed up to `ts` can be read there.
@@ -144,14 +136,16 @@ class Walk:
         rows: Callable[[Snapshot, Range, Send], Awaitable[None]],
     ) -> None:
         """`rows`: reads a range row by row, for where the walk does not."""
-        parts = inside(db)
-        self._parts, self._db, self._table, self._ts, self._by_rows = parts, db, table, ts, rows
-        bounds = {column.name: parts.known.bind(column).column for column in columns}
+        known = inside(db).known
         by_name = {column.name: column for column in columns}
-        named = [None if name == key else (by_name[name], bounds[name]) for name in schema.names]
-        self._columns = Columns(table, named, schema, ts)
-        self._here = parts.owner.is_here
-        self._term = parts.place.term if self._here else 0
+        fields = []
+        for field in schema:
+            column = by_name.get(field.name) if field.name != key else None
+            codec, number = (table.key, 0) if column is None else (column.codec, known.bind(column).column)
+            type, make = types.arrow_type(codec, field.dataType), types.reading(codec, field.dataType)
+            fields.append(Field(field.name, type, codec, make, column, number, nullable=field.nullable))
+        self._db, self._table, self._ts, self._by_rows = db, table, ts, rows
+        self._columns = Columns(table.key, fields, ts)
         self._cells = _CELLS_FIRST
         self.left = range
 
@@ -162,97 +156,26 @@ class Walk:
         Raises: NoPages, PercoError, PageDamaged, ValueError if the walk cannot go on.
         """
         async with self._db.snapshot(ts=self._ts) as snap:
+            pages = Pages(snap, self._table, self._columns, self._cells, _CELLS_MAX)
             while self.left is not None:
-                rest, batch = await self._page(self.left)
-                batches = [] if batch is None else [batch]
-                if batch is None:
+                page = await pages.page(*self.left)
+                batches = [] if page.batch is None else [page.batch]
+                if page.batch is None:
 
                     async def keep(batch: pa.RecordBatch, kept: list[pa.RecordBatch] = batches) -> None:
                         kept.append(batch)
 
-                    await self._by_rows(snap, Range(self.left.low, rest.low if rest else self.left.high), keep)
-                await self._check()
-                self.left = rest
+                    await self._by_rows(snap, Range(self.left.low, page.next or self.left.high), keep)
+                await self._check(pages)
+                self.left = None if page.next is None else Range(page.next, self.left.high)
                 for each in batches:
                     if each.num_rows:
                         await send(each)
                 await trio.lowlevel.checkpoint()
 
-    async def _check(self) -> None:
-        """G5, T9: check that the rows read beside the owner before this call were complete. (For its clients, the owner
-        holds the versions that their snapshots need; R5.) Raises: SnapshotTooOld, OwnerChanged."""
-        if not self._here:
-            return
-        if self._parts.place.term != self._term:
-            raise OwnerChanged(self._ts)
-        cut = await self._parts.oracle.cut(self._table.name)
-        if self._ts < cut:
-            raise SnapshotTooOld(self._ts, cut, self._table.name)
-
-    async def _page(self, range: Range) -> tuple[Range | None, pa.RecordBatch | None]:
-        """The rest of the range after the next page, and the page; None: it has to be read row by row.
-
-        Raises: as `run`.
-        """
-        grown = False  # the first row needs so many cells: with fewer, this would begin again and again
-        while True:
-            leaves = await self._leaves(range)
-            page = walk(leaves, range.low, range.high, self._cells)
-            if page is None:  # not even the first row fits
-                if self._cells >= _CELLS_MAX:
-                    past = max(first_row(leaves, range.low), range.low) + b"\0"
-                    return None if range.high is not None and past >= range.high else Range(past, range.high), None
-                self._cells, grown = min(self._cells * 4, _CELLS_MAX), True
-                continue
-            rest = None if page.next is None else Range(page.next, range.high)
-            if leaves.locks and self._blocked(leaves.locks, page.next):
-                if not grown and len(page.cells.begins) > _CELLS_BY_ROW < self._cells:
-                    self._cells = _CELLS_BY_ROW
-                    continue
-                return rest, None
-            found = self._columns.find(page.cells)
-            long = [] if found is None else await self._long(found.long, len(found.begins) == 1)
-            if long is None:
-                if grown:
-                    return rest, None
-                self._cells = max(self._cells // 4, 1)
-                continue
-            self._cells = max(min(self._cells * 2, _CELLS_MAX), 1)
-            return rest, self._columns.batch(found, long)
-
-    async def _leaves(self, range: Range) -> Leaves:
-        found: Leaves | None = None
-        store, asked = self._parts.store, (self._table.name, range.low, range.high)
-        if store.prompt is not None:
-            found = store.prompt.find_leaves(*asked, self._cells)
-        elif isinstance(store, RemoteRowStore):
-            found = await store.leaves(*asked, self._ts, self._cells)
-        if found is None:
-            raise NoPages
-        return found
-
-    def _blocked(self, locks: list[bytes], next: bytes | None) -> bool:
-        end = None if next is None else escape(next)
-        return self._columns.blocked([key for key in locks if end is None or key < end])
-
-    async def _long(self, wanted: list[Long], one_row: bool) -> list[bytes] | None:
-        """Values that data groups have. They are read after the page: no version that it needs is collected meanwhile,
-        as `_check` finds out. None: they are too many bytes for a batch of several rows. Raises: Corruption."""
-        found: list[bytes] = []
-        size = 0
-        while len(found) < len(wanted):
-            requests = [
-                (self._table.name, row, ((group, column, ts, ts, 1),))
-                for group, row, column, ts in wanted[len(found) : len(found) + _LONG_AT_ONCE]
-            ]
-            for [cells] in await self._parts.store.read_first(requests, _BATCH_BYTES):
-                if not cells:
-                    raise Corruption("data group", "a value is missing")
-                found.append(cells[0][1])
-                size += len(found[-1])
-            if size > _BATCH_BYTES and not one_row:
-                return None
-        return found
+    async def _check(self, pages: Pages) -> None:
+        """G5, T9: check that the rows read before this call were complete. Raises: SnapshotTooOld, OwnerChanged."""
+        await pages.still_kept()
 
 
 def warn(error: Exception, how: str) -> None:

@@ -35,6 +35,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 import perco
+from perco.arrow.fields import Field
+from perco.arrow.rows import RowBatch
 from perco.database.inside import inside
 from perco.errors import SchemaMismatch, UsageError, must_be_number
 from perco.spark import changed, cutting, direct, ranges, sink, types
@@ -44,6 +46,7 @@ from perco.spark.partition import one_error
 from perco.spark.ranges import Range
 from perco.spark.store import Store, in_task, reached
 from perco.spark.streaming import streamed
+from perco.txn.columnar import NoPages
 from perco.txn.snapshot import scan_between
 
 _OPTIONS: Final = (
@@ -66,8 +69,6 @@ _ZONE: Final = "spark.sql.session.timeZone"
 _LEASE_S: Final = 600.0
 _PARTITIONS_MAX: Final = 10_000  # each takes a Spark task and a connection to the store
 _TAKEOVERS: Final = 20  # attempts to take over a pin that other tasks take over at the same time
-_BATCH_ROWS: Final = 4096
-_BATCH_BYTES: Final = 4 << 20
 _OF_SPARK: Final = ("checkpointlocation", "queryname")  # options of a stream that are for Spark
 _FEED: Final = "readchangefeed"  # an option that tells the schema of a stream from that of a frame
 _FOLLOW: Final = (
@@ -495,7 +496,7 @@ class PercoReader(DataSourceReader):
         walk = Walk(db, table, columns, self._asked.key, self._schema, range, span.ts, rows)
         try:
             await walk.run(send)
-        except direct.NoPages:
+        except NoPages:
             pass  # nothing is wrong: such stores have none
         except direct.FALLS_BACK as error:
             direct.warn(error, instead)
@@ -548,48 +549,26 @@ class PercoReader(DataSourceReader):
         return columns
 
 
-class Batch:
-    """Collects rows, and converts them to Arrow."""
-
-    rows: int
+class Batch(RowBatch):
+    """Collects the rows of a frame."""
 
     def __init__(
         self, table: perco.Table[Any], columns: list[perco.Column[Any, Any]], key: str, schema: StructType
     ) -> None:
         by_name: dict[str, Any] = {column.name: column for column in columns}
-        self._names = schema.fieldNames()
-        self._columns = [None if name == key else by_name[name] for name in self._names]
-        codecs = [table.key if column is None else column.codec for column in self._columns]
-        wanted = [field.dataType for field in schema]
-        self._makes = [types.reading(codec, type) for codec, type in zip(codecs, wanted, strict=True)]
-        fields = zip(schema, codecs, wanted, strict=True)
-        self._schema = pa.schema([pa.field(f.name, types.arrow_type(c, type), f.nullable) for f, c, type in fields])
-        self._values: list[list[Any]] = [[] for _ in self._names]
-        self.rows = self._bytes = 0
+        fields = []
+        for field in schema:
+            column = by_name.get(field.name) if field.name != key else None
+            codec = table.key if column is None else column.codec
+            type, make = types.arrow_type(codec, field.dataType), types.reading(codec, field.dataType)
+            fields.append(Field(field.name, type, codec, make, column, nullable=field.nullable))
+        super().__init__(fields)
 
-    def add(self, row: perco.Row[Any]) -> None:
-        self.rows += 1
-        for column, make, values in zip(self._columns, self._makes, self._values, strict=True):
-            value = row.key if column is None else row[column]
-            if value is not None and make is not None:
-                try:
-                    value = make(value)
-                except ValueError as error:
-                    raise SchemaMismatch(
-                        f"{column!r} of key {row.key!r} does not fit the frame's schema: {error}; read the column as "
-                        "a string, and convert it with from_json"
-                    ) from error
-            if isinstance(value, str | bytes):
-                self._bytes += len(value)
-            values.append(value)
-
-    @property
-    def full(self) -> bool:
-        return self.rows >= _BATCH_ROWS or self._bytes >= _BATCH_BYTES
-
-    def taken(self) -> pa.RecordBatch:
-        arrays = [pa.array(values, field.type) for values, field in zip(self._values, self._schema, strict=True)]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        self._values = [[] for _ in self._names]
-        self.rows = self._bytes = 0
-        return batch
+    def convert(self, field: Field, value: Any, key: Any) -> Any:
+        try:
+            return super().convert(field, value, key)
+        except ValueError as error:
+            raise SchemaMismatch(
+                f"{field.column!r} of key {key!r} does not fit the frame's schema: {error}; read the column as a "
+                "string, and convert it with from_json"
+            ) from error

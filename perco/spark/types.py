@@ -10,7 +10,6 @@ also have structs, arrays and maps for JSON and MSGPACK (`trees.py`).
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -35,23 +34,23 @@ from pyspark.sql.types import (
 )
 
 import perco
+from perco.arrow import types as arrow
+from perco.arrow.types import TREES
 from perco.errors import SchemaMismatch, UsageError
 from perco.schema.codecs import DecimalCodec, TupleCodec
 from perco.spark import trees
 
-_TYPES: Final[dict[str, tuple[DataType, pa.DataType]]] = {
-    perco.TEXT.name: (StringType(), pa.string()),
-    perco.BYTES.name: (BinaryType(), pa.binary()),
-    perco.INT64.name: (LongType(), pa.int64()),
-    perco.FLOAT64.name: (DoubleType(), pa.float64()),
-    perco.BOOL.name: (BooleanType(), pa.bool_()),
-    perco.JSON.name: (StringType(), pa.string()),
-    perco.MSGPACK.name: (StringType(), pa.string()),
-    perco.DATE.name: (DateType(), pa.date32()),
-    perco.TIMESTAMP.name: (TimestampType(), pa.timestamp("us", "UTC")),
+_TYPES: Final[dict[str, DataType]] = {
+    perco.TEXT.name: StringType(),
+    perco.BYTES.name: BinaryType(),
+    perco.INT64.name: LongType(),
+    perco.FLOAT64.name: DoubleType(),
+    perco.BOOL.name: BooleanType(),
+    perco.JSON.name: StringType(),
+    perco.MSGPACK.name: StringType(),
+    perco.DATE.name: DateType(),
+    perco.TIMESTAMP.name: TimestampType(),
 }
-_OTHER: Final = (BinaryType(), pa.binary())
-_TREES: Final = (perco.JSON.name, perco.MSGPACK.name)
 _WIDER: Final[dict[type[DataType], DataType]] = {  # types that are stored as wider ones
     ByteType: LongType(),
     ShortType: LongType(),
@@ -67,19 +66,14 @@ def spark_type(codec: perco.Codec[Any]) -> DataType:
         return StructType([StructField(f"_{n}", spark_type(part), nullable=False) for n, part in parts])
     if isinstance(codec, DecimalCodec):
         return DecimalType(codec.precision, codec.scale)
-    return _TYPES.get(codec.name, _OTHER)[0]
+    return _TYPES.get(codec.name, BinaryType())
 
 
 def arrow_type(codec: perco.Codec[Any], wanted: DataType | None = None) -> pa.DataType:
     """The Arrow type of a column. `wanted`: its type in a frame that has a schema of its own."""
     if wanted is not None and is_parsed(codec, wanted):
         return trees.arrow_of(wanted)
-    if isinstance(codec, TupleCodec):
-        parts = enumerate(codec.parts, start=1)
-        return pa.struct([pa.field(f"_{n}", arrow_type(part), nullable=False) for n, part in parts])
-    if isinstance(codec, DecimalCodec):
-        return pa.decimal128(codec.precision, codec.scale)
-    return _TYPES.get(codec.name, _OTHER)[1]
+    return arrow.arrow_type(codec)
 
 
 def schema_of(table: perco.Table[Any], key: str, columns: Sequence[perco.Column[Any, Any]]) -> StructType:
@@ -95,7 +89,7 @@ def schema_of(table: perco.Table[Any], key: str, columns: Sequence[perco.Column[
 
 def is_parsed(codec: perco.Codec[Any], wanted: DataType) -> bool:
     """Whether JSON values become structs, arrays or maps, because the frame's schema says so."""
-    return codec.name in _TREES and isinstance(wanted, trees.NESTED)
+    return codec.name in TREES and isinstance(wanted, trees.NESTED)
 
 
 def must_read(what: str, codec: perco.Codec[Any], wanted: DataType) -> None:
@@ -104,7 +98,7 @@ def must_read(what: str, codec: perco.Codec[Any], wanted: DataType) -> None:
     if wanted == known:
         return
     says = f"{what} is {known.simpleString()}, and the frame's schema says {wanted.simpleString()}"
-    if codec.name not in _TREES:
+    if codec.name not in TREES:
         same = wanted.simpleString() == known.simpleString()
         raise SchemaMismatch(f"{says}; {'declare its fields as NOT NULL' if same else 'cast it after reading'}")
     if not isinstance(wanted, trees.NESTED):
@@ -126,10 +120,10 @@ def must_write(what: str, codec: perco.Codec[Any], given: DataType) -> None:
     if fits:
         return
     takes = f"{what} takes {wanted.simpleString()}, and the frame has {given.simpleString()}"
-    if codec.name in _TREES and isinstance(given, trees.NESTED):
+    if codec.name in TREES and isinstance(given, trees.NESTED):
         if found := trees.problem(given):
             raise SchemaMismatch(f"{what} takes JSON, and the frame has {given.simpleString()}: {found}")
-    elif codec.name in _TREES:
+    elif codec.name in TREES:
         raise SchemaMismatch(f"{takes}; it takes a string of JSON, a struct, an array or a map")
     elif isinstance(given, trees.NESTED) and not isinstance(wanted, StructType):
         raise SchemaMismatch(f"{takes}; use to_json, or a column of perco.JSON")
@@ -144,16 +138,10 @@ def reading(codec: perco.Codec[Any], wanted: DataType | None = None) -> Callable
 
     Args: `wanted`: the type in a frame that has a schema of its own. Then the function may raise ValueError.
     """
-    if isinstance(codec, TupleCodec):
-        inner = [reading(part) for part in codec.parts]
-        return lambda value: {
-            f"_{n}": part if make is None else make(part)
-            for n, (make, part) in enumerate(zip(inner, value, strict=True), start=1)
-        }
     if wanted is not None and is_parsed(codec, wanted):
         parse = trees.reading(wanted)
         return lambda value: None if value is None else parse(value)
-    return _to_json if codec.name in _TREES else None
+    return arrow.reading(codec)
 
 
 def writing(codec: perco.Codec[Any], given: DataType) -> Callable[[Any], Any] | None:
@@ -165,7 +153,7 @@ def writing(codec: perco.Codec[Any], given: DataType) -> Callable[[Any], Any] | 
         return lambda value: tuple(
             part if make is None else make(part) for make, part in zip(inner, _readable(value).values(), strict=True)
         )
-    if codec.name in _TREES:
+    if codec.name in TREES:
         if not isinstance(given, trees.NESTED):
             return json.loads
         tree = trees.writing(given, binary=codec.name == perco.MSGPACK.name)
@@ -217,29 +205,3 @@ def _in_utc(type: pa.DataType) -> pa.DataType:
     if pa.types.is_map(type):
         return pa.map_(type.key_field, type.item_field.with_type(_in_utc(type.item_type)))
     return type
-
-
-def _to_json(value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, default=_as_json)
-    except TypeError:  # keys that JSON cannot express
-        return json.dumps(_with_text_keys(value), ensure_ascii=False, default=_as_json)
-
-
-def _with_text_keys(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            each
-            if isinstance(each, str)
-            else _as_json(each)
-            if isinstance(each, bytes)
-            else str(each): _with_text_keys(inner)
-            for each, inner in value.items()
-        }
-    return [_with_text_keys(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    raise TypeError(f"{type(value).__name__} cannot be shown as JSON")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from perco.blocks import BlockingOnly
 from perco.txn.row import Row
 from perco.txn.scan import Scan as _Scan
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch, RecordBatchReader, Schema
 
 K = TypeVar("K")
 
@@ -17,7 +20,7 @@ class Scan(BlockingOnly, Generic[K]):
 
     _write = "for row in snap.scan(...):"
 
-    def __init__(self, of: _Scan[K], settle: Callable[[], None], fetch: Callable[[_Scan[K]], None]) -> None:
+    def __init__(self, of: _Scan[K], settle: Callable[[], None], fetch: Callable[[Any], None]) -> None:
         self._of, self._settle, self._fetch = of, settle, fetch
 
     def __iter__(self) -> Scan[K]:
@@ -36,3 +39,40 @@ class Scan(BlockingOnly, Generic[K]):
     def all(self) -> list[Row[K]]:
         """The remaining rows, as a list."""
         return list(self)
+
+    def to_batches(self, *, key: str | Sequence[str] = "key") -> Batches:
+        """The remaining rows as Arrow record batches: see `perco.Snapshot.scan` and its `to_batches`."""
+        self._settle()
+        return Batches(self._of.to_batches(key=key), self._settle, self._fetch)
+
+    def to_arrow(self, *, key: str | Sequence[str] = "key") -> RecordBatchReader:
+        """The remaining rows as a `pyarrow.RecordBatchReader`, for polars, pandas, DuckDB and others. Any thread may
+        read from it. `key`: see `to_batches`."""
+        batches = self.to_batches(key=key)
+        return batches._of.reader_of(batches)
+
+
+class Batches(BlockingOnly):
+    """An iterator over Arrow record batches with the remaining rows of a scan.
+
+    Attributes: `schema`: of the batches, a `pyarrow.Schema`.
+    """
+
+    _write = "for batch in snap.scan(...).to_batches():"
+
+    def __init__(self, of: Any, settle: Callable[[], None], fetch: Callable[[Any], None]) -> None:
+        self._of, self._settle, self._fetch = of, settle, fetch
+        self.schema: Schema = of.schema
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> RecordBatch:
+        while True:
+            batch = self._of.take()
+            if batch is not None:
+                return batch
+            if self._of.ended:
+                raise StopIteration
+            self._settle()
+            self._fetch(self._of)

@@ -11,7 +11,8 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from perco.blocks import AsyncOnly
 from perco.errors import Corruption, UsageError
@@ -25,6 +26,11 @@ from perco.storage import LOCK, WRITE, Cell, ReadRequest, RowCells, ScanQuery, S
 from perco.txn.own_rows import OwnRows
 from perco.txn.reader import Reader
 from perco.txn.row import Row
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatchReader
+
+    from perco.txn.columnar import Batches
 
 K = TypeVar("K")
 
@@ -51,6 +57,15 @@ def _after_prefix(prefix: bytes) -> bytes | None:
     """The smallest row after all rows that begin with `prefix`; None: there is none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+
+
+def _columnar() -> ModuleType:
+    """The module that needs pyarrow and numpy. Raises: UsageError."""
+    try:
+        from perco.txn import columnar
+    except ModuleNotFoundError as error:
+        raise UsageError(f"Arrow needs {error.name}: pip install 'perco[arrow]'") from error
+    return columnar
 
 
 class Scan(AsyncOnly, Generic[K]):
@@ -123,6 +138,32 @@ class Scan(AsyncOnly, Generic[K]):
     async def all(self) -> list[Row[K]]:
         """The remaining rows, as a list."""
         return [row async for row in self]
+
+    def to_batches(self, *, key: str | Sequence[str] = "key") -> Batches:
+        """The remaining rows as Arrow record batches: `async for batch in snap.scan(...).to_batches()`.
+
+        JSON and MSGPACK values are strings of JSON; values of codecs of your own are binary, as stored.
+
+        Args:
+            key: the name of the key's column. The parts of a key of several have columns of their own: `key_1`,
+                `key_2`, ..., or the names that a list gives.
+
+        Raises: UsageError: also if pyarrow and numpy are missing (`pip install 'perco[arrow]'`).
+        """
+        batches: Batches = _columnar().Batches(self, key)
+        return batches
+
+    def to_arrow(self, *, key: str | Sequence[str] = "key") -> RecordBatchReader:
+        """The remaining rows as a `pyarrow.RecordBatchReader`, for polars, pandas, DuckDB and others. It waits for the
+        loop: use it in another thread, as in `await trio.to_thread.run_sync(reader.read_all)`. `key`: see `to_batches`.
+
+        Raises: as `to_batches`.
+        """
+        return self.to_batches(key=key).reader()
+
+    def between(self, low: bytes, high: bytes | None, limit: int | None) -> Scan[K]:
+        """Another scan of the same columns, over the rows in [`low`, `high`), in ascending order."""
+        return Scan(self._snapshot, self._table, self._columns, self._bounds, low, high, limit, False)
 
     def _taken(self, taken: Range, row: bytes | None) -> None:
         """Record that a row was taken; None: that the whole page was."""

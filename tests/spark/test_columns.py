@@ -6,8 +6,6 @@ import random
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, date, datetime, time, timedelta
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,104 +17,28 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 import perco
+from perco.arrow.columns import _firsts
+from perco.arrow.leaves import Cells
 from perco.database.beside import BesideOracle
 from perco.database.inside import inside
-from perco.protocol.mutations import Header, Intent, prewrite
-from perco.protocol.records import PUT, Cellref
+from perco.protocol.records import PUT
 from perco.serve import rows
 from perco.serve.opening import SOCKET, open
 from perco.spark import cutting, direct, types
-from perco.spark.columns import _firsts
 from perco.spark.direct import Beside, Elsewhere, Host, Walk
-from perco.spark.leaves import Cells
 from perco.spark.ranges import Range
 from perco.spark.source import _OPTIONS as OPTIONS_OF_READS, Asked, Batch, PercoReader
 from perco.spark.store import Store, serve
-from perco.storage import APPLIED, WRITE, LmdbEngine, Mutation
+from perco.storage import WRITE, LmdbEngine, Mutation
 from perco.storage.keys import TAIL_BYTES, escape
+from perco.txn import columnar
+from perco.txn.columnar import Pages
 from perco.txn.snapshot import scan_between
+from tests.support.cells import KEYS, SCHEMA, filled, key_of, locked
 
 T = TypeVar("T")
 OPTIONS = perco.Options(durability="process")
 PREFIXES = [b"a long key of some rows, " + end + b" and more" * more for end in (b"1", b"2", b"") for more in (0, 1, 2)]
-KEYS: dict[str, Any] = {
-    "text": perco.Table("text", key=perco.TEXT, splits=["k3", "k6"]),
-    "bytes": perco.Table("bytes", key=perco.BYTES, splits=[b"\x00" * 40]),
-    "int64": perco.Table("int64", key=perco.INT64, splits=[0]),
-    "tuple": perco.Table("tuple", key=perco.Tuple(perco.TEXT, perco.INT64)),
-    "date": perco.Table("date", key=perco.DATE),
-    "moments": perco.Table("moments", key=perco.Tuple(perco.TIMESTAMP, perco.DECIMAL(20, 3))),
-}
-OWN: perco.Codec[str] = perco.Codec("own", str.encode, bytes.decode)
-DECIMALS = {"decimal(18,2)": perco.DECIMAL(18, 2), "decimal(38,5)": perco.DECIMAL(38, 5)}
-CODECS: tuple[perco.Codec[Any], ...] = (
-    *(perco.TEXT, perco.BYTES, perco.INT64, perco.FLOAT64, perco.BOOL, perco.JSON, perco.MSGPACK, OWN),
-    *(perco.DATE, perco.TIMESTAMP, *DECIMALS.values()),
-)
-DATES = (date.min, date.max, date(1969, 12, 31), date(2026, 3, 1))
-for table in KEYS.values():
-    for codec in CODECS:
-        table.column(codec.name, codec)
-    table.column("apart", perco.TEXT, group="apart")
-SCHEMA = perco.Schema(*KEYS.values())
-
-
-def key_of(rng: random.Random, name: str) -> Any:
-    n = rng.randrange(40)
-    match name:
-        case "text":
-            return f"k{n}" + "\0" * (n % 4)
-        case "bytes":
-            return bytes(rng.choice([b"\0" * n, b"x\0" * n, bytes([n]) * 3]))
-        case "int64":
-            return (n - 20) * 10 ** (n % 15)
-        case "date":
-            return date(1970, 1, 1) + timedelta(days=(n - 20) * 1000)
-        case "moments":
-            return datetime(2026, 3, 1, n % 3, tzinfo=UTC), Decimal(n - 20) / 8
-    return f"t{n % 3}\0", n
-
-
-def value_of(rng: random.Random, codec: str) -> Any:
-    text = rng.choice(["", "ä\0b", "x" * 255, "y" * 300, "z" * 5000])
-    match codec:
-        case "bytes":
-            return text.encode()
-        case "int64":
-            return rng.choice([0, -(1 << 63), (1 << 63) - 1, rng.randrange(-99, 99)])
-        case "float64":
-            return rng.choice([0.0, -0.0, float("inf"), rng.random()])
-        case "bool":
-            return rng.random() < 0.5
-        case "date":
-            return rng.choice(DATES)
-        case "timestamp":
-            return datetime.combine(rng.choice(DATES), rng.choice([time.min, time.max]), UTC)
-        case "decimal(18,2)" | "decimal(38,5)":
-            most = 10 ** DECIMALS[codec].precision - 1
-            return Decimal(f"{rng.choice([0, 1, -1, most, -most])}E-{DECIMALS[codec].scale}")
-        case "json":
-            return rng.choice([{"ä": [1, 2.5, None]}, [], text, 7])
-        case "msgpack":
-            return rng.choice([{1: b"\xff"}, (1, "a"), text.encode(), 7])
-    return text
-
-
-async def filled(db: perco.Database, seed: int) -> list[int]:
-    """Write and delete cells at random; returns timestamps between the transactions."""
-    rng = random.Random(seed)
-    moments = []
-    for _ in range(40):
-        async with db.transaction() as txn:
-            for _ in range(rng.randrange(1, 25)):
-                name = rng.choice(list(KEYS))
-                column = rng.choice(list(KEYS[name].columns.values()))
-                if rng.random() < 0.25:
-                    txn.delete(column, key_of(rng, name))
-                else:
-                    txn.set(column, key_of(rng, name), value_of(rng, column.codec.name))
-        moments.append(txn.commit_ts)
-    return moments
 
 
 async def by_rows(db: perco.Database, name: str, columns: list[str], range: Range, ts: int) -> pa.Table:
@@ -221,20 +143,6 @@ async def test_columns_have_the_rows_of_a_scan(tmp_path: Path, seed: int, how: s
     assert compared > 200
 
 
-async def locked(db: perco.Database, name: str, keys: list[Any]) -> int:
-    """Lock cells, as a transaction that died after its prewrite does; returns its start_ts."""
-    parts = inside(db)
-    column = KEYS[name].columns["text"]
-    bound = parts.known.bind(column)
-    intents = [Intent(name, KEYS[name].row(key), bound.column, PUT, b"undecided") for key in keys]
-    start_ts = await parts.oracle.draw()
-    for intent in intents:
-        header = Header(start_ts, Cellref(*intents[0][:3]), 0, 0, parts.engine.lease_token, b"")
-        verdicts = await parts.store.apply([prewrite(header, [intent], again=False)])
-        assert verdicts == [APPLIED]
-    return start_ts
-
-
 async def locks(db: perco.Database) -> tuple[list[int], int]:
     """Returns timestamps between transactions, and that of one that died between its prewrite and its commit."""
     moments = await filled(db, 7)
@@ -267,7 +175,7 @@ async def test_rows_with_locks_are_read_as_a_snapshot_reads_them(tmp_path: Path,
 @pytest.fixture
 def views(monkeypatch: pytest.MonkeyPatch) -> None:
     """A walk that views the files without end fails."""
-    walk, count = direct.walk, 0
+    walk, count = columnar.walk, 0
 
     def counted(*args: Any) -> Any:
         nonlocal count
@@ -275,7 +183,7 @@ def views(monkeypatch: pytest.MonkeyPatch) -> None:
         assert count < 200, "the walk does not go on"
         return walk(*args)
 
-    monkeypatch.setattr(direct, "walk", counted)
+    monkeypatch.setattr(columnar, "walk", counted)
 
 
 @pytest.mark.usefixtures("views")
@@ -284,7 +192,7 @@ async def test_rows_with_long_values_that_do_not_fit_into_a_batch_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: int
 ) -> None:
     """A page of fewer cells than the first row has, and one of two rows, which are too much: the walk goes on."""
-    monkeypatch.setattr(direct, "_BATCH_BYTES", 1000)
+    monkeypatch.setattr(columnar, "_BATCH_BYTES", 1000)
     async with perco.open(tmp_path, SCHEMA, options=OPTIONS) as owner:
         for _ in range(versions):
             async with owner.transaction() as txn:
@@ -300,7 +208,7 @@ async def test_rows_with_long_values_that_do_not_fit_into_a_batch_together(
 
 @pytest.mark.usefixtures("views")
 async def test_a_row_with_many_versions_and_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_CELLS_BY_ROW", 10)
+    monkeypatch.setattr(columnar, "_CELLS_BY_ROW", 10)
     column = KEYS["text"].columns["text"]
     async with perco.open(tmp_path, SCHEMA, options=OPTIONS) as owner:
         for n in range(60):
@@ -532,12 +440,12 @@ def test_where_a_walk_ends_early_the_rest_is_read_through_the_owner(
     wanted = rows_of(reader(served, read="rows"))
     check, pages = Walk._check, 0
 
-    async def splits(self: Walk) -> None:
+    async def splits(self: Walk, pages_: Pages) -> None:
         nonlocal pages
         pages += 1
         if pages == 3:
             raise perco.errors.TabletSplit("text")
-        await check(self)
+        await check(self, pages_)
 
     monkeypatch.setattr(Walk, "_check", splits)
     monkeypatch.setattr(direct, "_CELLS_FIRST", 10)

@@ -43,7 +43,7 @@ def test_a_spark_job_is_the_batch(tmp_path: Path) -> None:
 
 
 def test_the_cpu_time_is_that_of_all_processes() -> None:
-    """Measured in a process of its own: what other tests have started here may end meanwhile."""
+    """Measured in a process of its own: in this one, processes that other tests have started may end meanwhile."""
     done = subprocess.run([sys.executable, "-c", MEASURED], stdout=subprocess.PIPE, text=True, timeout=120, check=True)
     before, during, after = json.loads(done.stdout)
     assert after - before >= 1.0

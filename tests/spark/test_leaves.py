@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import perco
+from perco.arrow import leaves
 from perco.database.inside import local_owner
 from perco.errors import Corruption, Unavailable
 from perco.serve.opening import open
-from perco.spark import leaves
 from perco.storage import WRITE
 from perco.storage.keys import escape
 from perco.storage.pages import PageDamaged

@@ -36,7 +36,7 @@ TWINS = [
 # member of an engine class goes here, or into the fronts.
 ENGINE = {
     "Database": {"schema"},  # a plain attribute there
-    "Scan": {"ended", "fetch", "take"},
+    "Scan": {"between", "ended", "fetch", "take"},
 }
 
 

@@ -6,6 +6,7 @@ makes a call and gives what comes of it, result or error, without what differs f
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 import re
@@ -15,6 +16,8 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from types import ModuleType
 from typing import Any
+
+import trio
 
 import perco
 import perco.sync
@@ -624,6 +627,32 @@ async def scanning(asked: Asked) -> Any:
             await asked.told(lambda: snap.scan(sums, prefix=5).all()),
             await asked.told(lambda: snap.scan(5).all()),
             await asked.told(lambda: snap.scan(docs, columns=[total]).all()),
+        ]
+
+
+@covers("Scan.to_batches", "Scan.to_arrow")
+async def columnar(asked: Asked) -> Any:
+    await asked.put(arrow_a=1, arrow_b=2, arrow_c=3)
+
+    async def in_batches(snap: Any, **how: Any) -> Any:
+        batches = snap.scan(docs, columns=[n], prefix="arrow_", **how).to_batches(key="name")
+        return [row async for batch in asked.each(batches) for row in batch.to_pylist()]
+
+    async with asked.block(asked.db.snapshot()) as snap:
+        reader = snap.scan(docs, columns=[n], prefix="arrow_").to_arrow()
+        if asked.front is perco.sync:
+            table = reader.read_all()
+        else:
+            to_thread = trio.to_thread.run_sync if asked.front is perco else asyncio.to_thread
+            table = await to_thread(reader.read_all)
+        return [
+            table.to_pylist(),
+            str(table.schema),
+            await asked.told(in_batches, snap),
+            await asked.told(in_batches, snap, reverse=True),
+            await asked.told(in_batches, snap, limit=2),
+            await asked.told(lambda: snap.scan(docs, columns=[n]).to_arrow(key="n")),
+            await asked.told(lambda: snap.scan(docs).to_batches(key=["a", "b"])),
         ]
 
 

@@ -7,7 +7,7 @@ below the timestamp. It neither settles locks nor explains damaged cells: a row 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import Any, Final, NamedTuple
 
@@ -16,14 +16,24 @@ import pyarrow as pa
 import pyarrow.compute as compute
 from numpy.typing import NDArray
 from pyarrow.lib import ArrowInvalid
-from pyspark.sql.types import StructType
 
-import perco
+from perco.arrow.fields import Field, schema_of
+from perco.arrow.leaves import Bytes, Cells, Places, windows
+from perco.arrow.types import TREES, Make
 from perco.errors import Corruption
 from perco.protocol.records import PUT, PUT_DATA, RECORD_HEAD, data_group, unpack_record
-from perco.schema.codecs import SHORT_DECIMAL, DecimalCodec, TupleCodec
-from perco.spark import types
-from perco.spark.leaves import Bytes, Cells, Places, windows
+from perco.schema.codecs import (
+    BOOL,
+    DATE,
+    FLOAT64,
+    INT64,
+    SHORT_DECIMAL,
+    TEXT,
+    TIMESTAMP,
+    Codec,
+    DecimalCodec,
+    TupleCodec,
+)
 from perco.storage.keys import TAIL_BYTES, unescape
 
 _INVERT: Final = (1 << 64) - 1
@@ -77,36 +87,31 @@ class Found(NamedTuple):
 
 
 class Columns:
-    """Makes batches of a frame's columns from walked cells.
+    """Makes batches of columns from walked cells.
 
     Args:
-        columns: the frame's columns, each with its number in the store; None stands for the table's key.
+        key: the codec of the table's key.
+        fields: the columns of a batch.
         ts: the timestamp to read at.
+
+    Attributes: `schema`: of the batches; `numbers`: of the columns in the store.
     """
 
     schema: pa.Schema
+    numbers: frozenset[int]
 
-    def __init__(
-        self,
-        table: perco.Table[Any],
-        columns: list[tuple[perco.Column[Any, Any], int] | None],
-        schema: StructType,
-        ts: int,
-    ) -> None:
-        self._key, self._columns = table.key, columns
-        self._numbers = np.array(sorted(each[1] for each in columns if each is not None), dtype=np.uint32)
+    def __init__(self, key: Codec[Any], fields: Sequence[Field], ts: int) -> None:
+        self._key, self._fields = key, fields
+        self.schema = schema_of(fields)
+        self.numbers = frozenset(each.number for each in fields if each.number)
+        self._numbers = np.array(sorted(self.numbers), dtype=np.uint32)
         self._inverted = np.uint64(_INVERT - ts)
-        codecs = [table.key if each is None else each[0].codec for each in columns]
-        fields = zip(schema.names, codecs, schema, strict=True)
-        self.schema = pa.schema(
-            [pa.field(name, types.arrow_type(c, field.dataType), field.nullable) for name, c, field in fields]
-        )
-        self._makes = [types.reading(codec, field.dataType) for codec, field in zip(codecs, schema, strict=True)]
+        self._parts = any(each.part is not None for each in fields)
 
     def blocked(self, locks: list[bytes]) -> bool:
         """Whether one of these locks is in the way: a transaction that began at or before the timestamp may commit."""
         return any(
-            inverted >= self._inverted and column in self._numbers
+            inverted >= self._inverted and column in self.numbers
             for column, inverted in (_TAIL.unpack_from(key, len(key) - TAIL_BYTES) for key in locks)
         )
 
@@ -140,13 +145,17 @@ class Columns:
         if found is None:
             return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in self.schema], schema=self.schema)
         cells, count, made = found.cells, len(found.begins), []
-        for each, make, field in zip(self._columns, self._makes, self.schema, strict=True):
-            if each is None:
-                keys = _gathered(cells.buffer, found.begins, found.ends)
-                made.append(_decoded(self._key, make, _unescaped(keys), field.type))
+        keys = _unescaped(_gathered(cells.buffer, found.begins, found.ends))
+        parts = [self._key.decode(each) for each in keys.to_pylist()] if self._parts else []
+        for field in self._fields:
+            if field.part is not None:
+                values = [key[field.part] for key in parts]
+                made.append(pa.array(values if field.make is None else map(field.make, values), field.type))
                 continue
-            column, number = each
-            mine = np.flatnonzero(found.columns == number)
+            if not field.number:
+                made.append(_decoded(self._key, field.make, keys, field.type))
+                continue
+            mine = np.flatnonzero(found.columns == field.number)
             at = found.at[mine]
             bodies = _gathered(cells.buffer, cells.ends[at] + RECORD_HEAD, cells.stops[at])
             if bool(found.is_long[mine].any()):
@@ -154,7 +163,7 @@ class Columns:
                 is_long = found.is_long[mine]
                 short = bodies.to_pylist()
                 bodies = pa.array([long[which[n]] if is_long[n] else body for n, body in enumerate(short)], pa.binary())
-            values = _decoded(column.codec, make, bodies, field.type)
+            values = _decoded(field.codec, field.make, bodies, field.type)
             if len(mine) != count:
                 places = np.full(count, -1)
                 places[found.rows[mine]] = np.arange(len(mine))
@@ -256,31 +265,31 @@ def _unescaped(prefixes: pa.Array) -> pa.Array:
     return compute.replace_substring(_cut(prefixes, 2), b"\x00\xff", b"\x00")
 
 
-def _decoded(codec: perco.Codec[Any], make: Callable[[Any], Any] | None, data: pa.Array, type: pa.DataType) -> pa.Array:
+def _decoded(codec: Codec[Any], make: Make | None, data: pa.Array, type: pa.DataType) -> pa.Array:
     """Values of a column or key, from their bytes. Raises: ValueError."""
     name = codec.name
-    if isinstance(codec, TupleCodec) or name in (perco.JSON.name, perco.MSGPACK.name):
+    if isinstance(codec, TupleCodec) or name in TREES:
         assert make is not None
         return pa.array([make(codec.decode(each)) for each in data.to_pylist()], type)
     try:
-        if name == perco.TEXT.name:
+        if name == TEXT.name:
             return data.cast(pa.string())
     except ArrowInvalid as error:
         raise ValueError(str(error)) from error
-    if name in (perco.INT64.name, perco.FLOAT64.name):
+    if name in (INT64.name, FLOAT64.name):
         words = _fixed(data, 8)
-        if name == perco.FLOAT64.name:
+        if name == FLOAT64.name:
             return pa.array(words.view(">f8").ravel().astype(np.float64))
         return pa.array((words.view(">u8").ravel().astype(np.uint64) ^ np.uint64(1 << 63)).view(np.int64))
-    if name == perco.DATE.name:
+    if name == DATE.name:
         days = (_fixed(data, 4).view(">u4").ravel().astype(np.uint32) ^ np.uint32(1 << 31)).view(np.int32)
         return _within(days, _DAYS, type)
-    if name == perco.TIMESTAMP.name:
+    if name == TIMESTAMP.name:
         micros = (_fixed(data, 8).view(">u8").ravel().astype(np.uint64) ^ np.uint64(1 << 63)).view(np.int64)
         return _within(micros, _MICROS, type)
     if isinstance(codec, DecimalCodec):
         return _decimals(data, type)
-    if name == perco.BOOL.name:
+    if name == BOOL.name:
         bits = _fixed(data, 1).ravel()
         if len(bits) and int(bits.max()) > 1:
             raise ValueError("expected one byte, 0 or 1")
