@@ -42,14 +42,15 @@ class Scan(AsyncOnly, Generic[K]):
         """The remaining rows, as a list."""
         return [row async for row in self]
 
-    def to_batches(self, *, key: str | Sequence[str] = "key") -> Batches:
+    def to_batches(self, *, key: str | Sequence[str] = "key", packed: bool = False) -> Batches:
         """The remaining rows as Arrow record batches: see `perco.Snapshot.scan` and its `to_batches`."""
-        return Batches(self._of.to_batches(key=key), self._fetch)
+        return Batches(self._of.to_batches(key=key, packed=packed), self._fetch)
 
-    def to_arrow(self, *, key: str | Sequence[str] = "key") -> RecordBatchReader:
+    def to_arrow(self, *, key: str | Sequence[str] = "key", packed: bool = False) -> RecordBatchReader:
         """The remaining rows as a `pyarrow.RecordBatchReader`, for polars, pandas, DuckDB and others. It waits for the
-        loop: use it in another thread, as in `await asyncio.to_thread(reader.read_all)`. `key`: see `to_batches`."""
-        batches = self.to_batches(key=key)
+        loop: use it in another thread, as in `await asyncio.to_thread(reader.read_all)`. `key`, `packed`: see
+        `to_batches`."""
+        batches = self.to_batches(key=key, packed=packed)
         return batches._of.reader_of(batches._in_threads())
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from perco.arrow.types import Make, arrow_type, reading
+from perco.arrow.types import Make, arrow_type, as_stored, reading
 from perco.errors import UsageError
 from perco.schema.codecs import Codec, TupleCodec
 from perco.schema.schema import Column, Table
@@ -39,10 +39,18 @@ def schema_of(fields: Sequence[Field]) -> pa.Schema:
 
 
 def fields_of(
-    table: Table[Any], columns: Sequence[Column[Any, Any]], numbers: Sequence[int], key: str | Sequence[str]
+    table: Table[Any],
+    columns: Sequence[Column[Any, Any]],
+    numbers: Sequence[int],
+    key: str | Sequence[str],
+    packed: bool = False,
 ) -> list[Field]:
-    """The key, then the columns. `key`: the name of the key's column. The parts of a key have columns of their own:
-    `key` followed by _1, _2, ..., unless it gives their names.
+    """The key, then the columns.
+
+    Args:
+        key: the name of the key's column. The parts of a key have columns of their own: `key` followed by _1, _2, ...,
+            unless it gives their names.
+        packed: MSGPACK values as they are stored.
 
     Raises: UsageError if two columns would have one name, or the names are not as many as the key's parts.
     """
@@ -62,7 +70,8 @@ def fields_of(
         raise UsageError(f"the key of table {table.name!r} has one part: key= is its name, a str")
     for column, number in zip(columns, numbers, strict=True):
         of = column.codec
-        found.append(Field(column.name, arrow_type(of), of, reading(of), column, number))
+        type, make = (pa.binary(), of.encode) if packed and as_stored(of) else (arrow_type(of), reading(of))
+        found.append(Field(column.name, type, of, make, column, number))
     names = [each.name for each in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"two columns would be named {twice!r}; name the key's with key=")

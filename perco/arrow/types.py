@@ -57,6 +57,11 @@ def arrow_type(codec: Codec[Any]) -> pa.DataType:
     return _TYPES.get(codec.name, pa.binary())
 
 
+def as_stored(codec: Codec[Any]) -> bool:
+    """Whether JSON, or another Arrow type, cannot express all values of a codec: binary can, as they are stored."""
+    return codec.name == MSGPACK.name
+
+
 def reading(codec: Codec[Any]) -> Make | None:
     """The function that converts a value of perco for Arrow; None: none is needed."""
     if isinstance(codec, TupleCodec):

@@ -21,6 +21,7 @@ from perco.cli import (
     checking,
     compacting,
     copying,
+    exchanging,
     history,
     observed,
     postgresql,
@@ -589,6 +590,7 @@ changing.register(app)
 bigtable.register(app)
 backing.register(app)
 copying.register(app)
+exchanging.register(app)
 postgresql.register(app)
 viewing.register(app)
 _register_others()

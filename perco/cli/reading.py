@@ -163,22 +163,34 @@ class Range:
     reverse: bool = False
 
 
+def columns_of(table: perco.Table[Any], names: Sequence[str]) -> list[perco.Column[Any, Any]]:
+    """These columns, or all of the table's. Raises: UsageError."""
+    return [column_named(table, name) for name in names] or list(table.columns.values())
+
+
+def scan_of(
+    snap: perco.Snapshot, table: perco.Table[Any], columns: Sequence[perco.Column[Any, Any]], chosen: Range
+) -> perco.Scan[Any]:
+    """The scan of a range. Raises: UsageError."""
+    return snap.scan(
+        table,
+        start=None if chosen.start is None else parse_key(table.key, chosen.start),
+        stop=None if chosen.stop is None else parse_key(table.key, chosen.stop),
+        prefix=None if chosen.prefix is None else parse_prefix(table.key, chosen.prefix),
+        columns=columns,
+        limit=chosen.limit,
+        reverse=chosen.reverse,
+    )
+
+
 async def scan(store: str, table: str, chosen: Range, when: When, *, json: bool) -> int:
     """Print rows in key order: as text, or a line of JSON for each."""
     async with snapshot(store, when) as (db, snap):
         here = table_named(db, table)
-        columns = [column_named(here, name) for name in chosen.columns] or list(here.columns.values())
+        columns = columns_of(here, chosen.columns)
         if not columns:
             return FINE
-        rows = snap.scan(
-            here,
-            start=None if chosen.start is None else parse_key(here.key, chosen.start),
-            stop=None if chosen.stop is None else parse_key(here.key, chosen.stop),
-            prefix=None if chosen.prefix is None else parse_prefix(here.key, chosen.prefix),
-            columns=columns,
-            limit=chosen.limit,
-            reverse=chosen.reverse,
-        )
+        rows = scan_of(snap, here, columns, chosen)
         if json:
             async for row in rows:
                 show_json({"key": row.key, "values": row.values()})

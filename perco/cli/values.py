@@ -33,6 +33,7 @@ from perco.errors import UsageError
 from perco.schema.codecs import Codec, DecimalCodec, TupleCodec, written
 
 _HEX: Final = "hex:"
+_FORMS: Final = ({"hex"}, {"float"}, {"pairs"})  # keys of maps that stand for something else
 
 
 def parse_key(codec: Codec[Any], text: str) -> Any:
@@ -166,6 +167,24 @@ def plain(value: Any) -> Any:
     return value
 
 
+def exact(codec: Codec[Any], value: Any) -> Any:
+    """Like `plain`, but such that `from_plain` gives the same value again, whatever it is: a map that looks like one of
+    the forms above is written as pairs."""
+    if codec.name == "json":
+        return value
+    return _exact(value) if codec.name == "msgpack" else plain(value)
+
+
+def _exact(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_exact(item) for item in value]
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value) and value.keys() not in _FORMS:
+            return {key: _exact(item) for key, item in value.items()}
+        return {"pairs": [[_exact(key), _exact(item)] for key, item in value.items()]}
+    return plain(value)
+
+
 def shown(value: Any, width: int = 0) -> str:
     """A value in readable form. With `width`, in one line; if it is longer, it is cut, and its length is added."""
     if isinstance(value, bytes):
@@ -201,7 +220,7 @@ def from_plain(codec: Codec[Any], value: Any) -> Any:
     try:
         found = _from_plain(codec, value)
         codec.encode(found)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, InvalidOperation) as error:
         raise UsageError(f"{json.dumps(value)[:80]} is not {codec.name}: {error}") from None
     return found
 
@@ -215,6 +234,10 @@ def _from_plain(codec: Codec[Any], value: Any) -> Any:
         return _unplain(value)
     if codec.name == "float64" and isinstance(value, int):
         return float(value)
+    if isinstance(codec, DecimalCodec):
+        return Decimal(value) if isinstance(value, str | int) else value
+    if codec.name in ("date", "timestamp") and isinstance(value, str):
+        return _PARSERS[codec.name](value)
     return _unplain(value) if isinstance(value, dict) else value
 
 

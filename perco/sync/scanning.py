@@ -40,15 +40,16 @@ class Scan(BlockingOnly, Generic[K]):
         """The remaining rows, as a list."""
         return list(self)
 
-    def to_batches(self, *, key: str | Sequence[str] = "key") -> Batches:
+    def to_batches(self, *, key: str | Sequence[str] = "key", packed: bool = False) -> Batches:
         """The remaining rows as Arrow record batches: see `perco.Snapshot.scan` and its `to_batches`."""
         self._settle()
-        return Batches(self._of.to_batches(key=key), self._settle, self._fetch)
+        return Batches(self._of.to_batches(key=key, packed=packed), self._settle, self._fetch)
 
-    def to_arrow(self, *, key: str | Sequence[str] = "key") -> RecordBatchReader:
+    def to_arrow(self, *, key: str | Sequence[str] = "key", packed: bool = False) -> RecordBatchReader:
         """The remaining rows as a `pyarrow.RecordBatchReader`, for polars, pandas, DuckDB and others. Any thread may
-        read from it. `key`: see `to_batches`."""
-        batches = self.to_batches(key=key)
+        read from it. `key`, `packed`: see
+        `to_batches`."""
+        batches = self.to_batches(key=key, packed=packed)
         return batches._of.reader_of(batches)
 
 

@@ -187,10 +187,10 @@ class Batches(AsyncOnly):
 
     _write = "async for batch in snap.scan(...).to_batches():"
 
-    def __init__(self, scan: Rows, key: str | Sequence[str]) -> None:
+    def __init__(self, scan: Rows, key: str | Sequence[str], packed: bool) -> None:
         self._snap, self._of = scan._snapshot, scan
         numbers = [bound.column for bound in scan._bounds]
-        fields = fields_of(scan._table, scan._columns, numbers, key)
+        fields = fields_of(scan._table, scan._columns, numbers, key, packed)
         self._rows = RowBatch(fields)
         self.schema = self._rows.schema
         self._columns = Columns(scan._table.key, fields, self._snap.start_ts)

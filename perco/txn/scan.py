@@ -139,7 +139,7 @@ class Scan(AsyncOnly, Generic[K]):
         """The remaining rows, as a list."""
         return [row async for row in self]
 
-    def to_batches(self, *, key: str | Sequence[str] = "key") -> Batches:
+    def to_batches(self, *, key: str | Sequence[str] = "key", packed: bool = False) -> Batches:
         """The remaining rows as Arrow record batches: `async for batch in snap.scan(...).to_batches()`.
 
         JSON and MSGPACK values are strings of JSON; values of codecs of your own are binary, as stored.
@@ -147,19 +147,21 @@ class Scan(AsyncOnly, Generic[K]):
         Args:
             key: the name of the key's column. The parts of a key of several have columns of their own: `key_1`,
                 `key_2`, ..., or the names that a list gives.
+            packed: MSGPACK values are binary, as stored: JSON cannot express all of them.
 
         Raises: UsageError: also if pyarrow and numpy are missing (`pip install 'perco[arrow]'`).
         """
-        batches: Batches = _columnar().Batches(self, key)
+        batches: Batches = _columnar().Batches(self, key, packed)
         return batches
 
-    def to_arrow(self, *, key: str | Sequence[str] = "key") -> RecordBatchReader:
+    def to_arrow(self, *, key: str | Sequence[str] = "key", packed: bool = False) -> RecordBatchReader:
         """The remaining rows as a `pyarrow.RecordBatchReader`, for polars, pandas, DuckDB and others. It waits for the
-        loop: use it in another thread, as in `await trio.to_thread.run_sync(reader.read_all)`. `key`: see `to_batches`.
+        loop: use it in another thread, as in `await trio.to_thread.run_sync(reader.read_all)`. `key`, `packed`: see
+        `to_batches`.
 
         Raises: as `to_batches`.
         """
-        return self.to_batches(key=key).reader()
+        return self.to_batches(key=key, packed=packed).reader()
 
     def between(self, low: bytes, high: bytes | None, limit: int | None) -> Scan[K]:
         """Another scan of the same columns, over the rows in [`low`, `high`), in ascending order."""
