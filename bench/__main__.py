@@ -12,6 +12,7 @@ from bench.harness import Run
 BENCHES = {
     "overhead": "what transactions cost over bare LMDB (the paper's figure 8)",
     "observers": "latency and throughput of a chain of three observers",
+    "arrow": "how fast rows become Arrow columns, beside rows by hand, SQLite and Parquet",
     "fronts": "what a call costs from trio, from asyncio, from threads",
     "contention": "what conflicts cost, and what signals save",
     "engine": "an event loop or a thread per request, against one served store",

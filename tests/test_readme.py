@@ -48,6 +48,14 @@ def test_the_tests_of_the_guide_pass_when_copied(tmp_path: Path) -> None:
     assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
+def test_the_page_about_data_runs_and_prints_what_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "data.md").read_text()
+    program = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    [printed] = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    assert done.stdout == printed, done.stderr
+
+
 def test_both_styles_of_an_observer_fail_with_a_whole_traceback(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "threads-or-events.md").read_text()
     program = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))

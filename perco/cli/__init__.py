@@ -25,6 +25,7 @@ from perco.cli import (
     history,
     observed,
     postgresql,
+    querying,
     reading,
     serving,
     splitting,
@@ -591,6 +592,7 @@ bigtable.register(app)
 backing.register(app)
 copying.register(app)
 exchanging.register(app)
+querying.register(app)
 postgresql.register(app)
 viewing.register(app)
 _register_others()

@@ -168,8 +168,8 @@ def plain(value: Any) -> Any:
 
 
 def exact(codec: Codec[Any], value: Any) -> Any:
-    """Like `plain`, but such that `from_plain` gives the same value again, whatever it is: a map that looks like one of
-    the forms above is written as pairs."""
+    """Like `plain`, but `from_plain` gives the same value again, whatever it is: a map that looks like one of the forms
+    above is written as pairs."""
     if codec.name == "json":
         return value
     return _exact(value) if codec.name == "msgpack" else plain(value)
