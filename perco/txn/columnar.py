@@ -200,7 +200,7 @@ class Batches(AsyncOnly):
         self._low: bytes | None = b""
         self._high: bytes | None = scan._high
         self._ready: pa.RecordBatch | None = None
-        if scan._left is not None or scan._reverse or self._snap._writes or self._snap._reads is not None:
+        if scan._left is not None or scan._reverse:
             self._scan, self._low = scan, None
         elif scan._at < len(scan._rows):
             self._low = scan._rows[scan._at]

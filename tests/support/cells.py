@@ -9,7 +9,7 @@ from typing import Any
 
 import perco
 from perco.database.inside import inside
-from perco.protocol.mutations import Header, Intent, prewrite
+from perco.protocol.mutations import Header, Intent, commit, prewrite
 from perco.protocol.records import PUT, Cellref
 from perco.storage import APPLIED
 
@@ -93,8 +93,9 @@ async def filled(db: perco.Database, seed: int) -> list[int]:
     return moments
 
 
-async def locked(db: perco.Database, name: str, keys: list[Any]) -> int:
-    """Lock cells, as a transaction that died after its prewrite does; returns its start_ts."""
+async def locked(db: perco.Database, name: str, keys: list[Any], *, committed: bool = False) -> int:
+    """Lock cells, as a transaction that died after its prewrite does; returns its start_ts. `committed`: it had written
+    the commit of the first cell."""
     parts = inside(db)
     column = KEYS[name].columns["text"]
     bound = parts.known.bind(column)
@@ -104,4 +105,8 @@ async def locked(db: perco.Database, name: str, keys: list[Any]) -> int:
         header = Header(start_ts, Cellref(*intents[0][:3]), 0, 0, parts.engine.lease_token, b"")
         verdicts = await parts.store.apply([prewrite(header, [intent], again=False)])
         assert verdicts == [APPLIED]
+    if committed:
+        header = Header(start_ts, Cellref(*intents[0][:3]), 0, 0, parts.engine.lease_token, b"")
+        [verdict] = await parts.store.apply([commit(header, intents[:1], await parts.oracle.draw())])
+        assert verdict == APPLIED
     return start_ts

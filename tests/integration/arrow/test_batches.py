@@ -132,6 +132,21 @@ async def test_batches_have_the_rows_of_a_scan(
     assert place == "memory" or any(page.batch is None for page in pages), "no lock was in the way"
 
 
+@pytest.mark.parametrize("place", ["owner", "client", "beside"])
+async def test_the_commit_of_a_dead_transaction_is_there(tmp_path: Path, place: str) -> None:  # T9
+    """Its primary has committed, and another cell still has the lock."""
+
+    async def fill(db: perco.Database) -> None:
+        async with db.transaction() as txn:
+            for key in "abc":
+                txn.set(TEXTS, key, "before")
+        await locked(db, "text", ["a", "b"], committed=True)
+
+    async with opened(place, tmp_path, fill) as (db, _), db.snapshot() as snap:
+        found = await batches_of(snap.scan(KEYS["text"], columns=[TEXTS]))
+    assert [row["text"] for row in found] == ["undecided", "undecided", "before"]
+
+
 @pytest.mark.parametrize("place", ["memory", "owner", "client"])
 async def test_own_writes_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """Those that were made before, and those that are made between two batches."""
