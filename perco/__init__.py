@@ -23,9 +23,11 @@ from perco.database.database import Database as Database
 from perco.database.options import Options as Options, Statistics as Statistics
 from perco.errors import (
     CommitUnknown as CommitUnknown,
+    GiveUp as GiveUp,
     NotFresh as NotFresh,
     NotIdle as NotIdle,
     PercoError as PercoError,
+    Retry as Retry,
     StoreError as StoreError,
     TransientError as TransientError,
     Unavailable as Unavailable,

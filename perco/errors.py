@@ -47,6 +47,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+_RETRY_MAX_S = 30 * 86400
+
+
 class PercoError(Exception):
     """Base of everything that perco raises on purpose. A copy of an error, or an error sent to another process, keeps
     its message."""
@@ -627,3 +630,38 @@ class Corruption(PercoError):
 
 class BackgroundFailure(PercoError):
     """A background task of perco died; `__cause__` is the exception that killed it."""
+
+
+# ------------------------------------------------------------------ raised by observers
+
+
+class Retry(Exception):
+    """An observer raises it to be run again for its change later, for example because a service is busy:
+
+        raise perco.Retry(after_s=30)
+
+    Nothing of the run commits. It is no failed attempt (N6). Other worker processes, and this one after a restart, may
+    run the observer earlier.
+
+    Args:
+        after_s: seconds, up to 30 days. The run begins no earlier, in this worker.
+        reason: for `perco.observer`'s log.
+    """
+
+    after_s: float
+    reason: str
+
+    def __init__(self, after_s: float, reason: str = "") -> None:
+        must_be_number("after_s", after_s)
+        if not 0 <= after_s <= _RETRY_MAX_S:
+            raise UsageError(f"after_s is {after_s!r}; it is a number of seconds from 0 to {_RETRY_MAX_S} (30 days)")
+        self.after_s, self.reason = float(after_s), str(reason)
+        super().__init__(f"again in {self.after_s:g} s" + (f": {reason}" if reason else ""))
+
+
+class GiveUp(Exception):
+    """An observer raises it for a change that it can never handle: the change is moved to the failed list at once, with
+    the reason, and whatever its number of attempts (N6).
+
+        raise perco.GiveUp("the image is damaged")
+    """

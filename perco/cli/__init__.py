@@ -586,15 +586,8 @@ def _needs_web() -> None:
     raise typer.Exit(2)
 
 
-observed.register(app)
-changing.register(app)
-bigtable.register(app)
-backing.register(app)
-copying.register(app)
-exchanging.register(app)
-querying.register(app)
-postgresql.register(app)
-viewing.register(app)
+for module in observed, changing, bigtable, backing, copying, exchanging, querying, postgresql, viewing:
+    module.register(app)
 _register_others()
 
 

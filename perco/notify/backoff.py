@@ -59,11 +59,18 @@ class Backoff:
         attempts = max(attempts, self.attempts(key) + 1)
         pause = min(self._options.first_s * 2.0 ** min(attempts - 1, 30), self._options.max_s)
         until = now + pause * self._rng.uniform(0.5, 1.0)
+        self._note(key, attempts, until)
+        return until
+
+    def _note(self, key: _Key, attempts: int, until: float) -> None:
         self._failed[key] = (attempts, until)
         if len(self._failed) > self._options.remembered_max:
             del self._failed[next(iter(self._failed))]
         heapq.heappush(self._due, until)
-        return until
+
+    def later(self, key: _Key, until: float) -> None:
+        """Let a run wait until a given time, without counting a failure."""
+        self._note(key, self.attempts(key), until)
 
     def succeeded(self, key: _Key) -> None:
         self._failed.pop(key, None)

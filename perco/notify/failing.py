@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 
-from perco.errors import ChainTooLong, Corruption, UsageError
+from perco.errors import ChainTooLong, Corruption, GiveUp, Retry, UsageError
 from perco.protocol.claim import Run
 from perco.protocol.failed import FailedCell, count_attempt, describe, describe_wholly, give_up, unpack_failed
 from perco.protocol.records import ATTEMPTS_MAX, Cellref, observers_on, pack_cause, unpack_cause
@@ -68,6 +68,13 @@ def awaits_asyncio(engine: Engine, observer: Observer, error: Exception) -> Awai
     return told
 
 
+def asked_by(error: BaseException) -> Retry | GiveUp | None:
+    """The request of an observer, which may have come through a nursery."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error if isinstance(error, Retry | GiveUp) else None
+
+
 class FailureLog:
     """Logs failed runs: the first of a kind with its whole traceback, each later one in one line.
 
@@ -119,7 +126,8 @@ async def note_failure(engine: Engine, ack: Cellref, failed: ObserverFailedError
         return False  # the store is damaged: the change waits until it has been repaired
     driver, run = engine.driver, failed.run
     too_long = isinstance(failed.error, ChainTooLong)
-    if not too_long and not 0 < attempts_max <= failed.attempts:
+    at_once = too_long or isinstance(failed.error, GiveUp)
+    if not at_once and not 0 < attempts_max <= failed.attempts:
         root, depth, path, _ = unpack_cause(run.cause)
         cause = pack_cause(root, depth, path, min(failed.attempts, ATTEMPTS_MAX))
         await driver.store.apply([count_attempt(ack, run.covers[0], cause)])

@@ -34,6 +34,7 @@ from perco.storage import NOTIFY, TS_MAX, ScanCell, ScanPage, ScanQuery, ScanReq
 log: logging.Logger = logging.getLogger("perco.store")
 
 _AWAY_S = 1.0  # between two looks at a store that does not answer, or that is damaged
+_CROWDED_S = 0.02  # the longest pause between two tours that pass rows of slow observers
 _INSTEAD_MAX = 16  # further rows that a scanner asks for, in case other processes have the first ones
 _FURTHER_DOWN = 0.25  # the chance that a scanner goes on to lower priorities while a higher one has more to do
 _WAYS_GIVEN_MAX = 3  # how often in succession a lower priority gives way to a higher one
@@ -139,8 +140,11 @@ class Scanner:
                         log.warning("%s; looking again", error)
                         await trio.sleep(_AWAY_S)
                         continue
-                    if self._passed > self.worker.options.page_rows and self._due < math.inf:
-                        await trio.sleep(trio.current_time() - began)  # many rows wait: leave half the time to others
+                    if self._passed > self.worker.options.page_rows:  # many rows wait: leave half the time to others
+                        if self._due < math.inf:
+                            await trio.sleep(trio.current_time() - began)
+                        elif self.worker.room.crowded:
+                            await trio.sleep(min(trio.current_time() - began, _CROWDED_S))
                     # The next retry that was not due yet when the tour began (N6).
                     failed = self.worker.backoff.next_due(began)
                     await self.worker.sleep(min(self._due, math.inf if failed is None else failed))
@@ -395,7 +399,7 @@ class Scanner:
 
     def _unlock(self, table: str, dirty: Dirty) -> None:
         """Release the row's lock, but keep the slot."""
-        if self.worker.end_row(failing=dirty.failing):
+        if self.worker.end_row(dirty.acks, failing=dirty.failing):
             self.worker.wake_up()  # a scanner that skipped other failed rows because of this one looks again
         if self.worker.options.row_locks:
             self.worker.rows.release(table, dirty.row)
@@ -494,11 +498,11 @@ class Scanner:
         finally:
             if worker.elsewhere is not None:
                 worker.elsewhere.release((table, row))
-            worker.end_row(failing=failing)
+            worker.end_row(acks, failing=failing)
             if worker.options.row_locks:
                 worker.rows.release(table, row)
             self._slots.release()
-            worker.wake_up()  # so that a scanner that skipped this row looks again
+            worker.wake_up()  # so that a scanner that skipped this row, or another for want of room, looks again
 
 
 def _newest(cells: list[ScanCell]) -> int:

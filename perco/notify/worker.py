@@ -8,6 +8,7 @@ N5  A run for a signal has no acknowledgement. Its commit removes the notify cel
 N6  A failing observer keeps its notification, waits longer each time, and has a bounded share of the worker. The same
     holds for an observer that encounters an unreadable cell. A change for which the observer's own function fails too
     often is given up (`protocol/failed.py`).
+    An observer that asks for a later run (`Retry`) has not failed, and one that gives up (`GiveUp`) is not run again.
 N9  A change whose chain of observers is over the limit is given up.
 N10 Notify cells of observers that this program does not have, or has in a lower version than the store's, are left
     alone. A run belongs to the catalogue under which it began: if a higher version of the observer was registered
@@ -25,7 +26,7 @@ from typing import Any
 import trio
 
 from perco.clock.oracle import note_from
-from perco.errors import CommitUnknown, Corruption, StoreError, TransientError, UsageError
+from perco.errors import CommitUnknown, Corruption, Retry, StoreError, TransientError, UsageError
 from perco.notify.backoff import Backoff, BackoffOptions
 from perco.notify.concerned import Concerned, Watch, must_be_declared
 from perco.notify.delays import Delays
@@ -33,11 +34,13 @@ from perco.notify.failing import (
     AwaitsAsyncio,
     FailureLog,
     ObserverFailedError,
+    asked_by,
     awaits_asyncio,
     note_failure,
     too_long,
 )
 from perco.notify.outputs import Outputs
+from perco.notify.room import Room
 from perco.notify.rowlocks import Elsewhere, RowLocks
 from perco.notify.working import Claims
 from perco.protocol.claim import (
@@ -128,8 +131,9 @@ class ObserverCounters:
     """Counters of one observer since the worker was started.
 
     `runs`: begun; `commits`: runs that have completed; `collapsed`: changes beyond the first that such a run handled
-    (N4); `conflicts`, `failures`: runs that did not commit; `given_up`: changes that were moved to the failed list
-    (N6); `running`: runs in flight now; `seconds`: time spent in its function.
+    (N4); `conflicts`, `failures`: runs that did not commit; `later`: runs that asked to be run later (`Retry`);
+    `given_up`: changes that were moved to the failed list (N6); `running`: runs in flight now; `seconds`: time spent in
+    its function.
     """
 
     runs: int = 0
@@ -137,9 +141,18 @@ class ObserverCounters:
     collapsed: int = 0
     conflicts: int = 0
     failures: int = 0
+    later: int = 0
     given_up: int = 0
     running: int = 0
     seconds: float = 0.0
+
+
+async def _in_time(observer: Observer, txn: Transaction, change: Change[Any, Any]) -> None:
+    """Call the function of an observer with a timeout. Raises: TimeoutError; what the function raises."""
+    with trio.move_on_after(observer.limits.timeout_s) as scope:
+        await observer.function(txn, change)
+    if scope.cancelled_caught:
+        raise TimeoutError(f"observer {observer.id!r} was cancelled after timeout_s={observer.limits.timeout_s:g}")
 
 
 class Worker:
@@ -183,6 +196,7 @@ class Worker:
         self._roots: dict[int, tuple[int, int]] = {}
         self._watches: set[Watch] = set()
         self._failing = 0
+        self.room = Room(options.concurrency)
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
         self._chain_max = options.chain_max or 1 << 62
         self.outputs = Outputs(engine.driver.store, engine.background, observers) if options.outputs else None
@@ -278,8 +292,10 @@ class Worker:
         return watch
 
     def claimable(self, table: str, row: bytes, ack: int, now: float) -> bool:
-        """Whether this worker may run the observer on the row now (N6, N10)."""
-        if observer_of(ack) not in self.observers:
+        """Whether this worker may run the observer on the row now (N6, N10, N13)."""
+        number = observer_of(ack)
+        observer = self.observers.get(number)
+        if observer is None or not self.room.has(number, observer.limits, alone=len(self.observers) < 2):
             return False
         if not self.backoff.rows:
             return True
@@ -344,13 +360,14 @@ class Worker:
         once."""
         failing = self.has_failed(table, row, acks)
         self._failing += failing
+        self.room.take(acks)
         return failing
 
-    def end_row(self, *, failing: bool) -> bool:
-        """Returns whether this makes room for another row that has failed: scanners may have skipped one."""
+    def end_row(self, acks: list[int], *, failing: bool) -> bool:
+        """Returns whether this makes room for a row that scanners may have skipped."""
         full = self._failing >= self._failing_max
         self._failing -= failing
-        return failing and full
+        return self.room.release(acks) or (failing and full)
 
     async def run(self, table: str, row: bytes, ack: int) -> None:
         """Run an observer on a row, several times if necessary, until a run (here or elsewhere) has handled the
@@ -396,6 +413,10 @@ class Worker:
         except Corruption as error:
             self.engine.driver.note_damage(error)
             self._failed(observer, counters, key, error.again(), seen_ts)
+        except Retry as asked:
+            counters.later += 1
+            self.backoff.later(key, trio.current_time() + asked.after_s)
+            log.info("observer %s on %s: %s", observer.id, self._where(table, row), asked)
         except ObserverFailedError as failed:
             wrong = awaits_asyncio(self.engine, observer, failed.error)
             if wrong is not None:
@@ -405,7 +426,10 @@ class Worker:
                 return
             self.failure_log.failed(observer.id, self._where(table, row), failed)
             self._failed(observer, counters, key, failed.error, seen_ts, failed.attempts)
-            if await note_failure(self.engine, Cellref(*key), failed, self.options.attempts):
+            attempts = observer.limits.attempts
+            if await note_failure(
+                self.engine, Cellref(*key), failed, self.options.attempts if attempts is None else attempts
+            ):
                 counters.given_up += 1
                 self.failure_log.given_up(observer.id, self._where(table, row))
                 self.backoff.succeeded(key)
@@ -495,7 +519,7 @@ class Worker:
         try:
             try:
                 change = _change(observer, row, seen, attempt, verdict)
-                await observer.function(txn, change)
+                await (_in_time(observer, txn, change) if observer.limits.timeout_s else observer.function(txn, change))
                 if txn.outcome == "aborted":
                     raise UsageError("an observer may commit its transaction, but not discard it")
                 if observer.writes is not None and not observer.view:
@@ -503,23 +527,30 @@ class Worker:
             except (TransientError, CommitUnknown, StoreError):
                 raise
             except Exception as error:  # an error of the user's code, not of perco (N6)
-                raise ObserverFailedError(error, start_ts, verdict) from error
+                asked = asked_by(error)
+                if isinstance(asked, Retry):
+                    raise asked from error
+                raise ObserverFailedError(asked or error, start_ts, verdict) from error
             counters.seconds += trio.current_time() - began
             if txn.outcome == "open":
                 await self._commit(txn, table, row, ack, verdict)
         finally:
+            self.room.ran(number, trio.current_time() - began)
             del self._roots[start_ts]
             if not self._roots:
                 engine.driver.quiet()
         counters.commits += 1
         counters.collapsed += verdict.collapsed
+        self._committed(txn, number, observer.id, change.key, trio.current_time() - began)
+        return True
+
+    def _committed(self, txn: Transaction, number: int, id: str, key: Any, seconds: float) -> None:
         if self.outputs is not None:
             self._note_outputs(self.outputs, number, txn)
-        if engine.on_event is not None:
-            engine.on_event("ack")
+        if self.engine.on_event is not None:
+            self.engine.on_event("ack")
         if self.on_run is not None:
-            self._tell_of_run(observer.id, change.key, trio.current_time() - began)
-        return True
+            self._tell_of_run(id, key, seconds)
 
     @staticmethod
     def _note_outputs(outputs: Outputs, number: int, txn: Transaction) -> None:

@@ -313,6 +313,32 @@ def _manner(id: str, delay_s: float, max_delay_s: float | None, priority: int) -
     return Manner(delay_s=float(delay_s), max_delay_s=min(float(longest), _WAITS * _DELAY_MAX_S), priority=priority)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What an observer may take of a worker.
+
+    Attributes:
+        concurrency: runs in flight in one worker; 0: no limit of its own.
+        attempts: as in `WorkerOptions`; None: as the worker's.
+        timeout_s: the longest run, in seconds; 0: any.
+    """
+
+    concurrency: int = 0
+    attempts: int | None = None
+    timeout_s: float = 0.0
+
+
+def _limits(id: str, concurrency: int | None, attempts: int | None, timeout_s: float | None) -> Limits:
+    for name, value, least in ("concurrency", concurrency, 1), ("attempts", attempts, 0):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise UsageError(f"observer {id!r}: {name} is {value!r}; it is an int of at least {least}")
+    if timeout_s is not None:
+        must_be_number(f"observer {id!r}: timeout_s", timeout_s)
+        if not 0 < timeout_s < float("inf"):
+            raise UsageError(f"observer {id!r}: timeout_s is {timeout_s!r}; it is a number of seconds above 0")
+    return Limits(concurrency=concurrency or 0, attempts=attempts, timeout_s=float(timeout_s or 0))
+
+
 ObserverFunction = Callable[[Any, "Change[K, V]"], Awaitable[None]]  # Any: a perco.Transaction
 
 
@@ -351,6 +377,7 @@ class Observer:
     told: bool = False
     view: str = ""
     writes: frozenset[tuple[str, str]] | None = None
+    limits: Limits = Limits()
 
 
 class Schema:
@@ -396,6 +423,9 @@ class Schema:
         priority: int = 0,
         isolation: Isolation | None = None,
         writes: Iterable[Column[Any, Any] | Signal[Any]] | None = None,
+        concurrency: int | None = None,
+        attempts: int | None = None,
+        timeout_s: float | None = None,
     ) -> Callable[[ObserverFunction[K, V]], ObserverFunction[K, V]]: ...
     @overload
     def observe(
@@ -410,6 +440,9 @@ class Schema:
         priority: int = 0,
         isolation: Isolation | None = None,
         writes: Iterable[Column[Any, Any] | Signal[Any]] | None = None,
+        concurrency: int | None = None,
+        attempts: int | None = None,
+        timeout_s: float | None = None,
     ) -> Callable[[ObserverFunction[K, None]], ObserverFunction[K, None]]: ...
     def observe(
         self,
@@ -423,6 +456,9 @@ class Schema:
         priority: int = 0,
         isolation: Isolation | None = None,
         writes: Iterable[Column[Any, Any] | Signal[Any]] | None = None,
+        concurrency: int | None = None,
+        attempts: int | None = None,
+        timeout_s: float | None = None,
     ) -> Callable[[Any], Any]:
         """Run a function, in a transaction, after each change of a column, or each signal.
 
@@ -442,6 +478,13 @@ class Schema:
             isolation: of its transactions, "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
             writes: the columns that its runs write, and the signals that they raise; a run that writes another one
                 fails. Waits for views leave out observers on which none of these views depends (V14).
+            concurrency: at most so many of its runs are in flight in a worker at a time.
+            attempts: how many of its runs may fail for a change before the change is moved to the failed list; 0: any
+                number; by default as in `WorkerOptions`.
+            timeout_s: seconds; a run that takes longer is cancelled, and has failed. A `perco.sync.observer` cannot be
+                stopped: its run fails when the function returns.
+
+        The function may raise `perco.Retry`, to be run later, and `perco.GiveUp`.
         """
         if not isinstance(column, Column | Signal):
             raise UsageError(f"observer {id!r} takes a column or a signal, as made by Table.column, not {column!r}")
@@ -458,11 +501,14 @@ class Schema:
         if self.tables.get(column.table.name) is not column.table:
             raise SchemaMismatch(f"observer {id!r}: table {column.table.name!r} is not in this schema")
 
+        limits = _limits(id, concurrency, attempts, timeout_s)
         written = None if writes is None else frozenset(_named_cell(id, each) for each in writes)
 
         def register(function: ObserverFunction[Any, Any]) -> ObserverFunction[Any, Any]:
             _must_observe(id, function)
-            self.observers[id] = Observer(id, column, function, backfill, isolation, version, manner, writes=written)
+            self.observers[id] = Observer(
+                *(id, column, function, backfill, isolation, version, manner), writes=written, limits=limits
+            )
             return function
 
         return register

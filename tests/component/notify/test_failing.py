@@ -355,8 +355,8 @@ async def test_without_row_locks_each_run_of_a_row_counts(web: Web) -> None:  # 
         for may in (True, True, False):
             assert worker.claimable(table, row, ack, due) == may
             assert worker.begin_row(table, row, [ack])
-        assert [worker.end_row(failing=True) for _ in range(3)] == [True, True, False]
-        assert not worker.end_row(failing=False)
+        assert [worker.end_row([ack], failing=True) for _ in range(3)] == [True, True, False]
+        assert not worker.end_row([ack], failing=False)
         assert worker.claimable(table, row, ack, due)
 
 

@@ -1,0 +1,62 @@
+"""Places for runs: how many rows a worker takes at a time, and for which observers.
+
+N13 A slow observer with many changes leaves room for others: it takes another place only if at least a third as many
+    places as it has would still be free. (The places of quick observers are soon free.) So with one slow observer, a
+    quarter of the places is free, and with n of them, one in 3n + 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from perco.protocol.records import observer_of
+from perco.schema.schema import Limits
+
+_SHARE: Final = 3  # places that a slow observer may have for each one that is free
+_SLOW_S: Final = 0.2  # an observer whose runs take longer is slow, and so is one of which none has ended yet
+_INERTIA: Final = 0.8
+
+
+class Room:
+    """The places of a worker.
+
+    Attributes: `crowded`: an observer got no place since a place was released; its rows have been passed.
+    """
+
+    crowded: bool
+
+    def __init__(self, places: int) -> None:
+        self.crowded = False
+        self._places = places
+        self._taken = 0
+        self._held: Counter[int] = Counter()  # by observer
+        self._pace: dict[int, float] = {}  # by observer: how long a run takes, of late
+
+    def has(self, number: int, limits: Limits, *, alone: bool) -> bool:
+        """Whether an observer may take another place. `alone`: there are no other observers."""
+        held = self._held[number]
+        left = self._places - self._taken - 1
+        slow = self._pace.get(number, _SLOW_S) >= _SLOW_S
+        room = alone or not slow or not held or held < _SHARE * left
+        if limits.concurrency and held >= limits.concurrency:
+            room = False
+        self.crowded = self.crowded or not room
+        return room
+
+    def take(self, acks: Iterable[int]) -> None:
+        """Take a place for a row on which these observers will run."""
+        self._taken += 1
+        self._held.update(map(observer_of, acks))
+
+    def release(self, acks: Iterable[int]) -> bool:
+        """Returns whether an observer had got no place: its rows can be looked at again."""
+        self._taken -= 1
+        self._held.subtract(map(observer_of, acks))
+        crowded, self.crowded = self.crowded, False
+        return crowded
+
+    def ran(self, number: int, seconds: float) -> None:
+        """Note how long a run has taken."""
+        self._pace[number] = seconds + _INERTIA * (self._pace.get(number, seconds) - seconds)
