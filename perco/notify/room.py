@@ -1,8 +1,8 @@
 """Places for runs: how many rows a worker takes at a time, and for which observers.
 
-N13 A slow observer with many changes leaves room for others: it takes another place only if at least a third as many
-    places as it has would still be free. (The places of quick observers are soon free.) So with one slow observer, a
-    quarter of the places is free, and with n of them, one in 3n + 1.
+N13 A slow observer with many changes leaves room for others of its priority, and of higher ones: it takes another place
+    only if at least a third as many places as it has would still be free. (The places of quick observers are soon
+    free.) So with one slow observer, a quarter of the places is free, and with n of them, one in 3n + 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Room:
         self._pace: dict[int, float] = {}  # by observer: how long a run takes, of late
 
     def has(self, number: int, limits: Limits, *, alone: bool) -> bool:
-        """Whether an observer may take another place. `alone`: there are no other observers."""
+        """Whether an observer may take another place. `alone`: no other observer has its priority, or a
+        higher one."""
         held = self._held[number]
         left = self._places - self._taken - 1
         slow = self._pace.get(number, _SLOW_S) >= _SLOW_S

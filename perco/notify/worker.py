@@ -175,6 +175,7 @@ class Worker:
         self._binds = -1  # `binds` of the catalogue with which `observers` was compared
         self.delays: dict[int, Delays] = {}  # of those observers that have one
         self.levels: list[frozenset[int]] = []  # sets of observers of the same priority, the highest priority first
+        self._alone: frozenset[int] = frozenset()  # the observer of the highest priority, if it is one (N13)
         self.elsewhere: Elsewhere | None = None  # set if other processes run observers, too
         self.renew()
         oracle, now = engine.oracle, trio.current_time()
@@ -230,6 +231,8 @@ class Worker:
         for number, observer in self.observers.items():
             by_priority.setdefault(observer.manner.priority, set()).add(number)
         self.levels = [frozenset(by_priority[priority]) for priority in sorted(by_priority, reverse=True)]
+        highest = self.levels[0] if self.levels else frozenset()
+        self._alone = highest if len(highest) == 1 else frozenset()
 
     def wake_up(self) -> None:
         """Have a scanner look for work: a scanner that sleeps or, if none does, the next one to end its tour (N8)."""
@@ -295,7 +298,7 @@ class Worker:
         """Whether this worker may run the observer on the row now (N6, N10, N13)."""
         number = observer_of(ack)
         observer = self.observers.get(number)
-        if observer is None or not self.room.has(number, observer.limits, alone=len(self.observers) < 2):
+        if observer is None or not self.room.has(number, observer.limits, alone=number in self._alone):
             return False
         if not self.backoff.rows:
             return True

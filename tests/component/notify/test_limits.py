@@ -96,6 +96,14 @@ async def test_a_program_with_one_observer_uses_all_places(web: Web) -> None:  #
     assert (slow.most, slow.done) == (64, 200)
 
 
+async def test_it_leaves_no_room_for_lower_priorities(web: Web) -> None:  # N13
+    slow, low = Slow(web, priority=1), Slow(web, "low", web.note)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        await load(db, 200, slow, low)
+        await settle(db)
+    assert (slow.most, low.most, slow.done, low.done) == (64, 48, 200, 200)
+
+
 @pytest.mark.parametrize(("places", "most"), [(1, 1), (2, 1), (3, 2), (4, 3), (8, 6)])
 async def test_few_places(web: Web, places: int, most: int) -> None:  # N13
     slow, fast = Slow(web), Fast(web)
