@@ -182,6 +182,8 @@ def _new_file(file: str, *, replace: bool) -> Iterator[Path | None]:
     try:
         yield made
         made.replace(path)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror or error}") from error
     finally:
         with suppress(FileNotFoundError):
             made.unlink()

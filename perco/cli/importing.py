@@ -86,6 +86,8 @@ async def _in_transactions(
     """Some rows in each transaction. Each row is written once or not at all; the same import again writes the same."""
     done = 0
     send, receive = trio.open_memory_channel[list[_Row]](0)
+    writing: set[Any] = set()  # keys; a later row with one of them waits, so the last row of a key wins
+    written = trio.lowlevel.ParkingLot()
 
     def group() -> list[_Row]:
         return [row for _, row in zip(range(options.group), rows, strict=False)]
@@ -95,6 +97,8 @@ async def _in_transactions(
         async for some in receive:
             await db.run(_write, some, delete=options.delete)
             done += len(some)
+            writing.difference_update(row.key for row in some)
+            written.unpark_all()
             tell(done)
 
     try:
@@ -102,6 +106,10 @@ async def _in_transactions(
             for _ in range(_IN_FLIGHT):
                 nursery.start_soon(write)
             while some := await trio.to_thread.run_sync(group):
+                keys = {row.key for row in some}
+                while not writing.isdisjoint(keys):
+                    await written.park()
+                writing |= keys
                 await send.send(some)
     except* UsageError as errors:
         raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_of
 import sys
+from collections.abc import Collection
 from datetime import date
 from decimal import Decimal
 from typing import Annotated, Any
@@ -36,7 +37,7 @@ async def sql(store: str, query: str, when: When, *, json: bool) -> int:
             return trio.from_thread.run_sync(lambda: snap.scan(tables[name]).to_arrow())
 
         def run() -> None:
-            for name in _tables_of(connection, query) & tables.keys():
+            for name in _chosen(_tables_of(connection, query), tables):
                 connection.register(_ROWS_OF, reader(name))
                 connection.execute(f"create temp table {_quoted(name)} as select * from {_quoted(_ROWS_OF)}")
                 connection.unregister(_ROWS_OF)
@@ -55,6 +56,17 @@ async def sql(store: str, query: str, when: When, *, json: bool) -> int:
         except duckdb.Error as error:
             raise UsageError(str(error)) from error
     return FINE
+
+
+def _chosen(named: set[str], tables: Collection[str]) -> set[str]:
+    """The tables that a query names. DuckDB ignores case. Raises: UsageError if two tables differ only in that."""
+    found = set()
+    for name in named:
+        alike = [each for each in tables if each.lower() == name.lower()]
+        if len(alike) > 1:
+            raise UsageError(f"DuckDB does not tell the tables {' and '.join(alike)} apart: it ignores case")
+        found.update(alike)
+    return found
 
 
 def _tables_of(connection: Any, query: str) -> set[str]:

@@ -194,6 +194,22 @@ async def test_a_column_that_does_not_fit_is_told(store: Path, tmp_path: Path, c
     assert why in done.err
 
 
+async def test_the_last_row_of_a_key_wins(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    lines = [{"key": f"n{n % 3}", "values": {"size": n}} for n in range(100)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for group in ("1", "7", "100"):
+        assert (await run("import", store, "docs", file, "--group", group)).code == 0
+        scanned = await run("scan", store, "docs", "--prefix", "n", "--columns", "size", "--json")
+        found = {line["key"]: line["values"]["size"] for line in map(json.loads, scanned.out.splitlines())}
+        assert found == {"n0": 99, "n1": 97, "n2": 98}
+
+
+async def test_a_file_that_cannot_be_written(store: Path, tmp_path: Path) -> None:
+    done = await run("export", store, "docs", tmp_path / "none" / "x.parquet")
+    assert (done.code, "x.parquet cannot be written: No such file" in done.err) == (2, True), done.err
+
+
 async def test_files_that_are_none(store: Path, tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"no parquet")
     (tmp_path / "x.jsonl").write_bytes(b"\xff\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import perco
 from tests.acceptance.cli.stores import make, owned, run
 
 
@@ -59,3 +60,14 @@ async def test_errors_say_what_is_wrong(store: Path) -> None:
         assert (done.code, done.out) == (2, ""), query
         assert why in done.err, done.err
     assert (await run("sql", store, "select 1 where false")).out == "1\n"
+
+
+async def test_names_in_another_case(tmp_path: Path) -> None:
+    tables = [perco.Table(name, key=perco.TEXT) for name in ("Docs", "other", "OTHER")]
+    columns = [table.column("n", perco.INT64) for table in tables]
+    async with perco.open(tmp_path / "s", perco.Schema(*tables)) as db, db.transaction() as txn:
+        for column in columns:
+            txn.set(column, "a", 1)
+    assert (await run("sql", tmp_path / "s", "select n from dOCS")).out == "n\n1\n"
+    refused = await run("sql", tmp_path / "s", "select n from other")
+    assert (refused.code, "does not tell the tables" in refused.err) == (2, True)
