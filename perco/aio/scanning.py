@@ -78,8 +78,10 @@ class Batches(AsyncOnly):
     async def _next(self) -> RecordBatch | None:
         while True:
             batch = self._of.take()
-            if batch is not None or self._of.ended:
+            if batch is not None:
                 return batch
+            if self._of.ended:
+                return None
             await self._fetch(self._of)
 
     def _in_threads(self) -> Iterator[RecordBatch]:

@@ -105,7 +105,7 @@ async def _in_transactions(
         async with trio.open_nursery() as nursery, send:
             for _ in range(_IN_FLIGHT):
                 nursery.start_soon(write)
-            while some := await trio.to_thread.run_sync(group):
+            while some := await trio.to_thread.run_sync(group, abandon_on_cancel=True):
                 keys = {row.key for row in some}
                 while not writing.isdisjoint(keys):
                     await written.park()
@@ -181,11 +181,8 @@ def _lines(file: str, table: perco.Table[Any], options: ImportOptions) -> Iterat
 
 @contextmanager
 def _text(file: str) -> Iterator[TextIO]:
-    if file == STDIO:
-        yield sys.stdin
-        return
     try:
-        opened = open(file, encoding="utf-8")  # noqa: SIM115 - closed below
+        opened = sys.stdin if file == STDIO else open(file, encoding="utf-8")  # noqa: SIM115 - closed below
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from None
     with opened:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_of
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import date
 from decimal import Decimal
 from typing import Annotated, Any
@@ -30,6 +30,7 @@ async def sql(store: str, query: str, when: When, *, json: bool) -> int:
     except ModuleNotFoundError as error:
         raise UsageError("perco sql needs duckdb: pip install 'perco[sql]'") from error
     connection = duckdb.connect()
+    connection.execute("set python_enable_replacements = false")  # a table is never a variable of this program
     async with snapshot(store, when) as (db, snap):
         tables = {name: table for name, table in db.schema.tables.items() if table.columns}
 
@@ -38,7 +39,9 @@ async def sql(store: str, query: str, when: When, *, json: bool) -> int:
 
         def run() -> None:
             for name in _chosen(_tables_of(connection, query), tables):
-                connection.register(_ROWS_OF, reader(name))
+                rows = reader(name)
+                _must_differ(name, rows.schema.names)
+                connection.register(_ROWS_OF, rows)
                 connection.execute(f"create temp table {_quoted(name)} as select * from {_quoted(_ROWS_OF)}")
                 connection.unregister(_ROWS_OF)
             result = connection.execute(query)
@@ -69,6 +72,25 @@ def _chosen(named: set[str], tables: Collection[str]) -> set[str]:
     return found
 
 
+def _must_differ(table: str, columns: Sequence[str]) -> None:
+    """Raises: UsageError if DuckDB, which ignores case, would confuse two columns."""
+    lower = [name.lower() for name in columns]
+    if twice := next((name for name in columns if lower.count(name.lower()) > 1), None):
+        raise UsageError(f"DuckDB ignores case: table {table!r} has several columns {twice!r}")
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """The names of a result's columns, of which several may have one name: the later ones get a number."""
+    found: list[str] = []
+    for name in names:
+        other, n = name, 0
+        while other in found:
+            n += 1
+            other = f"{name}_{n}"
+        found.append(other)
+    return found
+
+
 def _tables_of(connection: Any, query: str) -> set[str]:
     """The names of tables in a query. Raises: UsageError if it is no query."""
     [[text]] = connection.execute("select json_serialize_sql(?)", [query]).fetchall()
@@ -92,7 +114,7 @@ def _tables_of(connection: Any, query: str) -> set[str]:
 
 def _show(rows: Any, *, json: bool) -> None:
     """Print batches of rows: as a table, as lines with tabs in a pipe, or as a line of JSON for each row."""
-    names = rows.schema.names
+    names = _unique(rows.schema.names)
     numbers = [field.name for field in rows.schema if _is_number(field.type)]
     table = Columns(names, numbers=numbers) if sys.stdout.isatty() else None
     if not json and table is None:

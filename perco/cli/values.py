@@ -227,6 +227,8 @@ def from_plain(codec: Codec[Any], value: Any) -> Any:
 
 def _from_plain(codec: Codec[Any], value: Any) -> Any:
     if isinstance(codec, TupleCodec):
+        if not isinstance(value, list):
+            raise TypeError("expected an array")
         return tuple(_from_plain(part, item) for part, item in zip(codec.parts, value, strict=True))
     if codec.name == "json":
         return value
@@ -235,7 +237,7 @@ def _from_plain(codec: Codec[Any], value: Any) -> Any:
     if codec.name == "float64" and isinstance(value, int):
         return float(value)
     if isinstance(codec, DecimalCodec):
-        return Decimal(value) if isinstance(value, str | int) else value
+        return Decimal(value) if isinstance(value, str | int) and not isinstance(value, bool) else value
     if codec.name in ("date", "timestamp") and isinstance(value, str):
         return _PARSERS[codec.name](value)
     return _unplain(value) if isinstance(value, dict) else value

@@ -68,9 +68,9 @@ class Backoff:
             del self._failed[next(iter(self._failed))]
         heapq.heappush(self._due, until)
 
-    def later(self, key: _Key, until: float) -> None:
-        """Let a run wait until a given time, without counting a failure."""
-        self._note(key, self.attempts(key), until)
+    def later(self, key: _Key, now: float, after_s: float) -> None:
+        """Let a run wait, without counting a failure; for as long as after a first failure at least."""
+        self._note(key, self.attempts(key), now + max(after_s, self._options.first_s))
 
     def succeeded(self, key: _Key) -> None:
         self._failed.pop(key, None)

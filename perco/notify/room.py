@@ -32,19 +32,24 @@ class Room:
         self._places = places
         self._taken = 0
         self._held: Counter[int] = Counter()  # by observer
+        self._began: dict[int, dict[int, float]] = {}  # by observer: when the runs in flight began, the oldest first
         self._pace: dict[int, float] = {}  # by observer: how long a run takes, of late
 
-    def has(self, number: int, limits: Limits, *, alone: bool) -> bool:
+    def has(self, number: int, limits: Limits, now: float, *, alone: bool) -> bool:
         """Whether an observer may take another place. `alone`: no other observer has its priority, or a
         higher one."""
         held = self._held[number]
         left = self._places - self._taken - 1
-        slow = self._pace.get(number, _SLOW_S) >= _SLOW_S
+        slow = self._pace.get(number, _SLOW_S) >= _SLOW_S or now - self._oldest(number, now) >= _SLOW_S
         room = alone or not slow or not held or held < _SHARE * left
         if limits.concurrency and held >= limits.concurrency:
             room = False
         self.crowded = self.crowded or not room
         return room
+
+    def _oldest(self, number: int, now: float) -> float:
+        """When the oldest run of an observer began that is still in flight."""
+        return next(iter(self._began.get(number, {}).values()), now)
 
     def take(self, acks: Iterable[int]) -> None:
         """Take a place for a row on which these observers will run."""
@@ -58,6 +63,11 @@ class Room:
         crowded, self.crowded = self.crowded, False
         return crowded
 
-    def ran(self, number: int, seconds: float) -> None:
-        """Note how long a run has taken."""
+    def runs(self, number: int, run: int, now: float) -> None:
+        """Note the beginning of a run."""
+        self._began.setdefault(number, {})[run] = now
+
+    def ran(self, number: int, run: int, now: float) -> None:
+        """Note the end of a run."""
+        seconds = now - self._began[number].pop(run)
         self._pace[number] = seconds + _INERTIA * (self._pace.get(number, seconds) - seconds)

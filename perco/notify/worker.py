@@ -151,7 +151,7 @@ async def _in_time(observer: Observer, txn: Transaction, change: Change[Any, Any
     """Call the function of an observer with a timeout. Raises: TimeoutError; what the function raises."""
     with trio.move_on_after(observer.limits.timeout_s) as scope:
         await observer.function(txn, change)
-    if scope.cancelled_caught:
+    if scope.cancelled_caught or (scope.cancel_called and txn.outcome == "open"):  # a thread cannot be stopped
         raise TimeoutError(f"observer {observer.id!r} was cancelled after timeout_s={observer.limits.timeout_s:g}")
 
 
@@ -258,7 +258,10 @@ class Worker:
             await trio.lowlevel.checkpoint()
             return
         if self.elsewhere is not None:
-            self.elsewhere.sleeps()
+            if self.room.crowded:
+                self.elsewhere.full()  # another process may have room
+            else:
+                self.elsewhere.sleeps()
         with trio.move_on_at(float("inf") if until is None else until):
             await self._asleep.park()
 
@@ -298,7 +301,7 @@ class Worker:
         """Whether this worker may run the observer on the row now (N6, N10, N13)."""
         number = observer_of(ack)
         observer = self.observers.get(number)
-        if observer is None or not self.room.has(number, observer.limits, alone=number in self._alone):
+        if observer is None or not self.room.has(number, observer.limits, now, alone=number in self._alone):
             return False
         if not self.backoff.rows:
             return True
@@ -418,7 +421,8 @@ class Worker:
             self._failed(observer, counters, key, error.again(), seen_ts)
         except Retry as asked:
             counters.later += 1
-            self.backoff.later(key, trio.current_time() + asked.after_s)
+            self.damaged.pop(key, None)
+            self.backoff.later(key, trio.current_time(), asked.after_s)
             log.info("observer %s on %s: %s", observer.id, self._where(table, row), asked)
         except ObserverFailedError as failed:
             wrong = awaits_asyncio(self.engine, observer, failed.error)
@@ -519,6 +523,7 @@ class Worker:
         if self._watches:
             self._show_root(number, verdict.root)
         began = trio.current_time()
+        self.room.runs(number, start_ts, began)
         try:
             try:
                 change = _change(observer, row, seen, attempt, verdict)
@@ -532,13 +537,13 @@ class Worker:
             except Exception as error:  # an error of the user's code, not of perco (N6)
                 asked = asked_by(error)
                 if isinstance(asked, Retry):
-                    raise asked from error
+                    raise asked from None
                 raise ObserverFailedError(asked or error, start_ts, verdict) from error
             counters.seconds += trio.current_time() - began
             if txn.outcome == "open":
                 await self._commit(txn, table, row, ack, verdict)
         finally:
-            self.room.ran(number, trio.current_time() - began)
+            self.room.ran(number, start_ts, trio.current_time())
             del self._roots[start_ts]
             if not self._roots:
                 engine.driver.quiet()

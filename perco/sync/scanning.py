@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -64,11 +65,16 @@ class Batches(BlockingOnly):
     def __init__(self, of: Any, settle: Callable[[], None], fetch: Callable[[Any], None]) -> None:
         self._of, self._settle, self._fetch = of, settle, fetch
         self.schema: Schema = of.schema
+        self._lock = threading.Lock()
 
     def __iter__(self) -> Batches:
         return self
 
     def __next__(self) -> RecordBatch:
+        with self._lock:
+            return self._next()
+
+    def _next(self) -> RecordBatch:
         while True:
             batch = self._of.take()
             if batch is not None:

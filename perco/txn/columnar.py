@@ -169,6 +169,8 @@ class Rows(Protocol):
     _reverse: bool
     _rows: list[bytes]
     _at: int
+    _last: bytes | None
+    _span: tuple[bytes, bytes | None]
 
     @property
     def ended(self) -> bool: ...
@@ -200,12 +202,18 @@ class Batches(AsyncOnly):
         self._low: bytes | None = b""
         self._high: bytes | None = scan._high
         self._ready: pa.RecordBatch | None = None
-        if scan._left is not None or scan._reverse:
-            self._scan, self._low = scan, None
-        elif scan._at < len(scan._rows):
-            self._low = scan._rows[scan._at]
+        self._busy = trio.Lock()
+        snap = self._snap
+        if scan._left is not None or scan._reverse or snap._writes or snap._reads is not None:
+            self._scan, self._low = scan, None  # T14: it goes on with the range that it has begun
+        elif scan._last is not None:
+            self._low = scan._last + b"\0"
+        elif not scan._rows or scan._at < len(scan._rows):  # no row of its page has been taken
+            self._low = scan._span[0]
         else:
             self._low = None if scan.ended else scan._low
+        if self._low is not None and self._high is not None and self._low >= self._high:
+            self._low = None
 
     def __aiter__(self) -> Batches:
         return self
@@ -219,14 +227,16 @@ class Batches(AsyncOnly):
     async def _next(self) -> pa.RecordBatch | None:
         while True:
             batch = self.take()
-            if batch is not None or self.ended:
+            if batch is not None:
                 return batch
+            if self.ended:
+                return None
             await self.fetch()
 
     @property
     def ended(self) -> bool:
-        """Whether no further batch is to be fetched."""
-        return self._low is None and self._scan is None
+        """Whether no further batch is to be fetched, or taken."""
+        return self._low is None and self._scan is None and self._ready is None
 
     def take(self) -> pa.RecordBatch | None:
         """The batch that has been fetched; None: fetch another one."""
@@ -234,8 +244,12 @@ class Batches(AsyncOnly):
         return batch
 
     async def fetch(self) -> None:
-        """Fetch the next batch, if there is one."""
-        while not self.ended and self._ready is None:
+        """Fetch the next batch, if there is one, and none has been fetched that is still to be taken."""
+        async with self._busy:
+            await self._fetch()
+
+    async def _fetch(self) -> None:
+        while self._ready is None and not self.ended:
             if not self._snap._open:
                 raise self._snap._closed()
             batch = await (self._page() if self._scan is None else self._from(self._scan))

@@ -184,6 +184,9 @@ async def test_a_line_that_cannot_be_read_is_told_and_the_others_stay(
         ({"key": ["c"], "size": ["seven"]}, "column 'size' of string does not fit int64"),
         ({"key": ["c"], "bytes_": [b""]}, "has no column 'bytes_'"),
         ({"key": [None], "size": [1]}, "row 1: a key cannot be null"),
+        ({"key": ["c"], "size": [1.0]}, "column 'size' of double does not fit int64: convert it first"),
+        ({"key": ["c"], "title": [7]}, "column 'title' of int64 does not fit text"),
+        ({"key": ["c"], "rank": pa.array([Decimal("0.1")])}, "does not fit float64"),
     ],
 )
 async def test_a_column_that_does_not_fit_is_told(store: Path, tmp_path: Path, column: Any, why: str) -> None:

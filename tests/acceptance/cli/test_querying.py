@@ -62,6 +62,11 @@ async def test_errors_say_what_is_wrong(store: Path) -> None:
     assert (await run("sql", store, "select 1 where false")).out == "1\n"
 
 
+async def test_columns_of_one_name_are_all_there(store: Path) -> None:
+    done = await run("sql", store, "select a.key, b.key from docs a join docs b on a.key < b.key", "--json")
+    assert json.loads(done.out) == {"key": "a", "key_1": "x"}
+
+
 async def test_names_in_another_case(tmp_path: Path) -> None:
     tables = [perco.Table(name, key=perco.TEXT) for name in ("Docs", "other", "OTHER")]
     columns = [table.column("n", perco.INT64) for table in tables]

@@ -149,6 +149,34 @@ async def test_a_run_that_takes_too_long_is_cancelled_and_has_failed(web: Web) -
     assert len(began) == 4
 
 
+async def test_an_observer_that_becomes_slow_leaves_room(web: Web) -> None:  # N13
+    """Its runs have been quick, and now its service hangs."""
+    hangs, running = False, 0
+
+    @web.observe(web.body, id="calls")
+    async def calls(txn: Txn, change: Change) -> None:
+        nonlocal running
+        running += 1
+        await trio.sleep(100.0 if hangs else 0.01)
+        running -= 1
+
+    fast = Fast(web)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        for key in "abc":
+            await put(db, web.body, key, "quick")
+        await settle(db)
+        hangs = True
+        for n in range(60):
+            await put(db, web.body, f"hangs {n}", "slow")
+            await trio.sleep(0.02)
+        assert running == 48
+        began = trio.current_time()
+        await put(db, web.size, "fast", 1)
+        await until(lambda: "fast" in fast.at)
+        assert fast.at["fast"] - began < 0.1
+        await settle(db)
+
+
 @pytest.mark.parametrize("in_nursery", [False, True])
 async def test_an_observer_asks_to_be_run_later(web: Web, caplog: pytest.LogCaptureFixture, in_nursery: bool) -> None:
     """It has not failed, however often it asks, and nothing of these runs stays."""

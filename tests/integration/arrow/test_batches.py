@@ -183,6 +183,60 @@ async def test_a_serializable_transaction_is_refused_if_its_batches_have_changed
             await txn.commit()
 
 
+def test_blocking_transactions_that_met_no_rows_are_refused_if_there_are_some(tmp_path: Path) -> None:  # T14
+    """A blocking scan has fetched its first page before it becomes batches."""
+    with perco.sync.open(tmp_path, SCHEMA, options=OPTIONS) as db:
+        one, other = (db.begin(isolation="serializable") for _ in range(2))
+        for txn, key in (one, "k1"), (other, "k2"):
+            assert list(txn.scan(KEYS["text"], columns=[NUMBERS]).to_batches()) == []
+            txn.set(NUMBERS, key, 1)
+        one.commit()
+        with pytest.raises(ReadConflict):
+            other.commit()
+
+
+@pytest.mark.parametrize("before", [False, True])
+async def test_own_writes_about_the_rows_that_a_scan_has_taken(tmp_path: Path, before: bool) -> None:
+    """Writes before and after those rows, before and after the scan becomes batches."""
+    async with perco.open(tmp_path, SCHEMA, options=OPTIONS) as db:
+        async with db.transaction() as txn:
+            for key in "dhm":
+                txn.set(NUMBERS, key, 1)
+        async with db.transaction() as txn:
+            scan = txn.scan(KEYS["text"], columns=[NUMBERS])
+            assert (await anext(scan)).key == "d"
+            if before:
+                txn.set(NUMBERS, "a", 1)
+                txn.set(NUMBERS, "e", 1)
+            batches = scan.to_batches()
+            txn.set(NUMBERS, "f", 1)
+            txn.set(NUMBERS, "z", 1)
+            found = [row["key"] async for batch in batches for row in batch.to_pylist()]
+            assert found == ["e"] * before + ["f", "h", "m", "z"]
+            txn.discard()
+
+
+def test_several_threads_share_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch, 100)
+    with perco.sync.open(tmp_path, SCHEMA, options=OPTIONS) as db:
+        with db.transaction() as txn:
+            for n in range(3000):
+                txn.set(NUMBERS, f"k{n:04}", n)
+        with db.snapshot() as snap:
+            batches = snap.scan(KEYS["text"], columns=[NUMBERS]).to_batches()
+            found: list[int] = []
+
+            def read() -> None:
+                found.extend(row["int64"] for batch in batches for row in batch.to_pylist())
+
+            threads = [threading.Thread(target=read) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert sorted(found) == list(range(3000))
+
+
 async def test_commits_in_progress_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # C4
     """A snapshot above the timestamp of a commit that the disk has not taken yet."""
     writes, go_on, told = threading.Event(), threading.Event(), trio.Event()
