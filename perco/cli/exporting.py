@@ -68,7 +68,7 @@ async def export(
         here = table_named(db, table)
         columns = columns_of(here, chosen.columns)
         scan = scan_of(snap, here, columns, chosen)
-        with _progress(table) as tell, _new_file(file, replace=replace) as path:
+        with counting_rows(table) as tell, _new_file(file, replace=replace) as path:
             pieces = _lines(scan, here, columns) if kind == "jsonl" else _tables(scan)
             writer: _Writer | None = None
             try:
@@ -190,7 +190,8 @@ def _new_file(file: str, *, replace: bool) -> Iterator[Path | None]:
 
 
 @contextmanager
-def _progress(table: str) -> Iterator[Callable[[int], None]]:
+def counting_rows(table: str) -> Iterator[Callable[[int], None]]:
+    """Show the number of rows, on a terminal; the block gets the function to call with it."""
     if not sys.stderr.isatty():
         yield lambda rows: None
         return

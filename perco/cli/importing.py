@@ -11,11 +11,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TextIO
 
 import trio
-from rich.console import Console
-from rich.progress import Progress as Bar, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import perco
-from perco.cli.exporting import STDIO, format_of
+from perco.cli.exporting import STDIO, counting_rows, format_of
 from perco.cli.looks import observed_by
 from perco.cli.reading import column_named, table_named
 from perco.cli.screen import FINE, counted, show_json
@@ -61,7 +59,7 @@ async def import_(store: str, table: str, file: str, options: ImportOptions, kin
     async with perco.open(store, schema) as db:
         here = table_named(db, table)
         read = _lines if kind == "jsonl" else partial(_arrow, kind)
-        with _progress(table) as tell:
+        with counting_rows(table) as tell:
             rows = read(file, here, options)
             if options.bulk:
                 count = await _in_bulk(db, here, rows, tell)
@@ -221,14 +219,3 @@ def _arrow(kind: str, file: str, table: perco.Table[Any], options: ImportOptions
             found = {column: each[n] for column, each in zip(columns, values, strict=True)}
             yield _Row(place, key if isinstance(codec, TupleCodec) else key[0], found)
         first += batch.num_rows
-
-
-@contextmanager
-def _progress(table: str) -> Iterator[Callable[[int], None]]:
-    if not sys.stderr.isatty():
-        yield lambda rows: None
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(table, total=None)
-        yield lambda rows: bar.update(task, description=f"{table}: {rows:,} rows")

@@ -36,8 +36,7 @@ class Room:
         self._pace: dict[int, float] = {}  # by observer: how long a run takes, of late
 
     def has(self, number: int, limits: Limits, now: float, *, alone: bool) -> bool:
-        """Whether an observer may take another place. `alone`: no other observer has its priority, or a
-        higher one."""
+        """Whether an observer may take another place. `alone`: no other observer has its priority, or a higher one."""
         held = self._held[number]
         left = self._places - self._taken - 1
         slow = self._pace.get(number, _SLOW_S) >= _SLOW_S or now - self._oldest(number, now) >= _SLOW_S

@@ -315,7 +315,7 @@ def _manner(id: str, delay_s: float, max_delay_s: float | None, priority: int) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What an observer may take of a worker.
+    """The limits of an observer in a worker.
 
     Attributes:
         concurrency: runs in flight in one worker; 0: no limit of its own.

@@ -32,7 +32,6 @@ import trio
 
 import perco
 from perco.arrow.columns import Columns
-from perco.arrow.fields import Field
 from perco.clock.pins import pins_in
 from perco.database.inside import inside
 from perco.errors import PercoError, PercoWarning
@@ -137,13 +136,7 @@ class Walk:
     ) -> None:
         """`rows`: reads a range row by row, for where the walk does not."""
         known = inside(db).known
-        by_name = {column.name: column for column in columns}
-        fields = []
-        for field in schema:
-            column = by_name.get(field.name) if field.name != key else None
-            codec, number = (table.key, 0) if column is None else (column.codec, known.bind(column).column)
-            type, make = types.arrow_type(codec, field.dataType), types.reading(codec, field.dataType)
-            fields.append(Field(field.name, type, codec, make, column, number, nullable=field.nullable))
+        fields = types.fields_of(table, columns, key, schema, lambda column: known.bind(column).column)
         self._db, self._table, self._ts, self._by_rows = db, table, ts, rows
         self._columns = Columns(table.key, fields, ts)
         self._cells = _CELLS_FIRST

@@ -555,14 +555,7 @@ class Batch(RowBatch):
     def __init__(
         self, table: perco.Table[Any], columns: list[perco.Column[Any, Any]], key: str, schema: StructType
     ) -> None:
-        by_name: dict[str, Any] = {column.name: column for column in columns}
-        fields = []
-        for field in schema:
-            column = by_name.get(field.name) if field.name != key else None
-            codec = table.key if column is None else column.codec
-            type, make = types.arrow_type(codec, field.dataType), types.reading(codec, field.dataType)
-            fields.append(Field(field.name, type, codec, make, column, nullable=field.nullable))
-        super().__init__(fields)
+        super().__init__(types.fields_of(table, columns, key, schema))
 
     def convert(self, field: Field, value: Any, key: Any) -> Any:
         try:

@@ -35,6 +35,7 @@ from pyspark.sql.types import (
 
 import perco
 from perco.arrow import types as arrow
+from perco.arrow.fields import Field
 from perco.arrow.types import TREES
 from perco.errors import SchemaMismatch, UsageError
 from perco.schema.codecs import DecimalCodec, TupleCodec
@@ -85,6 +86,25 @@ def schema_of(table: perco.Table[Any], key: str, columns: Sequence[perco.Column[
         )
     fields = [StructField(key, spark_type(table.key), nullable=False)]
     return StructType([*fields, *(StructField(column.name, spark_type(column.codec)) for column in columns)])
+
+
+def fields_of(
+    table: perco.Table[Any],
+    columns: Sequence[perco.Column[Any, Any]],
+    key: str,
+    schema: StructType,
+    number: Callable[[perco.Column[Any, Any]], int] = lambda column: 0,
+) -> list[Field]:
+    """The columns of a frame's batches. `number`: gives the number of a column in the store, for those who need it."""
+    by_name = {column.name: column for column in columns}
+    fields = []
+    for field in schema:
+        column = by_name.get(field.name) if field.name != key else None
+        codec = table.key if column is None else column.codec
+        type, make = arrow_type(codec, field.dataType), reading(codec, field.dataType)
+        at = 0 if column is None else number(column)
+        fields.append(Field(field.name, type, codec, make, column, at, nullable=field.nullable))
+    return fields
 
 
 def is_parsed(codec: perco.Codec[Any], wanted: DataType) -> bool:

@@ -48,8 +48,7 @@ class Scan(BlockingOnly, Generic[K]):
 
     def to_arrow(self, *, key: str | Sequence[str] = "key", packed: bool = False) -> RecordBatchReader:
         """The remaining rows as a `pyarrow.RecordBatchReader`, for polars, pandas, DuckDB and others. Any thread may
-        read from it. `key`, `packed`: see
-        `to_batches`."""
+        read from it. `key`, `packed`: see `to_batches`."""
         batches = self.to_batches(key=key, packed=packed)
         return batches._of.reader_of(batches)
 

@@ -1,8 +1,8 @@
 """The rows of a scan as Arrow record batches.
 
 A scan of rows makes Python objects of each cell. Where the store has its cells in pages of files, in this process or in
-the owner, numpy makes columns of thousands of cells at once (`perco/arrow`). What that cannot do, a scan of rows does:
-rows with a lock in the way, damaged pages, stores without pages, a transaction's own writes, reverse and limited scans.
+the owner, numpy makes columns of thousands of cells at once (`perco/arrow`). A scan of rows does the rest: rows with a
+lock in the way, damaged pages, stores without pages, a transaction's own writes, reverse and limited scans.
 
 G5  The versions that a page needs are still kept after it has been read; the check is the snapshot's.
 T9  Rows with a lock in the way are read row by row: the lock's transaction is waited for, or settled.
@@ -13,7 +13,7 @@ C4  One-step commits that are in progress leave no locks: pages are read when th
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -39,15 +39,6 @@ _CELLS_BY_ROW: Final = 500  # in a page that is read row by row
 _BATCH_BYTES: Final = 8 << 20  # long values in a batch, unless one row has more
 _LONG_AT_ONCE: Final = 1_000  # values of data groups
 _ROWS_AFTER_FAILURE: Final = 10_000  # to read row by row before pages are tried again
-
-
-class Paging(Protocol):
-    """A store whose pages another process sends."""
-
-    async def leaves(self, table: str, start: bytes, stop: bytes | None, ts: int, cells: int) -> Leaves | None:
-        """The leaves with the rows from `start` on, once all commits up to `ts` are in them (C4): see
-        `Prompt.find_leaves`."""
-        ...
 
 
 class NoPages(Exception):
@@ -78,7 +69,7 @@ class Pages:
         self.cells = min(cells or _CELLS_FIRST, self._most)
 
     async def page(self, low: bytes, high: bytes | None) -> Page:
-        """The next page of the range [`low`, `high`); None: up to the table's end. What it returns counts only after
+        """The next page of the range [`low`, `high`); None: up to the table's end. Use the page only after
         `still_kept`.
 
         Raises: NoPages; PercoError, PageDamaged, ValueError if it cannot be read in this way.
@@ -120,13 +111,13 @@ class Pages:
         for entry in driver.entered.within(self._table, low, high, self._columns.numbers, ts):
             await driver.past(entry)  # C4
         store = driver.reads
-        paging: Paging | None = getattr(store, "leaves", None) and store  # type: ignore[assignment]
+        ask: Callable[..., Awaitable[Leaves | None]] | None = getattr(store, "leaves", None)  # of another process
         found: Leaves | None = None
         if store.prompt is not None:
             await trio.lowlevel.checkpoint()
             found = store.prompt.find_leaves(self._table, low, high, self.cells)
-        elif paging is not None:
-            found = await paging.leaves(self._table, low, high, ts, self.cells)
+        elif ask is not None:
+            found = await ask(self._table, low, high, ts, self.cells)
         if found is None:
             raise NoPages
         return found
@@ -195,8 +186,8 @@ class Batches(AsyncOnly):
         fields = fields_of(scan._table, scan._columns, numbers, key, packed)
         self._rows = RowBatch(fields)
         self.schema = self._rows.schema
-        self._columns = Columns(scan._table.key, fields, self._snap.start_ts)
-        self._pages: Pages | None = Pages(self._snap, scan._table, self._columns)
+        columns = Columns(scan._table.key, fields, self._snap.start_ts)
+        self._pages: Pages | None = Pages(self._snap, scan._table, columns)
         self._scan: Rows | None = None  # reads row by row; what comes after it begins at `_low`
         self._last: Any = None  # the key of the row that was read last in this way
         self._low: bytes | None = b""
@@ -260,26 +251,25 @@ class Batches(AsyncOnly):
         """The next page; None: nothing has been read, but `_scan` may be set."""
         low, snap = self._low, self._snap
         assert low is not None
-        if self._pages is None or snap._writes or snap._reads is not None:
+        if self._pages is None or snap._writes:
             self._scan, self._low = self._of.between(low, self._high, None), None
             return None
+        page: Page | None = None
         try:
             page = await self._pages.page(low, self._high)
-            failure = None
         except NoPages:
             self._pages = None
             return None
-        except (PageDamaged, Corruption, ValueError, TabletSplit, Unavailable) as error:
-            page, failure = Page(None, None), error
+        except (PageDamaged, Corruption, ValueError, TabletSplit, Unavailable):
+            pass  # row by row, a while; if these rows cannot be read either, the scan says why
         await self._pages.still_kept()
-        if page.batch is not None:
-            self._low = page.next
-            return page.batch
-        if failure is None:
-            self._scan, self._low = self._of.between(low, page.next or self._high, None), page.next
-        else:  # row by row, a while; if these rows cannot be read either, the scan says why
+        if page is None:
             self._scan, self._low = self._of.between(low, self._high, _ROWS_AFTER_FAILURE), None
-        return None
+            return None
+        if page.batch is None:
+            self._scan = self._of.between(low, page.next or self._high, None)
+        self._low = page.next
+        return page.batch
 
     async def _from(self, scan: Rows) -> pa.RecordBatch | None:
         """A batch of the next rows of a scan."""

@@ -1,5 +1,4 @@
-"""What one observer may take: slow ones leave room, and limits of their own hold; runs that ask to be run later, and
-changes that an observer gives up."""
+"""Slow observers leave room, and limits of their own hold; runs ask to be run later, and observers give changes up."""
 
 from __future__ import annotations
 

@@ -63,6 +63,8 @@ async def _steps(db: Any) -> object:
         await db.backup("backups")
     async with db.snapshot() as snap:
         rows = [(row.key, row[words]) async for row in snap.scan(docs)]
+        batches = [batch async for batch in snap.scan(docs, columns=[words]).to_batches()]
+        assert [tuple(row.values()) for batch in batches for row in batch.to_pylist()] == rows
         return rows, await snap.get_many(body, ["a", "b"]), await snap.get(words, "b")
 
 
@@ -76,6 +78,8 @@ def blocking(url: str) -> object:
             db.backup("backups")
         with db.snapshot() as snap:
             rows = [(row.key, row[words]) for row in snap.scan(docs)]
+            table = snap.scan(docs, columns=[words]).to_arrow().read_all()
+            assert [tuple(row.values()) for row in table.to_pylist()] == rows
             return rows, snap.get_many(body, ["a", "b"]), snap.get(words, "b")
 
 
