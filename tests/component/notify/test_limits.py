@@ -14,6 +14,9 @@ import trio
 import perco
 from perco.errors import UsageError
 from perco.notify.failing import asked_by
+from perco.notify.room import Room
+from perco.protocol.records import ack_of
+from perco.schema.schema import Limits
 from tests.component.notify.kit import OPTIONS, Web, get, nothing_is_left, put, settle, until
 
 Txn = perco.Transaction
@@ -253,6 +256,19 @@ async def test_an_observer_gives_a_change_up(web: Web) -> None:
         await settle(db)
         assert await db.failed() == []
         assert await get(db, web.note, "a") == "mended"
+
+
+def test_a_place_that_is_released_says_whether_a_row_was_passed() -> None:  # N13: then a scanner looks again
+    room, limits = Room(4), Limits()
+    row = [ack_of(1, 7)]
+    for _ in range(3):
+        assert room.has(7, limits, 0.0, alone=False)
+        room.take(row)
+    assert not room.crowded
+    assert not room.has(7, limits, 0.0, alone=False)
+    assert room.crowded
+    assert [room.release(row) for _ in range(3)] == [True, False, False]
+    assert room.has(7, limits, 0.0, alone=False)
 
 
 def test_a_request_is_one_error_alone() -> None:

@@ -225,6 +225,22 @@ def test_several_threads_share_a_reader(tmp_path: Path, monkeypatch: pytest.Monk
         with db.snapshot() as snap:
             batches = snap.scan(KEYS["text"], columns=[NUMBERS]).to_batches()
             found: list[int] = []
+            entered: list[int] = []
+
+            class Noted:
+                """The lock, and which threads have had it: without it, two of them may take one batch."""
+
+                def __init__(self, of: threading.Lock) -> None:
+                    self._of = of
+
+                def __enter__(self) -> None:
+                    self._of.acquire()
+                    entered.append(threading.get_ident())
+
+                def __exit__(self, *_: object) -> None:
+                    self._of.release()
+
+            monkeypatch.setattr(batches, "_lock", Noted(batches._lock))
 
             def read() -> None:
                 found.extend(row["int64"] for batch in batches for row in batch.to_pylist())
@@ -235,6 +251,7 @@ def test_several_threads_share_a_reader(tmp_path: Path, monkeypatch: pytest.Monk
             for thread in threads:
                 thread.join()
     assert sorted(found) == list(range(3000))
+    assert len(set(entered)) == 4
 
 
 async def test_commits_in_progress_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # C4
