@@ -47,7 +47,7 @@ test-faults: .venv/.dev ## every fault at every step of the scenarios; processes
 	$(BIN)/pytest -q -n auto --dist worksteal --some $(SOME) $(FAULTS) $(SLOW)
 
 test-mutants: .venv/.dev ## each rule of the protocol broken, one at a time: the simulation has to find it
-	$(BIN)/pytest -q -n auto --dist worksteal --some $(SOME) tests/testing/test_mutants.py tests/testing/test_components.py
+	$(BIN)/pytest -q -n auto --dist worksteal -o faulthandler_timeout=900 --some $(SOME) tests/testing/test_mutants.py tests/testing/test_components.py
 
 EACH ?= 0
 test-everywhere: .venv/.dev ## scenarios and observers over clients (folder, TLS, tablet servers), and over a store of single rows only; EACH=2: each over 2 of the 4

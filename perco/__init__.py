@@ -43,8 +43,8 @@ from perco.history.vacuum import (
 from perco.notify.backfill import BackfillProgress as BackfillProgress
 from perco.notify.failures import FailedChange as FailedChange
 from perco.notify.observers import ObserverState as ObserverState
+from perco.notify.options import ObserverCounters as ObserverCounters, WorkerOptions as WorkerOptions
 from perco.notify.tracing import Traced as Traced
-from perco.notify.worker import ObserverCounters as ObserverCounters, WorkerOptions as WorkerOptions
 from perco.notify.workers import WorkerHandle as WorkerHandle
 from perco.protocol.reads import Isolation as Isolation
 from perco.protocol.retention import Keep as Keep, Removed as Removed
@@ -62,6 +62,7 @@ from perco.schema.codecs import (
     Codec as Codec,
     Tuple as Tuple,
 )
+from perco.schema.schedules import Due as Due
 from perco.schema.schema import (
     Change as Change,
     Column as Column,

@@ -9,7 +9,8 @@ from perco.database.options import Options as Options
 from perco.history.vacuum import VacuumOptions as VacuumOptions
 from perco.notify.backfill import BackfillOptions as BackfillOptions
 from perco.notify.backoff import BackoffOptions as BackoffOptions
-from perco.notify.worker import WorkerOptions as WorkerOptions
+from perco.notify.breakers import BreakerOptions as BreakerOptions
+from perco.notify.options import WorkerOptions as WorkerOptions
 from perco.postgresql.options import PostgresqlOptions as PostgresqlOptions
 from perco.protocol.retention import Keep as Keep
 from perco.rpc.channel import WireOptions as WireOptions

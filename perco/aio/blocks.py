@@ -12,8 +12,8 @@ from perco.aio.held import Snapshot, Transaction
 from perco.blocks import AsyncOnly
 from perco.errors import UsageError
 from perco.notify import workers
+from perco.notify.options import ObserverCounters
 from perco.notify.scanner import ScannerCounters
-from perco.notify.worker import ObserverCounters
 from perco.protocol.reads import Isolation
 
 T = TypeVar("T")

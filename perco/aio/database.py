@@ -25,8 +25,8 @@ from perco.notify.backfill import BackfillProgress
 from perco.notify.concerned import Freshness
 from perco.notify.failures import FailedChange
 from perco.notify.observers import ObserverState
+from perco.notify.options import WorkerOptions
 from perco.notify.tracing import Traced
-from perco.notify.worker import WorkerOptions
 from perco.protocol.reads import Isolation
 from perco.schema.schema import Column, Schema, Table
 from perco.tablets.compactor import Compacted

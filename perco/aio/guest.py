@@ -153,7 +153,7 @@ def portal_of(engine: Engine) -> Guests:
     if portal is None:
         raise UsageError(
             "it is made for asyncio (@perco.aio.observer), and the store was not opened with perco.aio.open: run it "
-            "inside `async with perco.aio.open(...) as db, db.worker():`"
+            "inside `async with perco.aio.open(...) as db, db.worker():`, or with `perco worker --asyncio`"
         )
     return portal
 

@@ -32,7 +32,6 @@ from perco.cli import (
     status as statuses,
     viewing,
     waiting,
-    working,
     writing,
 )
 from perco.cli.reading import Range, When
@@ -341,35 +340,6 @@ def serve(
         standby=standby,
         advertise=advertise,
     )
-
-
-@app.command()
-def worker(
-    schema: Annotated[str, typer.Argument(metavar="MODULE:SCHEMA", help="Where the observers are declared.")],
-    store: Annotated[
-        str, typer.Option("--store", metavar="STORE", help="The store's folder, or the address of a served one.")
-    ],
-    processes: Annotated[int, typer.Option(min=1, help="Number of processes; one that dies is started again.")] = 1,
-    concurrency: Annotated[int, typer.Option(min=1, help="Runs in flight, in each process.")] = 64,
-    scanners: Annotated[int, typer.Option(min=1, help="Tasks that look for work, in each process.")] = 4,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="Stop when no change is waiting.")] = False,
-    json: Json = False,
-) -> None:
-    """Run a program's observers, until SIGTERM or Ctrl-C.
-
-    MODULE is imported from the current folder; SCHEMA is the perco.Schema, or the perco.views.Views, in it. Several
-    workers may run on one store; only one of them at a time works on a row. If no process has the folder open, the
-    first worker becomes its owner, and the others are that worker's clients. With `perco serve`, the folder stays open
-    when a worker ends. For a store on PostgreSQL or Bigtable, workers are clients of `perco serve --direct`.
-
-    \b
-    Examples:
-      perco worker app:schema --store web/
-      perco worker app:schema --store web/ --processes 4 --concurrency 32
-      perco worker app:schema --store tcp://localhost:7420 --until-idle
-    """
-    options = perco.WorkerOptions(concurrency=concurrency, scanners=min(scanners, concurrency))
-    perform_alone(working.work, schema, store, processes=processes, options=options, until_idle=until_idle, json=json)
 
 
 @app.command()

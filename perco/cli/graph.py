@@ -18,7 +18,9 @@ Column = tuple[str, str]  # table, column
 
 
 def condition(state: perco.ObserverState) -> str:
-    """A remark on an observer that is paused or being backfilled; else empty."""
+    """A remark on an observer that is paused, tripped, or being backfilled; else empty."""
+    if state.tripped and not state.paused:
+        return f"tripped: {state.tripped}"
     return "paused" if state.paused else "" if state.ready else "being notified of existing data"
 
 

@@ -1,4 +1,4 @@
-"""The commands about observers: `failed`, `pause`, `resume`, `observers`, `trace`."""
+"""The commands about observers: `worker`, `failed`, `pause`, `resume`, `observers`, `trace`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from perco.cli import dropping, failing, observing, tracing
-from perco.cli.screen import perform
+import perco
+from perco.cli import dropping, failing, observing, tracing, working
+from perco.cli.screen import perform, perform_alone, perform_on_asyncio
 
 Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder, or the address of a served one.")]
 Observer = Annotated[str, typer.Argument(metavar="OBSERVER", help="An observer's id; perco observers lists them.")]
@@ -110,6 +111,52 @@ def _drop(
     perform(failing.drop, store, observer, key, everything=everything, json=json)
 
 
+def worker(
+    schema: Annotated[str, typer.Argument(metavar="MODULE:SCHEMA", help="Where the observers are declared.")],
+    store: Annotated[
+        str, typer.Option("--store", metavar="STORE", help="The store's folder, or the address of a served one.")
+    ],
+    processes: Annotated[int, typer.Option(min=1, help="Number of processes; one that dies is started again.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, help="Runs in flight, in each process.")] = 64,
+    scanners: Annotated[int, typer.Option(min=1, help="Tasks that look for work, in each process.")] = 4,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="OBSERVER", help="Run only this observer. May be repeated.")
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--except", metavar="OBSERVER", help="Leave this observer to other workers. May be repeated."),
+    ] = None,
+    on_asyncio: Annotated[
+        bool, typer.Option("--asyncio", help="Run on asyncio, for observers under @perco.aio.observer.")
+    ] = False,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="Stop when no change is waiting.")] = False,
+    json: Json = False,
+) -> None:
+    """Run a program's observers, until SIGTERM or Ctrl-C.
+
+    MODULE is imported from the current folder; SCHEMA is the perco.Schema, or the perco.views.Views, in it. Several
+    workers may run on one store; only one of them at a time works on a row. If no process has the folder open, the
+    first worker becomes its owner, and the others are that worker's clients. With `perco serve`, the folder stays open
+    when a worker ends. For a store on PostgreSQL or Bigtable, workers are clients of `perco serve --direct`.
+
+    With --only or --except, a worker runs a part of the observers, for example only those that need a GPU.
+
+    \b
+    Examples:
+      perco worker app:schema --store web/
+      perco worker app:schema --store web/ --processes 4 --concurrency 32
+      perco worker app:schema --store tcp://localhost:7420 --until-idle
+      perco worker app:schema --store tcp://localhost:7420 --only embed --concurrency 4
+      perco worker app:schema --store web/ --asyncio
+    """
+    options = perco.WorkerOptions(
+        concurrency=concurrency, scanners=min(scanners, concurrency), only=only or None, without=without or None
+    )
+    if on_asyncio and processes == 1:
+        perform_on_asyncio(working.work_on_asyncio, schema, store, options=options, until_idle=until_idle, json=json)
+    perform_alone(working.work, schema, store, processes=processes, options=options, until_idle=until_idle, json=json)
+
+
 def pause(store: Store, observer: Observer, json: Json = False) -> None:
     """Stop an observer until it is resumed.
 
@@ -187,6 +234,7 @@ def trace(
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the app."""
+    app.command()(worker)
     app.add_typer(failed, name="failed", short_help="Changes whose observer failed too often.")
     app.command()(observers)
     app.command()(trace)

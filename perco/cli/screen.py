@@ -8,13 +8,15 @@ On a terminal, tables have bold heads; elsewhere, they are plain aligned text.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import os
 import shutil
 import signal
 import sys
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, ParamSpec
 
@@ -49,16 +51,23 @@ def perform(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwar
 
 def perform_alone(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
     """Like `perform`, but for a command that handles SIGTERM and Ctrl-C itself."""
-    _perform(None, action, *args, **kwargs)
+    _perform(None, trio.run, functools.partial(action, *args, **kwargs))
+
+
+def perform_on_asyncio(action: Callable[P, Coroutine[Any, Any, int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
+    """Like `perform_alone`, but for a command that runs on asyncio."""
+    _perform(None, lambda run: asyncio.run(run()), functools.partial(action, *args, **kwargs))
 
 
 def perform_or(interrupted: str, action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
     """Like `perform`, with `interrupted` as the message after Ctrl-C."""
-    _perform(interrupted, action, *args, **kwargs)
+    _perform(interrupted, trio.run, functools.partial(action, *args, **kwargs))
 
 
 def _perform(
-    interrupted: str | None, action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs
+    interrupted: str | None,
+    loop: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+    action: Callable[[], Awaitable[int]],
 ) -> NoReturn:
     code = FINE
     failed: list[BaseException] = []  # kept here, because the nursery below would wrap it in a group
@@ -83,7 +92,7 @@ def _perform(
     async def work() -> None:
         nonlocal code
         try:
-            done = await action(*args, **kwargs)
+            done = await action()
             code = code or done
         except SystemExit as error:  # rich raises it when the reader of its output is gone
             failed.append(error)
@@ -94,7 +103,7 @@ def _perform(
         warnings.simplefilter("always")
         warnings.showwarning = _warn  # type: ignore[assignment]
         try:
-            trio.run(run)
+            loop(run)
             if failed:
                 raise failed[0]
         except StoreLocked as error:

@@ -15,6 +15,7 @@ from perco.cli.values import shown
 from perco.clock.heartbeat import LEASE_ROW, Lease, read_lease
 from perco.clock.oracle import durable_bound, newest_note
 from perco.database.inside import inside, local_owner
+from perco.notify.breakers import trips_in
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.serve.client import is_client, remote_owner
 from perco.serve.folders import folder_of
@@ -174,6 +175,7 @@ async def _table(db: perco.Database, folder: FolderIs, name: str, cut: int, now:
 
 
 async def _observers(db: perco.Database, waiting: Look, now: float) -> list[dict[str, Any]]:
+    trips = await trips_in(inside(db).driver.store, int(now * 1000))
     return [
         {
             "id": id,
@@ -181,6 +183,7 @@ async def _observers(db: perco.Database, waiting: Look, now: float) -> list[dict
             "column": entry.column,
             "ready": entry.ready,
             "paused": entry.paused,
+            "tripped": trips[entry.number].error if entry.number in trips else None,
             "waiting": waiting.waiting.get(id, 0),
             "lag_s": await age_of(db, waiting.causes.get(id, 0), now),
             "failing": waiting.failing.get(id, (0, 0))[0],
@@ -208,6 +211,11 @@ def _render(found: dict[str, Any], *, groups: bool) -> None:
             ("history", "readable from " + watermark_line(found["watermark"], alive=found["owner"]["alive"])),
             ("waiting", f"{found['waiting']} change{'' if found['waiting'] == 1 else 's'} for observers"),
             *([("failing", _failing_line(found["observers"]))] if found["failing"] else []),
+            *(
+                ("tripped", f"{o['id']}, whose runs all fail: {o['tripped']}")
+                for o in found["observers"]
+                if o["tripped"]
+            ),
             *([("failed", f"{counted(found['failed'], 'change')}: perco failed list")] if found["failed"] else []),
             *([("damaged", f"{some(found['damaged'])}: run perco check")] if found["damaged"] else []),
         ]
@@ -246,6 +254,8 @@ def _failing_line(observers: list[dict[str, Any]]) -> str:
 
 
 def _state(observer: dict[str, Any]) -> str:
+    if observer["tripped"] and not observer["paused"]:
+        return "tripped"
     return "paused" if observer["paused"] else "yes" if observer["ready"] else "not yet"
 
 

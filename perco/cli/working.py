@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import os
@@ -16,6 +17,7 @@ from typing import Final
 import trio
 
 import perco
+import perco.aio
 from perco import naming
 from perco.cli.keeping import keep
 from perco.cli.screen import FINE, FOUND, complain, counted, is_new, show_json, show_table, tell_new
@@ -37,19 +39,11 @@ async def work(
         done = (FINE, FOUND) if until_idle else (FINE,)
         return await keep([_alone(sys.argv)] * processes, "the worker", again_s=_AGAIN_S, done=done)
     made = is_new(store)
-    # If a worker owned a database, it would let no other process in.
-    own = not is_database(store)
-    opened = perco.Options(
-        postgresql=perco.options.PostgresqlOptions(own=own), bigtable=perco.options.BigtableOptions(own=own)
-    )
     async with (
-        perco.open(store, schema, options=opened) as db,
+        perco.open(store, schema, options=_opened(store)) as db,
         db.worker(options=options) as handle,
     ):
-        names = ", ".join(schema.observers)
-        print(f"running {names} on {store} (process {os.getpid()})", file=sys.stderr, flush=True)
-        if made and not is_client(db):
-            tell_new(store)
+        _tell(handle.statistics(), store, made=made and not is_client(db))
         failed = 0
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
@@ -64,6 +58,48 @@ async def work(
                     failed = await db.wait_idle()
                     nursery.cancel_scope.cancel()
         _show(handle.statistics(), json=json)
+    return _ended(failed, store)
+
+
+async def work_on_asyncio(what: str, store: str, *, options: perco.WorkerOptions, until_idle: bool, json: bool) -> int:
+    """Like `work`, but on asyncio, and in one process."""
+    schema = _schema(what)
+    made = is_new(store)
+    async with (
+        perco.aio.open(store, schema, options=_opened(store)) as db,
+        db.worker(options=options) as handle,
+    ):
+        _tell(handle.statistics(), store, made=made)
+        loop, signalled = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, signalled.set)
+        waits = [asyncio.ensure_future(signalled.wait())]
+        idle = asyncio.ensure_future(db.wait_idle()) if until_idle else None
+        try:
+            await asyncio.wait([*waits, idle] if idle else waits, return_when=asyncio.FIRST_COMPLETED)
+            failed = idle.result() if idle and idle.done() else 0
+        finally:
+            for task in [*waits, idle] if idle else waits:
+                task.cancel()
+        _show(handle.statistics(), json=json)
+    return _ended(failed, store)
+
+
+def _opened(store: str) -> perco.Options:
+    own = not is_database(store)  # if a worker owned a database, it would let no other process in
+    return perco.Options(
+        postgresql=perco.options.PostgresqlOptions(own=own), bigtable=perco.options.BigtableOptions(own=own)
+    )
+
+
+def _tell(statistics: dict[str, perco.ObserverCounters], store: str, *, made: bool) -> None:
+    """Print what the worker does. `made`: it has just made the store."""
+    print(f"running {', '.join(statistics)} on {store} (process {os.getpid()})", file=sys.stderr, flush=True)
+    if made:
+        tell_new(store)
+
+
+def _ended(failed: int, store: str) -> int:
     if failed:
         complain(f"{counted(failed, 'change')} on the failed list; to see them: perco failed list {store}")
     return FOUND if failed else FINE

@@ -28,7 +28,7 @@ from perco.crossover.changing import SourceChange
 from perco.database.database import Database
 from perco.database.options import Options
 from perco.errors import UsageError
-from perco.notify.worker import WorkerOptions
+from perco.notify.options import WorkerOptions
 from perco.schema.schema import Change, Observer, Schema
 from perco.serve.opening import open as open_store
 from perco.txn.transaction import Transaction

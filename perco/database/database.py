@@ -30,9 +30,9 @@ from perco.notify.backfill import BackfillProgress
 from perco.notify.concerned import Freshness
 from perco.notify.failures import FailedChange, FailedList
 from perco.notify.observers import ObserverState, ObserverStates
+from perco.notify.options import WorkerOptions
 from perco.notify.tracing import Traced, trace
 from perco.notify.waiting import Waiting
-from perco.notify.worker import WorkerOptions
 from perco.notify.workers import WorkerHandle, Workers
 from perco.protocol.reads import Isolation
 from perco.schema.schema import Column, Schema, Table, must_be_table

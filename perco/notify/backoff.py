@@ -10,6 +10,7 @@ import heapq
 import random
 from dataclasses import dataclass
 
+from perco.protocol.records import observer_of
 from perco.settings import check_options
 
 _Key = tuple[str, bytes, int]  # table, row, acknowledgement column
@@ -54,11 +55,16 @@ class Backoff:
         entry = self._failed.get(key)
         return entry is not None and entry[1] > now
 
-    def failed(self, key: _Key, now: float, attempts: int = 0) -> float:
-        """Count a failure; returns when to try again. `attempts`: the caller's own count, used if it is higher."""
+    def failed(self, key: _Key, now: float, attempts: int = 0, least_s: float = 0.0) -> float:
+        """Count a failure; returns when to try again.
+
+        Args:
+            attempts: the caller's own count, used if it is higher.
+            least_s: the shortest pause.
+        """
         attempts = max(attempts, self.attempts(key) + 1)
         pause = min(self._options.first_s * 2.0 ** min(attempts - 1, 30), self._options.max_s)
-        until = now + pause * self._rng.uniform(0.5, 1.0)
+        until = now + max(pause * self._rng.uniform(0.5, 1.0), least_s)
         self._note(key, attempts, until)
         return until
 
@@ -74,6 +80,12 @@ class Backoff:
 
     def succeeded(self, key: _Key) -> None:
         self._failed.pop(key, None)
+
+    def end_pauses(self, number: int, now: float) -> None:
+        """Let the failed runs of an observer be tried again at once."""
+        for key, (attempts, until) in self._failed.items():
+            if observer_of(key[2]) == number and until > now:
+                self._failed[key] = attempts, now
 
     def next_due(self, now: float) -> float | None:
         """The next moment at which a failed run may be tried again."""

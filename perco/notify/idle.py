@@ -308,7 +308,7 @@ class Idle:
         if elsewhere is None:
             return
         worker = self._worker()
-        running = set(elsewhere) | (set(self._engine.known.schema.observers) if worker is not None else set())
+        running = set(elsewhere) | (set(worker.works()[0]) if worker is not None else set())
         if not running and worker is None and concerned.every:
             raise UsageError(NOTHING_RUNS)
         dropping = any(not tombstone.clean for tombstone in catalogue.dropped.values())  # N12

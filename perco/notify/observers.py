@@ -15,6 +15,7 @@ from functools import partial
 import trio
 
 from perco.errors import UsageError
+from perco.notify.breakers import note_trip, trips_in
 from perco.notify.dropping import remove_changes
 from perco.notify.outputs import forget_outputs, outputs_in
 from perco.notify.worker import Worker
@@ -35,6 +36,7 @@ class ObserverState:
         paused: whether the observer is paused; `ready`: whether its backfill is done.
         outputs: (table, column) of the cells that its runs have written, and of the signals that they have raised, as
             far as workers have noted them.
+        tripped: the error of the last run, if the observer is tripped in some worker (N14); "": it is not.
     """
 
     id: str
@@ -44,6 +46,7 @@ class ObserverState:
     paused: bool
     ready: bool
     outputs: tuple[tuple[str, str], ...]
+    tripped: str = ""
 
 
 class ObserverStates:
@@ -60,6 +63,7 @@ class ObserverStates:
         self._engine.usable(writing=False)
         store = self._engine.driver.store
         catalogue = await catalogues.load(store)
+        trips = await trips_in(store, self._engine.oracle.wall_ms())
         names: dict[int, list[tuple[str, str]]] = {}
         for output in await outputs_in(store):
             if catalogue.has(output.table, output.column):
@@ -74,6 +78,7 @@ class ObserverStates:
                 entry.paused,
                 entry.ready,
                 tuple(sorted(names.get(entry.number, ()))),
+                trips[entry.number].error if entry.number in trips else "",
             )
             for id, entry in sorted(catalogue.observers.items())
         ]
@@ -138,6 +143,7 @@ class ObserverStates:
             if tombstone.id == id:
                 removed += await remove_changes(self._engine.driver, self._engine.known.catalogue, number)
                 await forget_outputs(self._engine.driver.store, number)
+                await note_trip(self._engine.driver.store, number, None)
                 if not tombstone.clean:
                     await self._keeper.change(partial(_cleaned, number=number))
         return removed

@@ -145,9 +145,7 @@ class Scanner:
                             await trio.sleep(trio.current_time() - began)
                         elif self.worker.room.crowded:
                             await trio.sleep(min(trio.current_time() - began, _CROWDED_S))
-                    # The next retry that was not due yet when the tour began (N6).
-                    failed = self.worker.backoff.next_due(began)
-                    await self.worker.sleep(min(self._due, math.inf if failed is None else failed))
+                    await self.worker.sleep(min(self._due, self.worker.next_due(began)))
         finally:
             self.ended.set()
 
@@ -258,6 +256,7 @@ class Scanner:
             request = ScanRequest(place.table, start, place.high, (query,), False, self.worker.options.page_rows)
             page = await self.worker.engine.driver.store.scan(request)
             walk = _Walk(place.table, [(row, cells) for row, [cells] in page.rows], claims, self.counters.claims)
+            passed = self._passed
             try:
                 if await self._walk_page(nursery, walk):
                     return True
@@ -265,6 +264,10 @@ class Scanner:
                 for dirty in walk.taken:  # not claimed: the scanner teleports, or is cancelled
                     self._let_go(walk.table, dirty)
             start = page.next if walk.stale_from is None else walk.stale_from
+            passed_all = 0 < len(walk.rows) == self._passed - passed
+            if start is not None and passed_all and not self.worker.may_run_any(place.table, self._level):
+                self._passed += self.worker.options.page_rows  # and perhaps many more
+                return False
         return False
 
     async def _walk_page(self, nursery: trio.Nursery, walk: _Walk) -> bool:
@@ -399,7 +402,7 @@ class Scanner:
 
     def _unlock(self, table: str, dirty: Dirty) -> None:
         """Release the row's lock, but keep the slot."""
-        if self.worker.end_row(dirty.acks, failing=dirty.failing):
+        if self.worker.end_row(dirty.acks, failing=dirty.failing, ran=False):
             self.worker.wake_up()  # a scanner that skipped other failed rows because of this one looks again
         if self.worker.options.row_locks:
             self.worker.rows.release(table, dirty.row)

@@ -9,6 +9,7 @@ N6  A failing observer keeps its notification, waits longer each time, and has a
     holds for an observer that encounters an unreadable cell. A change for which the observer's own function fails too
     often is given up (`protocol/failed.py`).
     An observer that asks for a later run (`Retry`) has not failed, and one that gives up (`GiveUp`) is not run again.
+    Neither counts for its breaker (N14).
 N9  A change whose chain of observers is over the limit is given up.
 N10 Notify cells of observers that this program does not have, or has in a lower version than the store's, are left
     alone. A run belongs to the catalogue under which it began: if a higher version of the observer was registered
@@ -18,16 +19,19 @@ V14 A run of an observer that says what it writes (`writes=`) writes nothing els
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import trio
 
 from perco.clock.oracle import note_from
-from perco.errors import CommitUnknown, Corruption, Retry, StoreError, TransientError, UsageError
-from perco.notify.backoff import Backoff, BackoffOptions
+from perco.errors import CommitUnknown, Corruption, GiveUp, Retry, SessionEnded, StoreError, TransientError, UsageError
+from perco.notify.backoff import Backoff
+from perco.notify.breakers import Breakers, Trip, note_trip
 from perco.notify.concerned import Concerned, Watch, must_be_declared
 from perco.notify.delays import Delays
 from perco.notify.failing import (
@@ -39,14 +43,14 @@ from perco.notify.failing import (
     note_failure,
     too_long,
 )
+from perco.notify.options import ObserverCounters, WorkerOptions
 from perco.notify.outputs import Outputs
+from perco.notify.rates import Rates
 from perco.notify.room import Room
 from perco.notify.rowlocks import Elsewhere, RowLocks
 from perco.notify.working import Claims
-from perco.protocol.claim import (
-    COVERS_MAX,
-    Run,
-)
+from perco.protocol.claim import COVERS_MAX, Run
+from perco.protocol.failed import describe
 from perco.protocol.records import (
     Cellref,
     ack_head,
@@ -58,7 +62,6 @@ from perco.protocol.snapshot import Missing, Value
 from perco.schema.catalogue import Bound
 from perco.schema.codecs import decoded, decoded_key
 from perco.schema.schema import Change, Column, Observer, Signal
-from perco.settings import check_options
 from perco.storage import NOTIFY, TS_MAX, Query, ScanCell
 from perco.txn import runs
 from perco.txn.beginning import begin
@@ -69,42 +72,6 @@ from perco.txn.turns import Turn
 CELLS_PER_ROW = 4096  # notify cells that a scanner reads from a row
 
 log: logging.Logger = logging.getLogger("perco.observer")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerOptions:
-    """Attributes:
-    concurrency: runs in flight, over all scanners.
-    scanners: tasks that look for work, each with its share of the runs.
-    conflicts_max: conflicts after which a run backs off like a failed one.
-    page_rows: rows with notify cells that a scanner reads at a time.
-    failing_share: the part of the runs in flight that may be retries of failed ones.
-    teleport: whether a scanner that encounters another one jumps to a random place (paper, section 2.4; N8). False:
-        for measurements only.
-    row_locks: whether scanners lock rows, so that no two of them run observers on one row. False: for measurements
-        only; concurrent runs on a row then conflict.
-    attempts: how many runs of an observer may fail for a change, with an error of the observer itself, before the
-        change is moved to the failed list; 0: it is never given up. The store keeps the count, so it survives restarts.
-    chain_max: how many observers, each triggered by the one before it, a chain may have; 0: any number.
-    outputs: note in the store which columns each observer writes, once for each column. `db.observers()` and
-        `perco observers --graph` show these notes.
-    backoff: how long a failed run waits before it is tried again.
-    """
-
-    concurrency: int = 64
-    scanners: int = 4
-    conflicts_max: int = 16
-    page_rows: int = 64
-    failing_share: float = 0.25
-    teleport: bool = True
-    row_locks: bool = True
-    attempts: int = 16
-    chain_max: int = 100
-    outputs: bool = True
-    backoff: BackoffOptions = field(default_factory=BackoffOptions)
-
-    def __post_init__(self) -> None:
-        check_options(self, zero=("attempts", "chain_max"))
 
 
 def too_old(observer: Observer, version: int) -> str:
@@ -124,27 +91,6 @@ def _change(observer: Observer, row: bytes, seen: Value | Missing, attempt: int,
     if isinstance(column, Column) and isinstance(seen, Value):
         value = decoded(column.codec, seen.value, column, key)
     return Change(key, value, seen.commit_ts, attempt, run.root, run.depth)
-
-
-@dataclass(slots=True)
-class ObserverCounters:
-    """Counters of one observer since the worker was started.
-
-    `runs`: begun; `commits`: runs that have completed; `collapsed`: changes beyond the first that such a run handled
-    (N4); `conflicts`, `failures`: runs that did not commit; `later`: runs that asked to be run later (`Retry`);
-    `given_up`: changes that were moved to the failed list (N6); `running`: runs in flight now; `seconds`: time spent in
-    its function.
-    """
-
-    runs: int = 0
-    commits: int = 0
-    collapsed: int = 0
-    conflicts: int = 0
-    failures: int = 0
-    later: int = 0
-    given_up: int = 0
-    running: int = 0
-    seconds: float = 0.0
 
 
 async def _in_time(observer: Observer, txn: Transaction, change: Change[Any, Any]) -> None:
@@ -201,6 +147,9 @@ class Worker:
         self._watches: set[Watch] = set()
         self._failing = 0
         self.room = Room(options.concurrency)
+        self.breakers = Breakers(options.breaker)
+        rates = {number: observer.limits.rate for number, observer in observers.items() if observer.limits.rate}
+        self.rates = Rates(engine, rates, self.wake_up) if rates else None
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
         self._chain_max = options.chain_max or 1 << 62
         self.outputs = Outputs(engine.driver.store, engine.background, observers) if options.outputs else None
@@ -301,17 +250,36 @@ class Worker:
         return watch
 
     def claimable(self, table: str, row: bytes, ack: int, now: float) -> bool:
-        """Whether this worker may run the observer on the row now (N6, N10, N13)."""
+        """Whether this worker may run the observer on the row now (N6, N10, N13 - N15)."""
         number = observer_of(ack)
         observer = self.observers.get(number)
         if observer is None or not self.room.has(number, observer.limits, now, alone=number in self._alone):
             return False
-        if not self.backoff.rows:
-            return True
-        key = (table, row, ack)
-        if self.backoff.waits(key, now):
+        if self.backoff.rows:
+            key = (table, row, ack)
+            if self.backoff.waits(key, now) or (self.backoff.attempts(key) and self._failing >= self._failing_max):
+                return False
+        if self.breakers.tripped and not self.breakers.may_run(number, now):
             return False
-        return not self.backoff.attempts(key) or self._failing < self._failing_max
+        return self.rates is None or self.rates.may_run(number, now)
+
+    def may_run_any(self, table: str, level: frozenset[int] | None) -> bool:
+        """Whether an observer of a table, of those in `level`, may run on a row that has not failed (N13 - N15)."""
+        now = trio.current_time()
+        return any(
+            (level is None or number in level)
+            and self.room.has(number, observer.limits, now, alone=number in self._alone)
+            and self.breakers.may_run(number, now)
+            and (self.rates is None or self.rates.may_run(number, now))
+            for number, observer in self.observers.items()
+            if observer.column.table.name == table
+        )
+
+    def next_due(self, since: float) -> float:
+        """When a run may begin that was not due at the beginning of a tour, or had to wait for its observer's rate."""
+        failed = self.backoff.next_due(since)
+        due = min(math.inf if failed is None else failed, self.breakers.next_due(since))
+        return due if self.rates is None else min(due, self.rates.next_due())
 
     async def due(self, table: str, row: bytes, ack: int, cells: list[ScanCell], now: float) -> float:
         """When an observer is due on a row, according to these notify cells of the row; a moment in the past means
@@ -370,12 +338,19 @@ class Worker:
         failing = self.has_failed(table, row, acks)
         self._failing += failing
         self.room.take(acks)
+        if self.breakers.tripped:
+            self.breakers.take(acks)
+        if self.rates is not None:
+            self.rates.take(acks)
         return failing
 
-    def end_row(self, acks: list[int], *, failing: bool) -> bool:
-        """Returns whether this makes room for a row that scanners may have skipped."""
+    def end_row(self, acks: list[int], *, failing: bool, ran: bool = True) -> bool:
+        """Returns whether this makes room for a row that scanners may have skipped. `ran`: a runner had the row."""
         full = self._failing >= self._failing_max
         self._failing -= failing
+        self.breakers.release(acks)
+        if self.rates is not None and not ran:
+            self.rates.give_back(acks, trio.current_time())
         return self.room.release(acks) or (failing and full)
 
     async def run(self, table: str, row: bytes, ack: int) -> None:
@@ -415,6 +390,8 @@ class Worker:
                     turn = Turn(self.engine.lines, self.engine.retry.turn_s)
                 if turn.met(met_on):
                     await trio.sleep(self.engine.retry.delay_s(turn.lost, self.engine.random))
+                if self.rates is not None:
+                    await self.rates.turn(observer_of(ack))
                 await turn.take()
         except StoreError as error:
             log.warning("observer %s on %s: %s", observer.id, self._where(table, row), error)
@@ -459,7 +436,10 @@ class Worker:
         it has failed, according to the store."""
         counters.failures += 1
         self.last_failures[observer.id] = counters.failures, self._where(*key[:2]), error
-        self.backoff.failed(key, trio.current_time(), attempts)
+        if attempts and not isinstance(error, GiveUp):
+            self._count_in_succession(observer, observer_of(key[2]), error)
+        least_s = self.breakers.pause_s(observer_of(key[2]))
+        self.backoff.failed(key, trio.current_time(), attempts, least_s)
         if isinstance(error, Corruption | AwaitsAsyncio):
             self.damaged[key] = seen_ts, error.again()
             if len(self.damaged) > self.options.backoff.remembered_max:
@@ -467,6 +447,29 @@ class Worker:
             self.engine.driver.quiet()  # N7: waiting tasks look again
         else:
             self.damaged.pop(key, None)
+
+    def _count_in_succession(self, observer: Observer, number: int, error: BaseException) -> None:
+        trips = self.breakers.failed(number, trio.current_time())
+        if number not in self.breakers.tripped:
+            return
+        if trips:
+            options = self.options.breaker
+            log.error(
+                "observer %s is tripped: its last %d runs have failed; from now on one run is tried every %g s",
+                *(observer.id, options.failures, options.trial_s),
+            )
+        trip = Trip(self.engine.oracle.wall_ms(), self.options.breaker.trial_s, describe(error))
+        self.engine.background.spawn(lambda: self._note_trip(number, trip))
+
+    def _succeeded(self, id: str, number: int) -> None:
+        if self.breakers.succeeded(number):
+            log.warning("observer %s is no longer tripped: a run has succeeded", id)
+            self.backoff.end_pauses(number, trio.current_time())
+            self.engine.background.spawn(lambda: self._note_trip(number, None))
+
+    async def _note_trip(self, number: int, trip: Trip | None) -> None:
+        with contextlib.suppress(StoreError, SessionEnded):  # the next trial notes it again
+            await note_trip(self.engine.driver.store, number, trip)
 
     def _where(self, table: str, row: bytes) -> str:
         """A row, in readable form."""
@@ -556,6 +559,7 @@ class Worker:
         return True
 
     def _committed(self, txn: Transaction, number: int, id: str, key: Any, seconds: float) -> None:
+        self._succeeded(id, number)
         if self.outputs is not None:
             self._note_outputs(self.outputs, number, txn)
         if self.engine.on_event is not None:

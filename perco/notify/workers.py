@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,9 +10,12 @@ from typing import Any
 import trio
 
 from perco.errors import SchemaMismatch, UsageError
+from perco.notify.options import ObserverCounters, WorkerOptions
 from perco.notify.scanner import Scanner, ScannerCounters
-from perco.notify.worker import ObserverCounters, Worker, WorkerOptions, too_old
+from perco.notify.ticking import Ticker
+from perco.notify.worker import Worker, too_old
 from perco.schema import catalogue as catalogues
+from perco.schema.schema import Schema
 from perco.txn.engine import Engine
 
 
@@ -51,21 +54,27 @@ class Workers:
         if self.worker is not None:
             raise UsageError("this store already has a worker; raise its concurrency instead of adding another")
         chosen = _chosen(concurrency, scanners, options)
-        self._check_observers()
+        ids = _ids(engine.known.schema, chosen)
+        self._check_observers(ids)
         registered = catalogues.registered(engine.known.schema, engine.known.catalogue)
+        registered = {number: observer for number, observer in registered.items() if observer.id in ids}
         worker = Worker(engine, registered, chosen)
         handle = WorkerHandle(worker, [self._scanner(worker, i, chosen) for i in range(chosen.scanners)])
         self.worker = worker
         notified = engine.driver.on_notified
         notified.append(worker.wake_up)
         stops: list[Callable[[], None]] = []
+        ends: list[Callable[[], None]] = []
         try:
             await self.on_begin()
             for scanner in handle.scanners:
                 stops.append(engine.background.start(scanner.run, f"scanner-{scanner.number}"))
+            schedules = [schedule for id, schedule in engine.known.schema.schedules.items() if id in ids]
+            if schedules:
+                ends.append(engine.background.start(Ticker(engine, schedules).run, "schedules"))
             yield handle
         finally:
-            for stop in stops:
+            for stop in (*ends, *stops):
                 stop()
             with trio.CancelScope(shield=True):
                 for scanner in handle.scanners[: len(stops)]:
@@ -74,16 +83,16 @@ class Workers:
             self.worker = None
             await self.on_end()
 
-    def _check_observers(self) -> None:
+    def _check_observers(self, ids: Collection[str]) -> None:
         """Raises SchemaMismatch, UsageError for an observer that cannot run here, before an attempt is spent on it."""
         schema, catalogue = self._engine.known.schema, self._engine.known.catalogue
-        late = set(schema.observers) - set(catalogue.observers)
+        late = set(ids) - set(catalogue.observers)
         if late:
             raise SchemaMismatch(
                 f"observers were declared after the store was opened: {', '.join(sorted(late))}. "
                 "Declare them all, then open it. (If they were dropped since, open it again to register them.)"
             )
-        for observer in schema.observers.values():
+        for observer in map(schema.observers.__getitem__, ids):
             needs: Callable[[Engine], object] | None = getattr(observer.function, "perco_needs", None)
             if needs is not None:
                 try:
@@ -108,6 +117,23 @@ def _chosen(concurrency: int, scanners: int | None, options: WorkerOptions | Non
     if not 1 <= chosen.scanners <= chosen.concurrency:
         raise UsageError("a worker needs at least one scanner, and at least as many runs in flight as scanners")
     return chosen
+
+
+def _ids(schema: Schema, options: WorkerOptions) -> list[str]:
+    """Ids of the observers that a worker runs. Raises: UsageError for an unknown id, or if none is left."""
+    for name, given in ("only", options.only), ("without", options.without):
+        for id in given or ():
+            if id not in schema.observers:
+                names = ", ".join(map(repr, schema.observers)) or "none"
+                raise UsageError(f"{name}: the schema has no observer {id!r}; there are: {names}")
+    ids = [
+        id
+        for id in schema.observers
+        if (options.only is None or id in options.only) and id not in (options.without or ())
+    ]
+    if schema.observers and not ids:
+        raise UsageError("only= and without= leave this worker no observer")
+    return ids
 
 
 class WorkerHandle:

@@ -21,13 +21,15 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args, overload
 from urllib.parse import quote
 
 from perco.errors import SchemaMismatch, TooLarge, UsageError, must_be_number
 from perco.protocol.reads import Isolation, is_serializable
 from perco.protocol.retention import Keep
-from perco.schema.codecs import BYTES, Codec, encoded
+from perco.schema import schedules
+from perco.schema.codecs import BYTES, TEXT, TIMESTAMP, Codec, encoded
+from perco.schema.schedules import Due, Missed, Schedule, Times
 from perco.storage import ROW_BYTES_MAX
 
 K = TypeVar("K")
@@ -321,14 +323,21 @@ class Limits:
         concurrency: runs in flight in one worker; 0: no limit of its own.
         attempts: as in `WorkerOptions`; None: as the worker's.
         timeout_s: the longest run, in seconds; 0: any.
+    rate: runs that begin per second, in all workers together (N15); 0: any number.
     """
 
     concurrency: int = 0
     attempts: int | None = None
     timeout_s: float = 0.0
+    rate: float = 0.0
 
 
-def _limits(id: str, concurrency: int | None, attempts: int | None, timeout_s: float | None) -> Limits:
+_RATE_LEAST, _RATE_MOST = 1 / 86400, 100_000  # runs per second
+
+
+def _limits(
+    id: str, concurrency: int | None, attempts: int | None, timeout_s: float | None, rate: float | None
+) -> Limits:
     for name, value, least in ("concurrency", concurrency, 1), ("attempts", attempts, 0):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise UsageError(f"observer {id!r}: {name} is {value!r}; it is an int of at least {least}")
@@ -336,9 +345,19 @@ def _limits(id: str, concurrency: int | None, attempts: int | None, timeout_s: f
         must_be_number(f"observer {id!r}: timeout_s", timeout_s)
         if not 0 < timeout_s < float("inf"):
             raise UsageError(f"observer {id!r}: timeout_s is {timeout_s!r}; it is a number of seconds above 0")
-    return Limits(concurrency=concurrency or 0, attempts=attempts, timeout_s=float(timeout_s or 0))
+    if rate is not None:
+        must_be_number(f"observer {id!r}: rate", rate)
+        if not _RATE_LEAST <= rate <= _RATE_MOST:
+            raise UsageError(
+                f"observer {id!r}: rate is {rate!r}; it is a number of runs per second, from {_RATE_LEAST:.7f} (one a "
+                f"day) to {_RATE_MOST}"
+            )
+    return Limits(
+        concurrency=concurrency or 0, attempts=attempts, timeout_s=float(timeout_s or 0), rate=float(rate or 0)
+    )
 
 
+DueFunction = Callable[[Any, Due], Awaitable[None]]  # Any: a perco.Transaction
 ObserverFunction = Callable[[Any, "Change[K, V]"], Awaitable[None]]  # Any: a perco.Transaction
 
 
@@ -400,6 +419,7 @@ class Schema:
                 raise UsageError(f"the schema has two tables named {table.name!r}")
             self.tables[table.name] = table
         self.observers: dict[str, Observer] = {}
+        self.schedules: dict[str, Schedule] = {}
 
     def must_suit(self, *, logs: bool) -> None:
         """Raise UsageError if a table is to keep a log of its changes, and the store keeps no `logs` (E1)."""
@@ -426,6 +446,7 @@ class Schema:
         concurrency: int | None = None,
         attempts: int | None = None,
         timeout_s: float | None = None,
+        rate: float | None = None,
     ) -> Callable[[ObserverFunction[K, V]], ObserverFunction[K, V]]: ...
     @overload
     def observe(
@@ -443,6 +464,7 @@ class Schema:
         concurrency: int | None = None,
         attempts: int | None = None,
         timeout_s: float | None = None,
+        rate: float | None = None,
     ) -> Callable[[ObserverFunction[K, None]], ObserverFunction[K, None]]: ...
     def observe(
         self,
@@ -459,6 +481,7 @@ class Schema:
         concurrency: int | None = None,
         attempts: int | None = None,
         timeout_s: float | None = None,
+        rate: float | None = None,
     ) -> Callable[[Any], Any]:
         """Run a function, in a transaction, after each change of a column, or each signal.
 
@@ -483,6 +506,7 @@ class Schema:
                 number; by default as in `WorkerOptions`.
             timeout_s: seconds; a run that takes longer is cancelled, and has failed. A `perco.sync.observer` cannot be
                 stopped: its run fails when the function returns.
+            rate: at most so many of its runs begin per second, in all workers together (N15).
 
         The function may raise `perco.Retry`, to be run later, and `perco.GiveUp`.
         """
@@ -501,7 +525,7 @@ class Schema:
         if self.tables.get(column.table.name) is not column.table:
             raise SchemaMismatch(f"observer {id!r}: table {column.table.name!r} is not in this schema")
 
-        limits = _limits(id, concurrency, attempts, timeout_s)
+        limits = _limits(id, concurrency, attempts, timeout_s, rate)
         written = None if writes is None else frozenset(_named_cell(id, each) for each in writes)
 
         def register(function: ObserverFunction[Any, Any]) -> ObserverFunction[Any, Any]:
@@ -509,6 +533,87 @@ class Schema:
             self.observers[id] = Observer(
                 *(id, column, function, backfill, isolation, version, manner), writes=written, limits=limits
             )
+            return function
+
+        return register
+
+    def every(
+        self,
+        *,
+        id: str,
+        seconds: float = 0,
+        minutes: float = 0,
+        hours: float = 0,
+        days: float = 0,
+        missed: Missed = "last",
+        version: int = 1,
+        attempts: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Callable[[DueFunction], DueFunction]:
+        """Run a function, in a transaction, once in every period: `async def function(txn, due)`, with a `perco.Due`.
+
+        Workers run it, as an observer with this id. It is due at multiples of the period since 1970, in UTC; at the
+        first such moment after a worker has seen it first. For each moment, at most one run commits, whatever dies
+        (N3).
+
+        Args:
+            seconds, minutes, hours, days: their sum is the period, from a second to 366 days.
+            missed: if no worker ran for a while, or a run took longer than the period, run it for the "last" moment
+                only, or for "all" of them, one after the other.
+            version, attempts, timeout_s: as for `observe`.
+        """
+        times = schedules.every(id, seconds=seconds, minutes=minutes, hours=hours, days=days)
+        return self._schedule(id, times, missed, version, attempts, timeout_s)
+
+    def cron(
+        self,
+        expression: str,
+        *,
+        id: str,
+        zone: str = "UTC",
+        missed: Missed = "last",
+        version: int = 1,
+        attempts: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Callable[[DueFunction], DueFunction]:
+        """Like `every`, but for the moments of a cron expression, such as "30 3 * * MON-FRI".
+
+        Needs the extra `schedule`.
+
+        Args:
+            zone: a time zone's name, such as "Europe/Berlin".
+        """
+        return self._schedule(id, schedules.cron(id, expression, zone), missed, version, attempts, timeout_s)
+
+    def _schedule(
+        self, id: str, times: Times, missed: Missed, version: int, attempts: int | None, timeout_s: float | None
+    ) -> Callable[[DueFunction], DueFunction]:
+        _named("schedule", id)
+        if missed not in get_args(Missed):
+            raise UsageError(f"schedule {id!r}: missed is {missed!r}; it is 'last' or 'all'")
+        table = self.tables.get(schedules.TABLE) or Table(schedules.TABLE, key=TEXT)
+        if schedules.HANDLED not in table.hidden and schedules.TABLE in self.tables:
+            raise UsageError(f"schedules need the table name {schedules.TABLE!r}, which this schema uses for another")
+        if id in self.observers:
+            raise UsageError(f"there are two observers with the id {id!r}")
+        handled = table.hide(schedules.HANDLED, TIMESTAMP)
+        self.tables[schedules.TABLE] = table
+        column = table.column(id, TIMESTAMP)
+        observe = self.observe(column, id=id, version=version, backfill=False, attempts=attempts, timeout_s=timeout_s)
+
+        def register(function: DueFunction) -> DueFunction:
+            _must_observe(id, function)
+
+            async def run(txn: Any, change: Change[str, datetime]) -> None:
+                if change.value is None:
+                    return  # it was deleted
+                txn.set(handled, change.key, change.value)  # first, because the function may commit
+                await function(txn, Due(id, change.value.astimezone(times.zone), change.attempt))
+
+            if hasattr(function, "perco_needs"):
+                run.perco_needs = function.perco_needs  # type: ignore[attr-defined]
+            observe(run)
+            self.schedules[id] = Schedule(id, column, handled, times, missed)
             return function
 
         return register

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 from perco.blocks import BlockingOnly
 from perco.errors import UsageError
 from perco.notify import workers
+from perco.notify.options import ObserverCounters
 from perco.notify.scanner import ScannerCounters
-from perco.notify.worker import ObserverCounters
 from perco.protocol.reads import Isolation
 from perco.sync.calling import Calling
 from perco.sync.held import Snapshot, Transaction

@@ -34,7 +34,7 @@ from perco.database.options import Options
 from perco.errors import CommitUnknown, PercoError, SchemaMismatch, SnapshotTooOld, StoreError, TransientError
 from perco.notify.backfill import BackfillOptions
 from perco.notify.backoff import BackoffOptions
-from perco.notify.worker import WorkerOptions
+from perco.notify.options import WorkerOptions
 from perco.protocol.retention import Keep
 from perco.storage import RowStore
 from perco.testing.faults import FaultyRowStore, use

@@ -47,7 +47,7 @@ from perco.database.inside import inside, local_owner
 from perco.database.options import Options
 from perco.errors import BackgroundFailure
 from perco.notify.backfill import BackfillOptions
-from perco.notify.worker import WorkerOptions
+from perco.notify.options import WorkerOptions
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.schema.schema import Schema
 from perco.storage import (

@@ -24,7 +24,7 @@ import perco
 from perco.check.check import CheckOptions, check
 from perco.clock import timestamps
 from perco.database.inside import inside
-from perco.notify.worker import WorkerOptions
+from perco.notify.options import WorkerOptions
 from perco.storage import LmdbOptions, folder as folders
 from perco.storage.splitting import Copying
 from perco.tablets.local import LocalStore

@@ -17,7 +17,7 @@ from perco.check.check import CheckOptions, check
 from perco.database.database import Database
 from perco.database.inside import inside
 from perco.errors import CommitUnknown, SnapshotTooOld, Unavailable
-from perco.notify.worker import WorkerOptions
+from perco.notify.options import WorkerOptions
 from perco.protocol.reads import Isolation
 from perco.storage import DATA, NOTIFY, PROTOCOL_GROUPS, ROLLBACK, TRACE, WRITE
 from perco.testing.sweep import Scenario, bare, observe

@@ -15,7 +15,7 @@ import perco
 from perco import views
 from perco.database.database import Database
 from perco.errors import CommitUnknown
-from perco.notify.worker import WorkerOptions
+from perco.notify.options import WorkerOptions
 from perco.testing.sweep import Scenario, observe
 from perco.txn.transaction import Transaction
 

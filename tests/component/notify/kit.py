@@ -16,7 +16,8 @@ import perco
 from perco.database.database import Database
 from perco.database.inside import inside, local_owner
 from perco.database.making import make
-from perco.notify.worker import ObserverCounters, Worker
+from perco.notify.options import ObserverCounters
+from perco.notify.worker import Worker
 from perco.protocol.records import ACK, Lock, observer_of, unpack_lock
 from perco.schema.catalogue import registered
 from perco.schema.schema import Schema

@@ -10,7 +10,7 @@ import trio
 import perco
 from perco.database.inside import inside
 from perco.notify import worker
-from perco.notify.worker import WorkerOptions
+from perco.notify.options import WorkerOptions
 from perco.protocol import claim
 from perco.protocol.claim import COVERS_MAX
 from tests.component.notify.kit import LONG_S, OPTIONS, Web, client, get, memory, nothing_is_left, put, settle, until

@@ -34,7 +34,7 @@ from tests.support.places import local_of
 
 Txn = perco.Transaction
 Change = perco.Change[Any, Any]
-FEW = perco.WorkerOptions(attempts=3)
+FEW = perco.WorkerOptions(attempts=3, breaker=perco.options.BreakerOptions(failures=0))
 
 
 class Picky:

@@ -11,7 +11,7 @@ import trio
 
 import perco
 from perco.database.inside import inside
-from perco.notify.worker import ObserverCounters
+from perco.notify.options import ObserverCounters
 from perco.protocol.records import pack_cause
 from perco.storage import NOTIFY, WRITE, Mutation
 from tests.component.notify.kit import (

@@ -1,0 +1,136 @@
+"""Stops an observer whose runs all fail, as if its service were down.
+
+N14 If the last runs of an observer have all failed, whatever the rows, the observer is *tripped* in this worker: it
+    then runs on one row at a time, waits between two such trials, and tries other rows before it tries one again. A run
+    that succeeds resets it, and ends all pauses of its rows. So an outage of a service costs each waiting change few
+    attempts, or none, and does not send them to the failed list.
+
+The system table has a row for each observer that is tripped in some worker, `tripped/` and its number, so that all
+processes can tell. A worker puts it when it trips the observer and after each failed trial, and removes it when a run
+has succeeded. If the worker dies, the note expires.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from perco.protocol.records import observer_of
+from perco.schema.catalogue import SYSTEM_TABLE
+from perco.settings import check_options
+from perco.storage import DATA, Mutation, RowStore, ScanQuery, ScanRequest
+
+_PREFIX: Final = b"tripped/"
+_AFTER: Final = b"tripped0"
+_ROWS: Final = 16  # trials before the same row is tried again
+_TRIALS: Final = 3  # a note that is older than so many trials, and a minute, is of a worker that has died
+_MINUTE_MS: Final = 60_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BreakerOptions:
+    """Attributes:
+    failures: how many runs of an observer have to fail in succession, whatever the rows, to trip it; 0: any number.
+    trial_s: seconds between two trials of a tripped observer.
+    """
+
+    failures: int = 100
+    trial_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_options(self, zero=("failures",))
+
+
+class Breakers:
+    """The breakers of a worker's observers, by their numbers. Times are the caller's monotonic clock.
+
+    Attribute `tripped`: when each tripped observer has its next trial.
+    """
+
+    tripped: dict[int, float]
+
+    def __init__(self, options: BreakerOptions) -> None:
+        self.tripped = {}
+        self._most = options.failures or math.inf
+        self._trial_s = options.trial_s
+        self._failures: dict[int, int] = {}  # in succession
+        self._trials: dict[int, int] = {}  # of tripped observers: trials that have begun and not ended
+
+    def may_run(self, number: int, now: float) -> bool:
+        """Whether an observer is not tripped, or a trial is due."""
+        return now >= self.tripped.get(number, -math.inf) and not self._trials.get(number)
+
+    def take(self, acks: Iterable[int]) -> None:
+        """Note that these observers will run on a row: if one of them is tripped, as its trial."""
+        for number in map(observer_of, acks):
+            if number in self.tripped:
+                self._trials[number] = self._trials.get(number, 0) + 1
+
+    def release(self, acks: Iterable[int]) -> None:
+        """Note that the row has been released. If its run has not failed, the next trial is due at once."""
+        for number in map(observer_of, acks):
+            if self._trials.get(number):
+                self._trials[number] -= 1
+
+    def failed(self, number: int, now: float) -> bool:
+        """Count a failed run. Returns whether it has tripped the observer."""
+        failures = self._failures[number] = self._failures.get(number, 0) + 1
+        if failures < self._most:
+            return False
+        trips = number not in self.tripped
+        self.tripped[number] = now + self._trial_s
+        return trips
+
+    def succeeded(self, number: int) -> bool:
+        """Note a run that has succeeded. Returns whether it has reset the observer."""
+        self._failures.pop(number, None)
+        self._trials.pop(number, None)
+        return self.tripped.pop(number, None) is not None
+
+    def pause_s(self, number: int) -> float:
+        """How long a row at least waits after a failed run of an observer."""
+        return _ROWS * self._trial_s if number in self.tripped else 0.0
+
+    def next_due(self, now: float) -> float:
+        """When the next trial is due that was not due at a given moment."""
+        return min((due for due in self.tripped.values() if due > now), default=math.inf)
+
+
+class Trip(NamedTuple):
+    """Why an observer is tripped.
+
+    Attributes:
+        wall_ms: when a run failed last, by the clock of the store's owner, in milliseconds since 1970.
+        trial_s: the worker's seconds between two trials.
+        error: with which the run failed.
+    """
+
+    wall_ms: int
+    trial_s: float
+    error: str
+
+
+async def note_trip(store: RowStore, number: int, trip: Trip | None) -> None:
+    """Put, or remove, the note that an observer is tripped. It is advisory: if this fails, the next trial repeats
+    it."""
+    value = None if trip is None else msgpack.packb(trip)
+    await store.apply([Mutation(SYSTEM_TABLE, ((_PREFIX + b"%d" % number, (), ((DATA, 0, 1, value),)),), None, True)])
+
+
+async def trips_in(store: RowStore, wall_ms: int) -> dict[int, Trip]:
+    """The observers that are tripped in some worker, by number. `wall_ms`: the time now."""
+    found: dict[int, Trip] = {}
+    start: bytes | None = _PREFIX
+    while start is not None:
+        page = await store.scan(ScanRequest(SYSTEM_TABLE, start, _AFTER, (ScanQuery(DATA, (0,), 1, 1),)))
+        for row, [cells] in page.rows:
+            packed: list[Any] = msgpack.unpackb(cells[0][2])
+            trip = Trip(*packed[:3])
+            if wall_ms <= trip.wall_ms + 1000 * _TRIALS * trip.trial_s + _MINUTE_MS:
+                found[int(row[len(_PREFIX) :])] = trip
+        start = page.next
+    return found
