@@ -15,6 +15,7 @@ BENCHES = {
     "arrow": "how fast rows become Arrow columns, beside rows by hand, SQLite and Parquet",
     "fronts": "what a call costs from trio, from asyncio, from threads",
     "starve": "whether a slow observer holds up a fast one",
+    "lag": "what it costs to know how far observers lag behind, while a million changes wait",
     "contention": "what conflicts cost, and what signals save",
     "engine": "an event loop or a thread per request, against one served store",
     "oracle": "how many timestamps a served oracle hands out",

@@ -42,6 +42,7 @@ from perco.history.vacuum import (
 )
 from perco.notify.backfill import BackfillProgress as BackfillProgress
 from perco.notify.failures import FailedChange as FailedChange
+from perco.notify.lagging import Lag as Lag
 from perco.notify.observers import ObserverState as ObserverState
 from perco.notify.options import ObserverCounters as ObserverCounters, WorkerOptions as WorkerOptions
 from perco.notify.tracing import Traced as Traced

@@ -40,6 +40,7 @@ LAYERS = [
     "fronts",
     "sync",
     "aio",
+    "metrics",
     "views",
     "sources",
     "langchain",
@@ -189,8 +190,10 @@ def test_the_core_stands_on_trio_msgpack_and_lmdb_alone() -> None:
                 ("numpy", "vectors.py"),
                 ("watchdog", "noticing.py"),
                 ("pyspark", "on_spark.py"),
+                ("cronsim", "schedules.py"),
+                ("prometheus_client", "metrics.py"),
             }:
-                continue  # imported when a program declares near-duplicates, searches for vectors, or asks for Spark
+                continue  # imported when a program declares near-duplicates or cron expressions, or asks for metrics
             assert top in CORE | {"perco"} | set(sys.stdlib_module_names), f"{path} imports {name}"
 
 

@@ -100,3 +100,8 @@ class WorkerHandle(Calling):
     def on_run(self, function: Callable[[str, Any, float], None]) -> None:
         """Call a function after each committed run: (observer id, key, seconds)."""
         self._now("on_run", (function,), {})
+
+    async def drain(self, *, timeout: float | None = None) -> bool:
+        """Begin no more runs, and wait for those in flight: see `perco.WorkerHandle.drain`."""
+        result: bool = await self._ask("drain", (), {"timeout": timeout})
+        return result

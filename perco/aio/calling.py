@@ -38,6 +38,11 @@ class Calling:
         return getattr(self._of, name)(*args, **kwargs)
 
 
+def behind(front: Calling) -> Any:
+    """The object behind one of these. For other packages."""
+    return front._of
+
+
 def ask_for(front: Calling, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Coroutine[Any, Any, T]:
     """The result of `function(OBJECT, *args)`, for the object behind one of these. For other packages."""
     return front._port.ask(function, (front._of, *args), {})

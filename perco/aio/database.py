@@ -24,6 +24,7 @@ from perco.history.vacuum import VacuumResult
 from perco.notify.backfill import BackfillProgress
 from perco.notify.concerned import Freshness
 from perco.notify.failures import FailedChange
+from perco.notify.lagging import Lag
 from perco.notify.observers import ObserverState
 from perco.notify.options import WorkerOptions
 from perco.notify.tracing import Traced
@@ -440,6 +441,16 @@ class Database(Calling):
     def waiting(self) -> Coroutine[Any, Any, dict[str, int]]:
         """How many changes wait, by observer id. This scans the notify cells once."""
         return self._ask("waiting", (), {})
+
+    def lag(self) -> Coroutine[Any, Any, dict[str, Lag]]:
+        """How far each observer lags behind, by id: how many changes wait for it, since when, and more.
+
+        This is cheap at any number of waiting changes. If there are thousands, a background task counts them, and
+        `Lag.counted_s` says how long ago; only the first call waits for a count.
+
+        Raises: Unavailable, in a client.
+        """
+        return self._ask("lag", (), {})
 
     def wait_idle(self, *, timeout: float | None = None) -> Coroutine[Any, Any, int]:
         """Wait until no change waits for an observer anywhere (N7). An observer that fails prolongs the wait until its

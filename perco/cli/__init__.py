@@ -23,7 +23,9 @@ from perco.cli import (
     copying,
     exchanging,
     history,
+    logs,
     observed,
+    pinging,
     postgresql,
     querying,
     reading,
@@ -34,6 +36,8 @@ from perco.cli import (
     waiting,
     writing,
 )
+from perco.cli.logs import Level
+from perco.cli.observed import LogJson, LogLevel, Metrics
 from perco.cli.reading import Range, When
 from perco.cli.screen import GOES_ON, complain, perform, perform_alone, perform_or
 
@@ -293,6 +297,9 @@ def serve(
         str,
         typer.Option(metavar="ADDRESS", help="With --direct: the address for clients; by default that of --listen."),
     ] = "",
+    metrics: Metrics = None,
+    log_level: LogLevel = Level.warning,
+    log_json: LogJson = False,
 ) -> None:
     """Keep a store open for other processes, until SIGTERM or Ctrl-C.
 
@@ -318,6 +325,7 @@ def serve(
     Examples:
       perco serve web/
       perco serve web/ --listen tcp://localhost:7420
+      perco serve web/ --metrics localhost:9464 --log-level info --log-json
       perco serve web/ --processes 4
       perco serve web/ --listen tls://0.0.0.0:7420 --tls-cert cert.pem --tls-key key.pem
       perco serve 'postgresql://localhost/shop?prefix=web' --listen tcp://localhost:7420
@@ -325,6 +333,7 @@ def serve(
       perco serve 'bigtable://acme/main?prefix=web' --direct --standby --listen tls://0.0.0.0:7420 --tls-cert cert.pem
       perco scan tcp://localhost:7420 docs
     """
+    logs.begin(log_level, as_json=log_json)
     mould = serving.mould() if processes > 1 and serving.is_kept() else None
     perform_alone(
         serving.serve,
@@ -339,7 +348,26 @@ def serve(
         direct=direct,
         standby=standby,
         advertise=advertise,
+        metrics=metrics,
     )
+
+
+@app.command()
+def ping(
+    store: Store,
+    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for an answer.")] = 5.0,
+    json: Json = False,
+) -> None:
+    """Ask the process that owns a store for an answer: a check of its health.
+
+    Exits with 0 if it answers in time, and with 1 or 2 if it does not, or if no process has the store open.
+
+    \b
+    Examples:
+      perco ping web/
+      perco ping tcp://localhost:7420 --timeout 1
+    """
+    perform(pinging.ping, store, timeout_s=timeout, json=json)
 
 
 @app.command()

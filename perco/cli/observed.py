@@ -1,4 +1,4 @@
-"""The commands about observers: `worker`, `failed`, `pause`, `resume`, `observers`, `trace`."""
+"""The commands about observers and those who operate them: from `worker` to `doctor`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 import perco
-from perco.cli import dropping, failing, observing, tracing, working
+from perco.cli import doctoring, dropping, failing, logs, observing, schemas, topping, tracing, working
+from perco.cli.logs import Level
 from perco.cli.screen import perform, perform_alone, perform_on_asyncio
 
 Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder, or the address of a served one.")]
@@ -15,6 +16,11 @@ Observer = Annotated[str, typer.Argument(metavar="OBSERVER", help="An observer's
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 All = Annotated[bool, typer.Option("--all", help="All failed changes.")]
 AllOfIts = Annotated[bool, typer.Option("--all", help="All of this observer's failed changes.")]
+Metrics = Annotated[
+    str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus there, over HTTP.")
+]
+LogLevel = Annotated[Level, typer.Option("--log-level", help="Log events from this level on.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object for each event.")]
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 failed: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
@@ -130,6 +136,12 @@ def worker(
         bool, typer.Option("--asyncio", help="Run on asyncio, for observers under @perco.aio.observer.")
     ] = False,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="Stop when no change is waiting.")] = False,
+    drain: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="At the end, how long runs in flight may go on.")
+    ] = 10.0,
+    metrics: Metrics = None,
+    log_level: LogLevel = Level.warning,
+    log_json: LogJson = False,
     json: Json = False,
 ) -> None:
     """Run a program's observers, until SIGTERM or Ctrl-C.
@@ -139,6 +151,9 @@ def worker(
     first worker becomes its owner, and the others are that worker's clients. With `perco serve`, the folder stays open
     when a worker ends. For a store on PostgreSQL or Bigtable, workers are clients of `perco serve --direct`.
 
+    On SIGTERM or Ctrl-C, it begins no more runs, and ends when those in flight have ended, or after --drain seconds; a
+    second signal ends it at once. A run that was broken off has changed nothing, and runs again elsewhere.
+
     With --only or --except, a worker runs a part of the observers, for example only those that need a GPU.
 
     \b
@@ -147,14 +162,16 @@ def worker(
       perco worker app:schema --store web/ --processes 4 --concurrency 32
       perco worker app:schema --store tcp://localhost:7420 --until-idle
       perco worker app:schema --store tcp://localhost:7420 --only embed --concurrency 4
-      perco worker app:schema --store web/ --asyncio
+      perco worker app:schema --store web/ --asyncio --metrics localhost:9465
     """
     options = perco.WorkerOptions(
         concurrency=concurrency, scanners=min(scanners, concurrency), only=only or None, without=without or None
     )
+    logs.begin(log_level, as_json=log_json)
+    how = working.How(options, metrics, drain, until_idle, json)
     if on_asyncio and processes == 1:
-        perform_on_asyncio(working.work_on_asyncio, schema, store, options=options, until_idle=until_idle, json=json)
-    perform_alone(working.work, schema, store, processes=processes, options=options, until_idle=until_idle, json=json)
+        perform_on_asyncio(working.work_on_asyncio, schema, store, how)
+    perform_alone(working.work, schema, store, how, processes=processes)
 
 
 def pause(store: Store, observer: Observer, json: Json = False) -> None:
@@ -212,6 +229,70 @@ def observers(
     perform(observing.observers, store, draw=draw, mermaid=mermaid, json=json)
 
 
+def doctor(
+    store: Annotated[str, typer.Argument(metavar="FOLDER", help="A store's folder, or where one is to be.")],
+    json: Json = False,
+) -> None:
+    """See whether this machine suits a store.
+
+    Looks at the file system, permissions, free space, how long an fsync takes and whether it can be true, limits of the
+    process, and the clock. If a store is there, it must be readable. Writes only a temporary file. Exits with 1 if
+    something is wrong; warnings do not count.
+
+    \b
+    Examples:
+      perco doctor /srv/web
+      perco doctor /srv/web --json
+    """
+    perform(doctoring.doctor, store, json=json)
+
+
+def schema(
+    store: Store,
+    program: Annotated[
+        str | None, typer.Argument(metavar="MODULE:SCHEMA", help="A program's schema, to compare with.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if the program would change anything.")] = False,
+    json: Json = False,
+) -> None:
+    """Show a store's schema, or what a program would change in it.
+
+    When a program opens a store, its tables, columns and observers are added, and the versions of observers are raised;
+    nothing is ever taken away. With MODULE:SCHEMA, this command says what would be added, changed, left as it is, or
+    refused, and changes nothing: for a deploy's pipeline. Exits with 2 if the program could not open the store.
+
+    \b
+    Examples:
+      perco schema web/
+      perco schema web/ app:schema
+      perco schema tcp://localhost:7420 app:schema --check
+    """
+    perform(schemas.schema, store, program, check=check, json=json)
+
+
+def top(
+    store: Store,
+    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to look.")] = 2.0,
+    count: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Look N times; by default until Ctrl-C.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Watch how far observers lag behind.
+
+    For each observer: how many changes wait for it, by how many this grows or shrinks a second, how old the cause of
+    the oldest one is, how many have had a failed run, how many are on the failed list, and how many processes run it.
+    With --json, one document for each look.
+
+    \b
+    Examples:
+      perco top web/
+      perco top tcp://localhost:7420 --every 10
+      perco top web/ --count 1 --json
+    """
+    perform(topping.top, store, every_s=every, count=count, json=json)
+
+
 def trace(
     store: Store,
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A table; status lists them.")],
@@ -237,6 +318,9 @@ def register(app: typer.Typer) -> None:
     app.command()(worker)
     app.add_typer(failed, name="failed", short_help="Changes whose observer failed too often.")
     app.command()(observers)
+    app.command()(top)
+    app.command()(schema)
+    app.command()(doctor)
     app.command()(trace)
     app.command()(pause)
     app.command()(resume)

@@ -14,9 +14,11 @@ from typing import Final
 import trio
 
 import perco
+from perco.cli import systemd
 from perco.cli.keeping import keep
 from perco.cli.screen import FINE, complain, is_new, tell_new
 from perco.database.database import Database
+from perco.database.inside import inside
 from perco.errors import StoreLocked, Unavailable, UsageError
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
@@ -65,6 +67,7 @@ async def serve(
     direct: bool = False,
     standby: bool = False,
     advertise: str = "",
+    metrics: str | None = None,
 ) -> int:
     """Serve a store until SIGTERM or SIGINT; then answer the requests in progress, and end."""
     if addresses.is_address(store) or store == "memory:":
@@ -109,10 +112,16 @@ async def serve(
             tell_new(store)
         if any(address.path is None for address in wanted):
             print(f"clients on TCP must present the token {_OWN if remote else _in_folder(path)}", flush=True)
+        if metrics is not None:
+            from perco.metrics import serve as serve_metrics  # which needs an extra
+
+            print(f"metrics at {serve_metrics(db, metrics)}", flush=True)
         if is_kept() and (told := os.environ.pop(_READY, "")):
             os.write(int(told), b"1")
             os.close(int(told))
+        inside(db).background.start(systemd.told, "systemd")
         await signals.wait()
+        systemd.tell("STOPPING=1")
         print("shutting down: requests in progress are answered first", flush=True)
     return FINE
 
@@ -174,7 +183,9 @@ async def _opened(stack: AsyncExitStack, opening: perco.open, asked: trio.Event,
                 said = f"standing by: {error.what}"
             if said != told:
                 print(said, flush=True)
+                systemd.tell(f"READY=1\nSTATUS={said}")
                 told = said
+        systemd.tell("WATCHDOG=1")
         with trio.move_on_after(_STANDBY_S):
             await asked.wait()
             return None

@@ -10,40 +10,60 @@ import pkgutil
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import trio
 
 import perco
 import perco.aio
 from perco import naming
+from perco.aio.calling import behind
+from perco.cli import systemd
 from perco.cli.keeping import keep
 from perco.cli.screen import FINE, FOUND, complain, counted, is_new, show_json, show_table, tell_new
+from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.naming import named
 from perco.serve.client import is_client
 from perco.serve.databases import is_database
 from perco.views import Views
 
+T = TypeVar("T")
+
 _AGAIN_S: Final = 1.0  # before a process that died is started again
 
 
-async def work(
-    what: str, store: str, *, processes: int, options: perco.WorkerOptions, until_idle: bool, json: bool
-) -> int:
+class How(NamedTuple):
+    """How a worker runs. `metrics`: where to serve metrics; `drain_s`: for how long, at the end, runs in flight may go
+    on; `until_idle`: until no change waits any more; `json`: show what it has done as JSON."""
+
+    options: perco.WorkerOptions
+    metrics: str | None
+    drain_s: float
+    until_idle: bool
+    json: bool
+
+
+async def work(what: str, store: str, how: How, *, processes: int) -> int:
     """Run observers until SIGTERM or SIGINT, or until no change waits any more."""
     schema = _schema(what)
     if processes > 1:
-        done = (FINE, FOUND) if until_idle else (FINE,)
+        if how.metrics is not None and not how.metrics.endswith(":0"):
+            raise UsageError(
+                "several processes cannot serve metrics at one address: give port 0, or run one process each"
+            )
+        done = (FINE, FOUND) if how.until_idle else (FINE,)
         return await keep([_alone(sys.argv)] * processes, "the worker", again_s=_AGAIN_S, done=done)
     made = is_new(store)
     async with (
         perco.open(store, schema, options=_opened(store)) as db,
-        db.worker(options=options) as handle,
+        db.worker(options=how.options) as handle,
     ):
         _tell(handle.statistics(), store, made=made and not is_client(db))
+        _serve_metrics(db, how.metrics)
+        inside(db).background.start(systemd.told, "systemd")
         failed = 0
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
@@ -54,35 +74,62 @@ async def work(
                         return
 
                 nursery.start_soon(listen)
-                if until_idle:
+                if how.until_idle:
                     failed = await db.wait_idle()
                     nursery.cancel_scope.cancel()
-        _show(handle.statistics(), json=json)
+            systemd.tell("STOPPING=1")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(listen)  # to the second signal
+                await handle.drain(timeout=how.drain_s)
+                nursery.cancel_scope.cancel()
+        _show(handle.statistics(), json=how.json)
     return _ended(failed, store)
 
 
-async def work_on_asyncio(what: str, store: str, *, options: perco.WorkerOptions, until_idle: bool, json: bool) -> int:
+async def work_on_asyncio(what: str, store: str, how: How) -> int:
     """Like `work`, but on asyncio, and in one process."""
     schema = _schema(what)
     made = is_new(store)
     async with (
         perco.aio.open(store, schema, options=_opened(store)) as db,
-        db.worker(options=options) as handle,
+        db.worker(options=how.options) as handle,
     ):
         _tell(handle.statistics(), store, made=made)
+        _serve_metrics(db, how.metrics)
+        background = inside(behind(db)).background
+        background.soon(lambda: background.start(systemd.told, "systemd"))
         loop, signalled = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled.set)
-        waits = [asyncio.ensure_future(signalled.wait())]
-        idle = asyncio.ensure_future(db.wait_idle()) if until_idle else None
-        try:
-            await asyncio.wait([*waits, idle] if idle else waits, return_when=asyncio.FIRST_COMPLETED)
-            failed = idle.result() if idle and idle.done() else 0
-        finally:
-            for task in [*waits, idle] if idle else waits:
-                task.cancel()
-        _show(handle.statistics(), json=json)
-    return _ended(failed, store)
+        failed = await _first(db.wait_idle() if how.until_idle else None, signalled)
+        systemd.tell("STOPPING=1")
+        signalled.clear()
+        await _first(handle.drain(timeout=how.drain_s), signalled)
+        _show(handle.statistics(), json=how.json)
+    return _ended(failed or 0, store)
+
+
+async def _first(work: Coroutine[Any, Any, T] | None, signalled: asyncio.Event) -> T | None:
+    """The result of the work; None if a signal came first, and the work has been cancelled."""
+    signal_came = asyncio.ensure_future(signalled.wait())
+    if work is None:
+        await signal_came
+        return None
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([working, signal_came], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in working, signal_came:
+            task.cancel()
+        await asyncio.gather(working, signal_came, return_exceptions=True)
+
+
+def _serve_metrics(db: perco.Database | perco.aio.Database, address: str | None) -> None:
+    if address is not None:
+        from perco import metrics  # which needs an extra
+
+        print(f"metrics at {metrics.serve(db, address)}", file=sys.stderr, flush=True)
 
 
 def _opened(store: str) -> perco.Options:

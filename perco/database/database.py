@@ -29,6 +29,7 @@ from perco.naming import told_as
 from perco.notify.backfill import BackfillProgress
 from perco.notify.concerned import Freshness
 from perco.notify.failures import FailedChange, FailedList
+from perco.notify.lagging import Lag
 from perco.notify.observers import ObserverState, ObserverStates
 from perco.notify.options import WorkerOptions
 from perco.notify.tracing import Traced, trace
@@ -519,6 +520,17 @@ class Database:
     async def waiting(self) -> dict[str, int]:
         """How many changes wait, by observer id. This scans the notify cells once."""
         return await self._waiting.counts()
+
+    async def lag(self) -> dict[str, Lag]:
+        """How far each observer lags behind, by id: how many changes wait for it, since when, and more.
+
+        This is cheap at any number of waiting changes. If there are thousands, a background task counts them, and
+        `Lag.counted_s` says how long ago; only the first call waits for a count.
+
+        Raises: Unavailable, in a client.
+        """
+        self._engine.usable(writing=False)
+        return await self._owner.lag()
 
     async def wait_idle(self, *, timeout: float | None = None) -> int:
         """Wait until no change waits for an observer anywhere (N7). An observer that fails prolongs the wait until its

@@ -23,6 +23,7 @@ from perco.history.vacuum import Vacuum, VacuumResult, VacuumStatistics
 from perco.notify.backfill import Backfill, BackfillProgress
 from perco.notify.concerned import Freshness
 from perco.notify.idle import Idle
+from perco.notify.lagging import Lag, Lags
 from perco.notify.sweeper import Sweeper
 from perco.notify.waiting import Waiting
 from perco.notify.workers import Workers
@@ -83,6 +84,7 @@ class LocalOwner:
             self._compactor = Compactor(local, background, self._splitter)
             notified = engine.driver.notified
             self._loads = BulkLoads(local, self._splitter, background, engine.oracle, keeper.adopt, notified)
+        self._lags = Lags(engine, waiting, backend.store, self._running)
         self.idle = Idle(engine, waiting, backend.store, sweeper, self.backfilling, workers.running_here)
         self.made_here = False
         keeper.on_renewed = self.backfilling.wake
@@ -218,6 +220,9 @@ class LocalOwner:
     async def freshness(self, withouts: Sequence[Sequence[int]]) -> list[Freshness]:
         return await self._waiting.freshness(withouts)
 
+    async def lag(self) -> dict[str, Lag]:
+        return await self._lags.lag()
+
     async def workers_now(self) -> dict[str, int]:
         await trio.lowlevel.checkpoint()
         elsewhere: Collection[str] = ()
@@ -230,6 +235,14 @@ class LocalOwner:
         counts = Counter(dict(elsewhere) if isinstance(elsewhere, Mapping) else {})
         if (worker := self._workers.running_here()) is not None:
             counts.update(worker.works()[0])
+        return dict(counts)
+
+    async def _running(self) -> dict[str, int]:
+        """How many processes run each observer, as far as is known at this moment."""
+        await trio.lowlevel.checkpoint()
+        elsewhere = self.idle.works_elsewhere() if self.idle.works_elsewhere is not None else None
+        counts = Counter(dict(elsewhere) if isinstance(elsewhere, Mapping) else {})
+        counts.update(self.idle.works())
         return dict(counts)
 
     def tablets(self) -> Sequence[Tablet]:

@@ -9,6 +9,7 @@ from perco.clock.loopwatch import LoopStatistics
 from perco.history.vacuum import VacuumResult, VacuumStatistics
 from perco.notify.backfill import BackfillProgress
 from perco.notify.concerned import Freshness
+from perco.notify.lagging import Lag
 from perco.storage import Tablet
 from perco.tablets.compactor import Compacted
 from perco.tablets.loading import BulkLoad, Files, Published
@@ -65,6 +66,10 @@ class Owner(Protocol):
 
     async def freshness(self, withouts: Sequence[Sequence[int]]) -> list[Freshness]:
         """For each of several views, given by the observers that are not concerned with it: how fresh it is (V14)."""
+        ...
+
+    async def lag(self) -> dict[str, Lag]:
+        """How far each observer lags behind, by id."""
         ...
 
     async def workers_now(self) -> dict[str, int]:

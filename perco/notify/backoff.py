@@ -55,15 +55,24 @@ class Backoff:
         entry = self._failed.get(key)
         return entry is not None and entry[1] > now
 
-    def failed(self, key: _Key, now: float, attempts: int = 0, least_s: float = 0.0) -> float:
+    def failed(
+        self,
+        key: _Key,
+        now: float,
+        attempts: int = 0,
+        least_s: float = 0.0,
+        pauses_s: tuple[float, float] | None = None,
+    ) -> float:
         """Count a failure; returns when to try again.
 
         Args:
             attempts: the caller's own count, used if it is higher.
             least_s: the shortest pause.
+            pauses_s: the first and the longest pause, instead of those of the options.
         """
+        first_s, max_s = pauses_s or (self._options.first_s, self._options.max_s)
         attempts = max(attempts, self.attempts(key) + 1)
-        pause = min(self._options.first_s * 2.0 ** min(attempts - 1, 30), self._options.max_s)
+        pause = min(first_s * 2.0 ** min(attempts - 1, 30), max_s)
         until = now + max(pause * self._rng.uniform(0.5, 1.0), least_s)
         self._note(key, attempts, until)
         return until

@@ -72,6 +72,8 @@ class Breakers:
 
     def release(self, acks: Iterable[int]) -> None:
         """Note that the row has been released. If its run has not failed, the next trial is due at once."""
+        if not self._trials:
+            return
         for number in map(observer_of, acks):
             if self._trials.get(number):
                 self._trials[number] -= 1

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from perco.schema.schema import Manner
+from perco.schema.manner import Manner
 
 _MARKS_MAX: Final = 4096
 _REMEMBERED_MAX: Final = 100_000

@@ -10,6 +10,7 @@ N9  A change whose chain is too long is given up without an attempt.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from perco.errors import ChainTooLong, Corruption, GiveUp, Retry, UsageError
 from perco.protocol.claim import Run
@@ -91,16 +92,26 @@ class FailureLog:
         kind = _kind(id, failed.error)
         if kind in self._told:
             text = describe(failed.error)
-            log.error("observer %s failed on %s (attempt %d): %s", id, where, failed.attempts, text)
+            log.error(
+                *("observer %s failed on %s (attempt %d): %s", id, where, failed.attempts, text),
+                extra=fields(id, where, attempt=failed.attempts),
+            )
             return
         if len(self._told) >= KINDS_MAX:
             del self._told[next(iter(self._told))]
         self._told[kind] = None
-        log.error("observer %s failed on %s", id, where, exc_info=failed.error)
+        told = fields(id, where, attempt=failed.attempts)
+        log.error("observer %s failed on %s", id, where, exc_info=failed.error, extra=told)
 
     def given_up(self, id: str, where: str) -> None:
         """Log that a change was moved to the failed list."""
-        log.error("observer %s: %s is on the failed list now (perco failed show; db.replay_failed)", id, where)
+        text = "observer %s: %s is on the failed list now (perco failed show; db.replay_failed)"
+        log.error(text, id, where, extra=fields(id, where))
+
+
+def fields(observer: str, row: str = "", **more: Any) -> dict[str, Any]:
+    """The `extra` of a log record about an observer; `perco serve --log-json` shows these fields."""
+    return {"perco": {"observer": observer, **({"row": row} if row else {}), **more}}
 
 
 def _kind(id: str, error: BaseException) -> _Kind:

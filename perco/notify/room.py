@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from perco.protocol.records import observer_of
-from perco.schema.schema import Limits
+from perco.schema.manner import Limits
 
 _SHARE: Final = 3  # places that a slow observer may have for each one that is free
 _SLOW_S: Final = 0.2  # an observer whose runs take longer is slow, and so is one of which none has ended yet
@@ -49,6 +49,11 @@ class Room:
     def _oldest(self, number: int, now: float) -> float:
         """When the oldest run of an observer began that is still in flight."""
         return next(iter(self._began.get(number, {}).values()), now)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no place is taken."""
+        return not self._taken
 
     def take(self, acks: Iterable[int]) -> None:
         """Take a place for a row on which these observers will run."""

@@ -48,7 +48,6 @@ _DROPPED: Final = " (dropped)"  # after the id of an observer
 _WAITING: Final = tuple(
     ScanQuery(group, None, 0, TS_MAX, _CELLS_PER_ROW) for group in (LOCK, PENDING, NOTIFY, FAILED_LIST)
 )
-_NOTIFIED: Final = _WAITING[2:3]
 
 
 class Waiting:
@@ -456,15 +455,22 @@ class Waiting:
     async def _notified(self) -> AsyncGenerator[tuple[str, bytes, int, int, bytes], None]:
         """(table, row, acknowledgement column, ts, value) of every notify cell."""
         for table in self.observed_tables():
-            start: bytes | None = b""
-            while start is not None:
-                page = await self._engine.driver.store.scan(ScanRequest(table, start, None, _NOTIFIED))
-                for row, [notified] in page.rows:
-                    if len(notified) == _CELLS_PER_ROW:
-                        notified = await self.row_cells(table, row, NOTIFY, notified)
-                    for column, ts, value in notified:
-                        yield table, row, column, ts, value
-                start = page.next
+            async with contextlib.aclosing(self.cells_of(table, NOTIFY)) as cells:
+                async for row, (column, ts, value) in cells:
+                    yield table, row, column, ts, value
+
+    async def cells_of(self, table: str, group: str) -> AsyncGenerator[tuple[bytes, ScanCell], None]:
+        """(row, cell) of every cell of a group of a table, such as NOTIFY."""
+        query = ScanQuery(group, None, 0, TS_MAX, _CELLS_PER_ROW)
+        start: bytes | None = b""
+        while start is not None:
+            page = await self._engine.driver.store.scan(ScanRequest(table, start, None, (query,)))
+            for row, [cells] in page.rows:
+                if len(cells) == _CELLS_PER_ROW:
+                    cells = await self.row_cells(table, row, group, cells)
+                for cell in cells:
+                    yield row, cell
+            start = page.next
 
 
 def _root(cause: bytes) -> int:

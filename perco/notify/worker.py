@@ -28,6 +28,7 @@ from typing import Any
 
 import trio
 
+from perco.clock.durations import Durations
 from perco.clock.oracle import note_from
 from perco.errors import CommitUnknown, Corruption, GiveUp, Retry, SessionEnded, StoreError, TransientError, UsageError
 from perco.notify.backoff import Backoff
@@ -40,9 +41,11 @@ from perco.notify.failing import (
     ObserverFailedError,
     asked_by,
     awaits_asyncio,
+    fields,
     note_failure,
     too_long,
 )
+from perco.notify.given import change_of, in_time
 from perco.notify.options import ObserverCounters, WorkerOptions
 from perco.notify.outputs import Outputs
 from perco.notify.rates import Rates
@@ -58,10 +61,8 @@ from perco.protocol.records import (
     longer,
     observer_of,
 )
-from perco.protocol.snapshot import Missing, Value
 from perco.schema.catalogue import Bound
-from perco.schema.codecs import decoded, decoded_key
-from perco.schema.schema import Change, Column, Observer, Signal
+from perco.schema.schema import Observer, Signal
 from perco.storage import NOTIFY, TS_MAX, Query, ScanCell
 from perco.txn import runs
 from perco.txn.beginning import begin
@@ -81,27 +82,6 @@ def too_old(observer: Observer, version: int) -> str:
         f"which therefore does not run it: its changes wait for a program that has version {version}. To go back to "
         f"the older function, declare it as version {version + 1}."
     )
-
-
-def _change(observer: Observer, row: bytes, seen: Value | Missing, attempt: int, run: Run) -> Change[Any, Any]:
-    column = observer.column
-    table = column.table
-    key = decoded_key(table.key, row, table.name)
-    value = None
-    if isinstance(column, Column) and isinstance(seen, Value):
-        value = decoded(column.codec, seen.value, column, key)
-    return Change(key, value, seen.commit_ts, attempt, run.root, run.depth)
-
-
-async def _in_time(observer: Observer, txn: Transaction, change: Change[Any, Any]) -> None:
-    """Call the function of an observer with a timeout. A thread cannot be stopped, so it may return later than that.
-
-    Raises: TimeoutError, unless the function has committed by then; the errors of the function.
-    """
-    with trio.move_on_after(observer.limits.timeout_s) as scope:
-        await observer.function(txn, change)
-    if scope.cancel_called and txn.outcome != "committed":
-        raise TimeoutError(f"observer {observer.id!r} was cancelled after timeout_s={observer.limits.timeout_s:g}")
 
 
 class Worker:
@@ -141,6 +121,7 @@ class Worker:
         # N7: rows on which an observer cannot run (unreadable cells, or it awaits asyncio): for changes up to which
         # timestamp, and why.
         self.damaged: dict[tuple[str, bytes, int], tuple[int, Corruption | AwaitsAsyncio]] = {}
+        self.durations: dict[str, Durations] | None = None  # of committed runs, for metrics
         self.on_run: Callable[[str, Any, float], None] | None = None
         # Root causes of the runs in flight, and the numbers of their observers, by start_ts.
         self._roots: dict[int, tuple[int, int]] = {}
@@ -150,6 +131,7 @@ class Worker:
         self.breakers = Breakers(options.breaker)
         rates = {number: observer.limits.rate for number, observer in observers.items() if observer.limits.rate}
         self.rates = Rates(engine, rates, self.wake_up) if rates else None
+        self._drained: trio.Event | None = None  # no runs begin any more; set when none is in flight
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
         self._chain_max = options.chain_max or 1 << 62
         self.outputs = Outputs(engine.driver.store, engine.background, observers) if options.outputs else None
@@ -253,7 +235,9 @@ class Worker:
         """Whether this worker may run the observer on the row now (N6, N10, N13 - N15)."""
         number = observer_of(ack)
         observer = self.observers.get(number)
-        if observer is None or not self.room.has(number, observer.limits, now, alone=number in self._alone):
+        if observer is None or self._drained is not None:
+            return False
+        if not self.room.has(number, observer.limits, now, alone=number in self._alone):
             return False
         if self.backoff.rows:
             key = (table, row, ack)
@@ -351,7 +335,18 @@ class Worker:
         self.breakers.release(acks)
         if self.rates is not None and not ran:
             self.rates.give_back(acks, trio.current_time())
-        return self.room.release(acks) or (failing and full)
+        passed = self.room.release(acks)
+        if self._drained is not None and self.room.is_empty:
+            self._drained.set()
+        return passed or (failing and full)
+
+    async def drain(self) -> None:
+        """Begin no more runs, and wait for those in flight."""
+        if self._drained is None:
+            self._drained = trio.Event()
+            if self.room.is_empty:
+                self._drained.set()
+        await self._drained.wait()
 
     async def run(self, table: str, row: bytes, ack: int) -> None:
         """Run an observer on a row, several times if necessary, until a run (here or elsewhere) has handled the
@@ -394,7 +389,8 @@ class Worker:
                     await self.rates.turn(observer_of(ack))
                 await turn.take()
         except StoreError as error:
-            log.warning("observer %s on %s: %s", observer.id, self._where(table, row), error)
+            where = self._where(table, row)
+            log.warning("observer %s on %s: %s", observer.id, where, error, extra=fields(observer.id, where))
             self._failed(observer, counters, key, error, seen_ts)
         except Corruption as error:
             self.engine.driver.note_damage(error)
@@ -403,7 +399,8 @@ class Worker:
             counters.later += 1
             self.damaged.pop(key, None)
             self.backoff.later(key, trio.current_time(), asked.after_s)
-            log.info("observer %s on %s: %s", observer.id, self._where(table, row), asked)
+            where = self._where(table, row)
+            log.info("observer %s on %s: %s", observer.id, where, asked, extra=fields(observer.id, where))
         except ObserverFailedError as failed:
             wrong = awaits_asyncio(self.engine, observer, failed.error)
             if wrong is not None:
@@ -439,7 +436,7 @@ class Worker:
         if attempts and not isinstance(error, GiveUp):
             self._count_in_succession(observer, observer_of(key[2]), error)
         least_s = self.breakers.pause_s(observer_of(key[2]))
-        self.backoff.failed(key, trio.current_time(), attempts, least_s)
+        self.backoff.failed(key, trio.current_time(), attempts, least_s, observer.limits.backoff_s)
         if isinstance(error, Corruption | AwaitsAsyncio):
             self.damaged[key] = seen_ts, error.again()
             if len(self.damaged) > self.options.backoff.remembered_max:
@@ -457,13 +454,14 @@ class Worker:
             log.error(
                 "observer %s is tripped: its last %d runs have failed; from now on one run is tried every %g s",
                 *(observer.id, options.failures, options.trial_s),
+                extra=fields(observer.id),
             )
         trip = Trip(self.engine.oracle.wall_ms(), self.options.breaker.trial_s, describe(error))
         self.engine.background.spawn(lambda: self._note_trip(number, trip))
 
     def _succeeded(self, id: str, number: int) -> None:
         if self.breakers.succeeded(number):
-            log.warning("observer %s is no longer tripped: a run has succeeded", id)
+            log.warning("observer %s is no longer tripped: a run has succeeded", id, extra=fields(id))
             self.backoff.end_pauses(number, trio.current_time())
             self.engine.background.spawn(lambda: self._note_trip(number, None))
 
@@ -532,8 +530,8 @@ class Worker:
         self.room.runs(number, start_ts, began)
         try:
             try:
-                change = _change(observer, row, seen, attempt, verdict)
-                await (_in_time(observer, txn, change) if observer.limits.timeout_s else observer.function(txn, change))
+                change = change_of(observer, row, seen, attempt, verdict)
+                await (in_time(observer, txn, change) if observer.limits.timeout_s else observer.function(txn, change))
                 if txn.outcome == "aborted":
                     raise UsageError("an observer may commit its transaction, but not discard it")
                 if observer.writes is not None and not observer.view:
@@ -560,6 +558,8 @@ class Worker:
 
     def _committed(self, txn: Transaction, number: int, id: str, key: Any, seconds: float) -> None:
         self._succeeded(id, number)
+        if self.durations is not None:
+            self.durations[id].note(seconds)
         if self.outputs is not None:
             self._note_outputs(self.outputs, number, txn)
         if self.engine.on_event is not None:

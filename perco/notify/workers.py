@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,11 +10,11 @@ from typing import Any
 
 import trio
 
-from perco.errors import SchemaMismatch, UsageError
+from perco.errors import SchemaMismatch, UsageError, must_be_number
 from perco.notify.options import ObserverCounters, WorkerOptions
 from perco.notify.scanner import Scanner, ScannerCounters
 from perco.notify.ticking import Ticker
-from perco.notify.worker import Worker, too_old
+from perco.notify.worker import Worker
 from perco.schema import catalogue as catalogues
 from perco.schema.schema import Schema
 from perco.txn.engine import Engine
@@ -99,9 +100,6 @@ class Workers:
                     needs(self._engine)
                 except UsageError as error:
                     raise UsageError(f"observer {observer.id!r} cannot run here: {error}") from None
-            version = catalogue.observers[observer.id].version
-            if version > observer.version:
-                raise SchemaMismatch(too_old(observer, version))
 
     def _scanner(self, worker: Worker, number: int, options: WorkerOptions) -> Scanner:
         slots = options.concurrency // options.scanners + (number < options.concurrency % options.scanners)
@@ -155,3 +153,18 @@ class WorkerHandle:
     def on_run(self, function: Callable[[str, Any, float], None]) -> None:
         """Call `function(observer id, key, seconds)` after each committed run."""
         self._worker.on_run = function
+
+    async def drain(self, *, timeout: float | None = None) -> bool:
+        """Begin no more runs, and wait for those in flight: before a program ends, so that no run is broken off. The
+        worker does nothing more after this.
+
+        Args:
+            timeout: seconds; None: any.
+
+        Returns whether all runs have ended. Raises: UsageError for a timeout that is no number.
+        """
+        if timeout is not None:
+            must_be_number("timeout", timeout)
+        with trio.move_on_after(math.inf if timeout is None else timeout) as scope:
+            await self._worker.drain()
+        return not scope.cancelled_caught

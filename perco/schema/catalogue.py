@@ -31,8 +31,9 @@ from perco.protocol.records import ack_of, column_of, signal_of
 from perco.protocol.retention import Keep
 from perco.schema.codecs import codec_named
 from perco.schema.lost import unknown_if_lost
+from perco.schema.manner import Manner
 from perco.schema.marker import MARKER_TS, refusal, unpack_marker
-from perco.schema.schema import Column, Manner, Observer, Schema, Signal, Table
+from perco.schema.schema import Column, Observer, Schema, Signal, Table
 from perco.schema.tombstones import Tombstone, pack_tombstones, unpack_tombstones
 from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, LOG, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict
 

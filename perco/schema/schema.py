@@ -24,11 +24,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args, overload
 from urllib.parse import quote
 
-from perco.errors import SchemaMismatch, TooLarge, UsageError, must_be_number
+from perco.errors import SchemaMismatch, TooLarge, UsageError
 from perco.protocol.reads import Isolation, is_serializable
 from perco.protocol.retention import Keep
 from perco.schema import schedules
 from perco.schema.codecs import BYTES, TEXT, TIMESTAMP, Codec, encoded
+from perco.schema.manner import Limits, Manner, limits_of, manner_of
 from perco.schema.schedules import Due, Missed, Schedule, Times
 from perco.storage import ROW_BYTES_MAX
 
@@ -276,86 +277,7 @@ class Change(Generic[K, V]):
     depth: int = 1
 
 
-_WAITS: Final = 10  # the default of max_delay_s, as a multiple of delay_s
 _VERSION_MAX: Final = (1 << 32) - 1  # it is stored in every ack
-_DELAY_MAX_S: Final = 30 * 86400.0
-_PRIORITY_MAX: Final = 1000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Manner:
-    """When an observer runs, as recorded in the catalogue.
-
-    Attributes:
-        delay_s: a run begins no earlier than this long after the change; each newer change restarts the wait.
-        max_delay_s: the wait ends at the latest this long after the first of these changes.
-        priority: of the changes that wait, those of the highest priority come first.
-    """
-
-    delay_s: float = 0.0
-    max_delay_s: float = 0.0
-    priority: int = 0
-
-
-def _manner(id: str, delay_s: float, max_delay_s: float | None, priority: int) -> Manner:
-    must_be_number(f"observer {id!r}: delay_s", delay_s)
-    if max_delay_s is not None:
-        must_be_number(f"observer {id!r}: max_delay_s", max_delay_s)
-    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > _PRIORITY_MAX:
-        raise UsageError(f"observer {id!r}: priority is an int from -{_PRIORITY_MAX} to {_PRIORITY_MAX}")
-    if not delay_s:
-        if max_delay_s:
-            raise UsageError(f"observer {id!r}: max_delay_s bounds delay_s, which is not given")
-        return Manner(priority=priority)
-    longest = _WAITS * delay_s if max_delay_s is None else max_delay_s
-    if not 0 < delay_s <= longest or not delay_s <= _DELAY_MAX_S:
-        raise UsageError(
-            f"observer {id!r}: delay_s must be from 0 to {_DELAY_MAX_S:.0f} seconds, and max_delay_s at least delay_s"
-        )
-    return Manner(delay_s=float(delay_s), max_delay_s=min(float(longest), _WAITS * _DELAY_MAX_S), priority=priority)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """The limits of an observer in a worker.
-
-    Attributes:
-        concurrency: runs in flight in one worker; 0: no limit of its own.
-        attempts: as in `WorkerOptions`; None: as the worker's.
-        timeout_s: the longest run, in seconds; 0: any.
-    rate: runs that begin per second, in all workers together (N15); 0: any number.
-    """
-
-    concurrency: int = 0
-    attempts: int | None = None
-    timeout_s: float = 0.0
-    rate: float = 0.0
-
-
-_RATE_LEAST, _RATE_MOST = 1 / 86400, 100_000  # runs per second
-
-
-def _limits(
-    id: str, concurrency: int | None, attempts: int | None, timeout_s: float | None, rate: float | None
-) -> Limits:
-    for name, value, least in ("concurrency", concurrency, 1), ("attempts", attempts, 0):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise UsageError(f"observer {id!r}: {name} is {value!r}; it is an int of at least {least}")
-    if timeout_s is not None:
-        must_be_number(f"observer {id!r}: timeout_s", timeout_s)
-        if not 0 < timeout_s < float("inf"):
-            raise UsageError(f"observer {id!r}: timeout_s is {timeout_s!r}; it is a number of seconds above 0")
-    if rate is not None:
-        must_be_number(f"observer {id!r}: rate", rate)
-        if not _RATE_LEAST <= rate <= _RATE_MOST:
-            raise UsageError(
-                f"observer {id!r}: rate is {rate!r}; it is a number of runs per second, from {_RATE_LEAST:.7f} (one a "
-                f"day) to {_RATE_MOST}"
-            )
-    return Limits(
-        concurrency=concurrency or 0, attempts=attempts, timeout_s=float(timeout_s or 0), rate=float(rate or 0)
-    )
-
 
 DueFunction = Callable[[Any, Due], Awaitable[None]]  # Any: a perco.Transaction
 ObserverFunction = Callable[[Any, "Change[K, V]"], Awaitable[None]]  # Any: a perco.Transaction
@@ -447,6 +369,7 @@ class Schema:
         attempts: int | None = None,
         timeout_s: float | None = None,
         rate: float | None = None,
+        backoff_s: tuple[float, float] | None = None,
     ) -> Callable[[ObserverFunction[K, V]], ObserverFunction[K, V]]: ...
     @overload
     def observe(
@@ -465,6 +388,7 @@ class Schema:
         attempts: int | None = None,
         timeout_s: float | None = None,
         rate: float | None = None,
+        backoff_s: tuple[float, float] | None = None,
     ) -> Callable[[ObserverFunction[K, None]], ObserverFunction[K, None]]: ...
     def observe(
         self,
@@ -482,6 +406,7 @@ class Schema:
         attempts: int | None = None,
         timeout_s: float | None = None,
         rate: float | None = None,
+        backoff_s: tuple[float, float] | None = None,
     ) -> Callable[[Any], Any]:
         """Run a function, in a transaction, after each change of a column, or each signal.
 
@@ -507,6 +432,8 @@ class Schema:
             timeout_s: seconds; a run that takes longer is cancelled, and has failed. A `perco.sync.observer` cannot be
                 stopped: its run fails when the function returns.
             rate: at most so many of its runs begin per second, in all workers together (N15).
+            backoff_s: the first and the longest pause after a failed run, in seconds; each pause is twice as long as
+                the one before. By default as in `BackoffOptions`.
 
         The function may raise `perco.Retry`, to be run later, and `perco.GiveUp`.
         """
@@ -519,13 +446,15 @@ class Schema:
             raise UsageError(f"observer {id!r}: version is {version!r}; it is an int of at least 1, and only goes up")
         if not isinstance(backfill, bool):
             raise UsageError(f"observer {id!r}: backfill is True or False, not {backfill!r}")
-        manner = _manner(id, delay_s, max_delay_s, priority)
+        manner = manner_of(id, delay_s, max_delay_s, priority)
         if id in self.observers:
             raise UsageError(f"there are two observers with the id {id!r}")
         if self.tables.get(column.table.name) is not column.table:
             raise SchemaMismatch(f"observer {id!r}: table {column.table.name!r} is not in this schema")
 
-        limits = _limits(id, concurrency, attempts, timeout_s, rate)
+        limits = limits_of(
+            id, concurrency=concurrency, attempts=attempts, timeout_s=timeout_s, rate=rate, backoff_s=backoff_s
+        )
         written = None if writes is None else frozenset(_named_cell(id, each) for each in writes)
 
         def register(function: ObserverFunction[Any, Any]) -> ObserverFunction[Any, Any]:

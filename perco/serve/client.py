@@ -36,6 +36,7 @@ from perco.errors import NOTHING_WRITTEN, SchemaMismatch, Unavailable, UsedAfter
 from perco.history.vacuum import VacuumResult, VacuumStatistics
 from perco.notify.backfill import BackfillProgress
 from perco.notify.concerned import Freshness
+from perco.notify.lagging import Lag
 from perco.notify.waiting import Waiting
 from perco.notify.workers import Workers
 from perco.protocol.retention import Removed
@@ -214,7 +215,7 @@ class RemoteOwner:
         driver = engine.driver = self._driver(engine.fates, engine.background)
         driver.name, driver.quiet = before.name, before.quiet
         driver.counters, driver.on_notified = before.counters, before.on_notified
-        driver.damaged = before.damaged
+        driver.damaged, driver.durations = before.damaged, before.durations
         driver.orphaned = before.orphaned
 
     # ------------------------------------------------------------ the link
@@ -438,6 +439,9 @@ class RemoteOwner:
     async def freshness(self, withouts: Sequence[Sequence[int]]) -> list[Freshness]:
         found = await self.link.call(Method.FRESH, tuple(map(tuple, withouts)), again=True)
         return [Freshness(*each) for each in found]
+
+    async def lag(self) -> dict[str, Lag]:
+        return {id: Lag(*fields) for id, fields in await self.link.call(Method.LAG, None, again=True)}
 
     async def workers_now(self) -> dict[str, int]:
         while True:

@@ -37,7 +37,7 @@ from perco.storage import (
 from perco.storage.fencing import NotHere
 from perco.storage.walking import Leaves
 
-WIRE_VERSION: Final = 14
+WIRE_VERSION: Final = 15
 # Limits of one call. A client keeps within them; a server ends the connection on a call that exceeds them (R1).
 DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows
@@ -73,6 +73,7 @@ class Method(IntEnum):
     IDLE = 19  # -> whether the store is idle, and more; answered once it is idle, or after a while (N7)
     UP_TO = 25  # (a timestamp, observers to leave out) -> (failed changes, or None: others wait; workers) (V14)
     FRESH = 47  # for each view, observers to leave out -> for each view, how fresh it is (V14)
+    LAG = 80  # -> (id, how far it lags behind) of each observer
     VACUUM = 20  # -> what the vacuum did
     BACKFILL = 21  # -> what the backfill did, for each observer
     LAST = 22  # -> the last timestamp that was handed out

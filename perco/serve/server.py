@@ -162,6 +162,7 @@ class Server(Door[Session]):
             Method.IDLE: self._later(self._idle),
             Method.UP_TO: self._later(self._up_to, must_be_up_to),
             Method.FRESH: self._later(self._fresh, must_be_views),
+            Method.LAG: self._later(self._lag),
             Method.NOW: self._later(self._now),
             Method.FOLDER: self._later(self._folder),
             Method.VACUUM: self._later(self._vacuum),
@@ -514,8 +515,7 @@ class Server(Door[Session]):
         return idle.now(), idle.failed(), self._workers(), None if stuck is None else pack_error(stuck)
 
     async def _now(self, session: Session, _: Any) -> tuple[bool, int, int]:
-        idle = self._owner.idle
-        return await idle.look(), idle.pending(), idle.failed()
+        return await self._owner.now()
 
     async def _up_to(
         self, session: Session, asked: tuple[int, Sequence[int] | None]
@@ -532,6 +532,9 @@ class Server(Door[Session]):
 
     async def _fresh(self, session: Session, withouts: Sequence[Sequence[int]]) -> list[Any]:
         return [astuple(each) for each in await self._owner.freshness(withouts)]
+
+    async def _lag(self, session: Session, _: Any) -> list[Any]:
+        return [(id, astuple(each)) for id, each in (await self._owner.lag()).items()]
 
     def _workers(self) -> dict[str, int] | None:
         """How many processes run each observer; None: workers of a former owner may be about to connect to this one."""
@@ -578,8 +581,7 @@ class Server(Door[Session]):
         return pack_vacuum(await self._owner.vacuum(None))
 
     async def _split(self, session: Session, where: Any) -> tuple[Any, ...]:
-        table, row = where
-        return astuple(await self._owner.split(table, row))
+        return astuple(await self._owner.split(*where))
 
     async def _compact(self, session: Session, table: Any) -> list[Any]:
         return [astuple(each) for each in await self._owner.compact(table)]

@@ -43,7 +43,13 @@ from perco.storage.cells import (
     Verdict as Verdict,
     Write as Write,
 )
-from perco.storage.folder import Folder as Folder, file_system as file_system, owner as owner
+from perco.storage.folder import (
+    REMOTE as REMOTE,
+    VOLATILE as VOLATILE,
+    Folder as Folder,
+    file_system as file_system,
+    owner as owner,
+)
 from perco.storage.lmdb_engine import LmdbEngine as LmdbEngine
 from perco.storage.lmdb_options import LmdbOptions as LmdbOptions
 from perco.storage.lmdb_tablet import LmdbTablet as LmdbTablet

@@ -57,8 +57,8 @@ _NEXT = ".next"  # whole, and replaces the folder without the suffix (P6)
 _GLANCES_MAX, _GLANCE_S = 50, 0.002
 
 # File systems on which flock and shared maps do not work between hosts.
-_REMOTE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "9p", "fuse.sshfs", "lustre", "gfs2"}
-_VOLATILE = {"tmpfs", "ramfs"}
+REMOTE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "9p", "fuse.sshfs", "lustre", "gfs2"}
+VOLATILE = {"tmpfs", "ramfs"}
 
 # Folders this process has open: LMDB forbids opening an environment twice in one process.
 _open_here: set[Path] = set()
@@ -516,7 +516,7 @@ def _read_format(path: Path) -> bool:
 
 def _refuse_remote(path: Path) -> str:
     kind = file_system(path)
-    if kind in _REMOTE:
+    if kind in REMOTE:
         raise UnsuitableFolder(
             str(path),
             f"it lies on {kind}, where neither locks nor shared memory maps can be trusted between hosts. "
@@ -527,7 +527,7 @@ def _refuse_remote(path: Path) -> str:
 
 def _check_file_system(path: Path) -> None:
     kind = _refuse_remote(path)
-    if kind in _VOLATILE:
+    if kind in VOLATILE:
         warnings.warn(
             f"{path} lies on {kind}: files there do not survive power loss",
             PercoWarning,

@@ -37,6 +37,11 @@ class Calling:
         self._port.ask(scan.fetch, (), {})
 
 
+def behind(front: Calling) -> Any:
+    """The object behind one of these. For other packages."""
+    return front._of
+
+
 def ask_for(front: Calling, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     """The result of `function(OBJECT, *args)`, for the object behind one of these. For other packages."""
     return front._port.ask(function, (front._of, *args), {})

@@ -18,6 +18,7 @@ from perco.history.vacuum import VacuumResult
 from perco.notify.backfill import BackfillProgress
 from perco.notify.concerned import Freshness
 from perco.notify.failures import FailedChange
+from perco.notify.lagging import Lag
 from perco.notify.observers import ObserverState
 from perco.notify.options import WorkerOptions
 from perco.notify.tracing import Traced
@@ -446,6 +447,17 @@ class Database(Calling):
     def waiting(self) -> dict[str, int]:
         """How many changes wait, by observer id. This scans the notify cells once."""
         result: dict[str, int] = self._ask("waiting", (), {})
+        return result
+
+    def lag(self) -> dict[str, Lag]:
+        """How far each observer lags behind, by id: how many changes wait for it, since when, and more.
+
+        This is cheap at any number of waiting changes. If there are thousands, a background task counts them, and
+        `Lag.counted_s` says how long ago; only the first call waits for a count.
+
+        Raises: Unavailable, in a client.
+        """
+        result: dict[str, Lag] = self._ask("lag", (), {})
         return result
 
     def wait_idle(self, *, timeout: float | None = None) -> int:

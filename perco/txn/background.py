@@ -23,6 +23,7 @@ class Background:
     ended: bool
 
     def __init__(self) -> None:
+        self._token = trio.lowlevel.current_trio_token() if trio.lowlevel.in_trio_run() else None
         self._scope: list[trio.CancelScope] = []
         self._short = 0
         self._long = 0
@@ -67,6 +68,16 @@ class Background:
         self._long += 1
         trio.lowlevel.spawn_system_task(self._run_long, scope, loop, name=f"perco-{name}")
         return scope.cancel
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call a function on the loop soon, unless the store has been closed by then. Any thread, and also asyncio."""
+        assert self._token is not None, "the store was opened on a loop"
+
+        def call() -> None:
+            if not self._closed:
+                function()
+
+        self._token.run_sync_soon(call)
 
     async def apart(self, action: Callable[[], Awaitable[T]], name: str) -> T:
         """Run an action in a task of its own, and return its result. If the caller is cancelled or interrupted,

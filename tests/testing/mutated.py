@@ -6,7 +6,13 @@ import os
 
 import pytest
 
-from tests.testing import mutants_bigtable, mutants_fresh, mutants_loading, mutants_views  # noqa: F401 - they add to COMPONENTS
+from tests.testing import (  # noqa: F401 - they add to COMPONENTS
+    mutants_bigtable,
+    mutants_fresh,
+    mutants_holding,
+    mutants_loading,
+    mutants_views,
+)
 from tests.testing.mutants_components import COMPONENTS
 
 VARIABLE = "PERCO_MUTANT"

@@ -16,7 +16,7 @@ from perco.errors import UsageError
 from perco.notify.failing import asked_by
 from perco.notify.room import Room
 from perco.protocol.records import ack_of
-from perco.schema.schema import Limits
+from perco.schema.manner import Limits
 from tests.component.notify.kit import OPTIONS, Web, get, nothing_is_left, put, settle, until
 
 Txn = perco.Transaction
@@ -149,6 +149,27 @@ async def test_a_run_that_takes_too_long_is_cancelled_and_has_failed(web: Web) -
         assert await get(db, web.note, "b") == "of a cancelled run"
         assert worker.statistics()["hangs"].failures == 3
     assert len(began) == 4
+
+
+async def test_pauses_of_its_own(web: Web) -> None:  # N6
+    began: dict[str, list[float]] = {"mine": [], "default": []}
+
+    def fails(id: str, column: Any, **how: Any) -> None:
+        @web.observe(column, id=id, attempts=5, **how)
+        async def fail(txn: Txn, change: Change) -> None:
+            began[id].append(trio.current_time())
+            raise ValueError(id)
+
+    fails("mine", web.body, backoff_s=(10, 30))
+    fails("default", web.note)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        await put(db, web.body, "a", "bad")
+        await put(db, web.note, "a", "bad")
+        await settle(db)
+    pauses = {id: [later - earlier for earlier, later in pairwise(times)] for id, times in began.items()}
+    bounds = {"mine": [10.0, 20.0, 30.0, 30.0], "default": [0.1, 0.2, 0.4, 0.8]}
+    for id, most in bounds.items():
+        assert all(0.5 * bound <= pause <= bound + 0.1 for pause, bound in zip(pauses[id], most, strict=True))
 
 
 async def test_an_observer_that_becomes_slow_leaves_room(web: Web) -> None:  # N13
@@ -288,6 +309,11 @@ def test_a_request_is_one_error_alone() -> None:
         ({"timeout_s": 0}, "timeout_s is 0"),
         ({"timeout_s": math.inf}, "timeout_s is inf"),
         ({"timeout_s": "5"}, "timeout_s is a number of seconds"),
+        ({"backoff_s": 5}, "backoff_s is a pair"),
+        ({"backoff_s": (5, 1)}, "the first is not longer"),
+        ({"backoff_s": (0, 1)}, "both are above 0"),
+        ({"backoff_s": (1, math.inf)}, "both are above 0"),
+        ({"backoff_s": ("1", 2)}, "backoff_s"),
     ],
 )
 def test_limits_that_are_none(web: Web, how: dict[str, Any], why: str) -> None:

@@ -138,15 +138,37 @@ async def test_the_catalogue_never_goes_back() -> None:  # N10
         version = inside(db).catalogue.version
         assert inside(db).catalogue.observers["count"].version == 2
         await put(db, old.body, "b", "hello")  # a loader may be older
-        with pytest.raises(
-            perco.errors.SchemaMismatch, match=r"'count' is version 2 in this store, but version 1 in this"
-        ):
-            async with db.worker():
-                pass
+        async with db.worker() as worker:  # it leaves the observer alone
+            with pytest.raises(
+                perco.errors.SchemaMismatch, match=r"'count' is version 2 in this store, but version 1 in this"
+            ):
+                await settle(db)
+            assert worker.statistics()["count"].runs == 0
         assert inside(db).catalogue.version == version
     async with client(local, new.schema) as db, db.worker():
         await settle(db)
     assert [change.key for change in after] == ["a", "b"]
+
+
+async def test_an_older_program_that_starts_again_runs_the_observers_that_it_may(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """N10: during a deploy, processes of the older program may be restarted beside those of the newer one."""
+    local = memory()
+    (old, before), (new, after) = counting(1), counting(2)
+    same_before, same_after = old.counting(old.size, id="same"), new.counting(new.size, id="same")
+    async with client(local, new.schema) as db, client(local, old.schema, beside=db) as older, older.worker():
+        await put(older, old.body, "a", "hello")
+        await put(older, old.size, "a", 1)
+        await until(lambda: same_before)
+        await trio.sleep(10.0)
+        assert before == []
+        async with db.worker():
+            await settle(db)
+            await settle(older)
+        assert [change.key for change in after] == ["a"]
+        assert len(same_before) + len(same_after) == 1
+    assert [record.levelname for record in caplog.records if "is version 2" in record.message] == ["ERROR"]
 
 
 async def test_an_older_process_that_still_serves_stops_and_says_why(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perco.notify.delays import Delays
-from perco.schema.schema import Manner
+from perco.schema.manner import Manner
 
 MANNER = Manner(delay_s=10.0, max_delay_s=40.0)
 STEP_S = 40.0 / 4096

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -130,5 +131,95 @@ def test_requests_are_the_same_on_every_front(tmp_path: Path, front: Any, place:
                 front.open(f"unix:{tmp_path / SOCKET}", program.schema) as db,
             ):
                 await steps(program, db)
+
+    trio.run(main) if front is perco else asyncio.run(main())
+
+
+class Held:
+    """A program with a rate and a schedule, whose first runs fail."""
+
+    def __init__(self, front: Any) -> None:
+        self.docs = perco.Table("docs", key=perco.TEXT)
+        self.body, self.note = self.docs.column("body", perco.TEXT), self.docs.column("note", perco.TEXT)
+        self.schema = perco.Schema(self.docs)
+        self.called, self.due = list[float](), list[perco.Due]()
+        self._on(front, self.schema.observe(self.body, id="calls", rate=50), self.call)
+        self._on(front, self.schema.every(seconds=1, id="often"), self.tick)
+
+    def _on(self, front: Any, observe: Callable[[Any], Any], function: Callable[[Any, Any], None]) -> None:
+        if front is perco.sync:
+            observe(perco.sync.observer(function))
+            return
+
+        async def run(txn: Any, change: Any) -> None:
+            if front is perco.aio:
+                await asyncio.sleep(0)
+            function(txn, change)
+
+        observe(perco.aio.observer(run) if front is perco.aio else run)
+
+    def call(self, txn: Any, change: Any) -> None:
+        self.called.append(time.monotonic())
+        if len(self.called) <= 3:
+            raise ConnectionError("the service is down")
+        txn.set(self.note, change.key, "written")
+
+    def tick(self, txn: Any, due: perco.Due) -> None:
+        self.due.append(due)
+        txn.set(self.note, f"due {len(self.due)}", str(due.at))
+
+    def write(self, txn: Any) -> None:
+        for n in range(30):
+            txn.set(self.body, f"{n}", "hello")
+
+    def check(self, states: list[perco.ObserverState], counted: dict[str, perco.ObserverCounters]) -> None:
+        assert {state.id: state.tripped for state in states} == {"calls": "", "often": ""}
+        assert counted["calls"].failures == 3
+        for first, began in enumerate(self.called):  # N15; one second's worth
+            for count, at in enumerate(self.called[first:], 1):
+                assert count <= 50 * (at - began) + 52
+        assert len({due.at for due in self.due}) == len(self.due), "N16: once for each moment"
+
+
+TRIPS = perco.WorkerOptions(
+    only=["calls", "often"],
+    breaker=perco.options.BreakerOptions(failures=2, trial_s=0.1),
+    backoff=perco.options.BackoffOptions(first_s=0.01),
+)
+
+
+async def held(program: Held, db: Any) -> None:
+    async with db.worker(options=TRIPS) as worker:
+        async with db.transaction() as txn:
+            program.write(txn)
+        while len(program.due) < 2 or worker.statistics()["calls"].commits < 30:
+            await db.wait_idle()
+        program.check(await db.observers(), worker.statistics())
+
+
+@pytest.mark.parametrize("place", ["owner", "client"])
+@pytest.mark.parametrize("front", [perco, perco.aio, perco.sync], ids=["trio", "asyncio", "blocking"])
+def test_breakers_rates_and_schedules_are_the_same_on_every_front(tmp_path: Path, front: Any, place: str) -> None:
+    program = Held(front)
+    owns = perco.Schema(program.docs, program.schema.tables["SCHEDULES"])
+    where = tmp_path if place == "owner" else f"unix:{tmp_path / SOCKET}"
+    if front is perco.sync:
+        with contextlib.ExitStack() as stack:
+            if place == "client":
+                stack.enter_context(perco.sync.open(tmp_path, owns))
+            db = stack.enter_context(perco.sync.open(where, program.schema))
+            with db.worker(options=TRIPS) as worker:
+                with db.transaction() as txn:
+                    program.write(txn)
+                while len(program.due) < 2 or worker.statistics()["calls"].commits < 30:
+                    db.wait_idle()
+                program.check(db.observers(), worker.statistics())
+        return
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            if place == "client":
+                await stack.enter_async_context(front.open(tmp_path, owns))
+            await held(program, await stack.enter_async_context(front.open(where, program.schema)))
 
     trio.run(main) if front is perco else asyncio.run(main())

@@ -1,0 +1,326 @@
+"""Metrics of an open store, for Prometheus: `pip install 'perco[metrics]'`.
+
+    async with perco.open("web/", schema) as db, db.worker():
+        perco.metrics.serve(db, "127.0.0.1:9464")     # http://127.0.0.1:9464/metrics, until the store is closed
+        prometheus_client.REGISTRY.register(perco.metrics.collector(db))    # or: beside the program's own metrics
+
+Every process reports its own transactions and observer runs. The process that owns the store also reports how far
+observers lag behind, over all processes. Names are those of OpenTelemetry's conventions for databases and messaging
+where these have one, and begin with `perco_` otherwise.
+
+A task of the store takes a sample every few seconds. Scrapes show the last sample, so they never wait for the store's
+loop, and they may come from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import trio
+
+import perco.aio
+import perco.sync
+from perco.aio import calling as aio_calling
+from perco.clock.durations import BOUNDS_S, Durations
+from perco.database.database import Database
+from perco.database.inside import inside
+from perco.database.options import Statistics
+from perco.errors import PercoError, UsageError, must_be_number
+from perco.notify.lagging import Lag
+from perco.notify.options import ObserverCounters
+from perco.rpc import addresses
+from perco.sync import calling as sync_calling
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import CollectorRegistry
+
+AnyDatabase: TypeAlias = Database | perco.aio.Database | perco.sync.Database
+
+_SYSTEM: Final = "perco"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The state of an open store, as one process knows it.
+
+    Attributes:
+        observers: counters of the observers that this process runs; None: it has no worker.
+        tripped: ids of the observers that are tripped here (N14).
+        runs_s: how long committed runs took, by observer.
+        lag: how far observers lag behind; None: this process does not own the store.
+        commits_s: how long commits took.
+    """
+
+    statistics: Statistics
+    observers: Mapping[str, ObserverCounters] | None
+    tripped: frozenset[str]
+    runs_s: Mapping[str, Durations]
+    lag: Mapping[str, Lag] | None
+    commits_s: Durations
+
+
+class StoreCollector:
+    """Collects an open store's metrics. Made by `collector`; register it with a registry of prometheus_client."""
+
+    def __init__(self, db: Database, every_s: float) -> None:
+        self._db, self._every_s = db, every_s
+        self._last: Sample | None = None
+        self._commits_s = Durations()
+        self._first = threading.Event()
+
+    def _begin(self) -> None:
+        """Called on the store's loop."""
+        inside(self._db).engine.driver.durations = self._commits_s
+        inside(self._db).engine.background.start(self._sample_again_and_again, "metrics")
+
+    async def _sample_again_and_again(self) -> None:
+        try:
+            while True:
+                try:
+                    self._last = await self._sample()
+                    self._first.set()
+                except PercoError:  # the server cannot be reached now; the last sample stays
+                    pass
+                await trio.sleep(self._every_s)
+        finally:
+            self._last = None
+
+    async def _sample(self) -> Sample:
+        parts = inside(self._db)
+        worker = parts.workers.worker
+        lag = await parts.owner.lag() if parts.owner.is_here and not parts.engine.readonly else None
+        if worker is None:
+            return Sample(self._db.statistics(), None, frozenset(), {}, lag, self._commits_s)
+        if worker.durations is None:
+            worker.durations = {id: Durations() for id in worker.counters}
+        names = {number: observer.id for number, observer in worker.observers.items()}
+        tripped = frozenset(names[number] for number in worker.breakers.tripped if number in names)
+        return Sample(self._db.statistics(), worker.statistics(), tripped, worker.durations, lag, self._commits_s)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, as of the last sample; none once the store is closed. Any thread."""
+        sample = self._last
+        return iter(()) if sample is None else _metrics(sample)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the first sample, in a thread other than the store's. Returns whether it is there."""
+        return self._first.wait(timeout_s)
+
+
+def collector(db: AnyDatabase, *, every_s: float = 5.0) -> StoreCollector:
+    """A collector of an open store's metrics: `prometheus_client.REGISTRY.register(perco.metrics.collector(db))`.
+
+    Call it inside of the block that opened the store, on the thread of the store's loop or, for `perco.sync`, on any.
+
+    Args:
+        every_s: seconds between two samples.
+
+    Raises: UsageError if prometheus_client is missing.
+    """
+    _prometheus()
+    must_be_number("every_s", every_s)
+    if not every_s > 0:
+        raise UsageError(f"every_s is {every_s!r}; it is a number of seconds above 0")
+    of = _behind(db)
+    made = StoreCollector(of, float(every_s))
+    inside(of).engine.background.soon(made._begin)
+    return made
+
+
+def serve(db: AnyDatabase, address: str, *, every_s: float = 5.0) -> str:
+    """Serve an open store's metrics, and those of its process, over HTTP, in a thread, until the store is closed.
+
+    Args:
+        address: HOST:PORT, such as "127.0.0.1:9464"; port 0: any free port.
+
+    Returns the URL. Raises: UsageError if the address cannot be used, or prometheus_client is missing.
+    """
+    prometheus = _prometheus()
+    host, port = _parsed(address)
+    registry: CollectorRegistry = prometheus.CollectorRegistry()
+    for each in prometheus.ProcessCollector, prometheus.PlatformCollector, prometheus.GCCollector:
+        each(registry=registry)
+    registry.register(collector(db, every_s=every_s))
+    try:
+        server, thread = prometheus.start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise UsageError(f"metrics cannot be served at {address}: {error.strerror or error}") from error
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    of = _behind(db)
+    inside(of).engine.background.soon(lambda: inside(of).engine.background.start(_until_closed(end), "metrics-http"))
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{server.server_port}/metrics"
+
+
+def _behind(db: AnyDatabase) -> Database:
+    if isinstance(db, Database):
+        return db
+    found = aio_calling.behind(db) if isinstance(db, perco.aio.Database) else sync_calling.behind(db)
+    assert isinstance(found, Database)
+    return found
+
+
+def _until_closed(end: Callable[[], None]) -> Callable[[], Any]:
+    async def wait() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(end)
+
+    return wait
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    try:
+        parsed = addresses.parse(f"tcp://{address}")
+        assert parsed.path is None
+    except (UsageError, ValueError) as error:
+        raise UsageError(f"metrics are served at HOST:PORT, such as 127.0.0.1:9464, not at {address!r}") from error
+    return parsed.host, parsed.port
+
+
+def _prometheus() -> Any:
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise UsageError("metrics need the package prometheus_client: pip install 'perco[metrics]'") from error
+    return prometheus_client
+
+
+# ------------------------------------------------------------------ what is told
+
+_COUNTS: Final = {  # of observers: field of ObserverCounters -> name, what it counts
+    "runs": ("perco_observer_runs", "Runs of an observer that began, with repeated ones"),
+    "commits": ("perco_observer_commits", "Runs of an observer that committed"),
+    "collapsed": ("perco_observer_collapsed_changes", "Changes that a run handled beside the first one"),
+    "conflicts": ("perco_observer_conflicts", "Runs of an observer that conflicted and were repeated"),
+    "failures": ("perco_observer_failures", "Runs of an observer that failed"),
+    "later": ("perco_observer_retries_asked", "Runs that asked to be run later"),
+    "given_up": ("perco_observer_given_up", "Changes that were moved to the failed list"),
+    "seconds": ("perco_observer_seconds", "Time spent in the function of an observer"),
+}
+_LAG: Final = {  # field of Lag -> name, what it is
+    "waiting": ("perco_observer_waiting", "Changes that wait for an observer"),
+    "oldest_s": ("perco_observer_lag_seconds", "Age of the oldest change that waits for an observer"),
+    "failing": ("perco_observer_failing", "Waiting changes that have had a failed run"),
+    "failed": ("perco_observer_failed", "Changes of an observer on the failed list"),
+    "workers": ("perco_observer_workers", "Processes that run an observer"),
+}
+_TRANSACTIONS: Final = {  # field of Counters -> the outcome, or the event
+    "commits": "committed",
+    "aborts": "aborted",
+    "conflicts": "conflict",
+    "unknown": "unknown",
+}
+
+
+def _metrics(sample: Sample) -> Iterator[Metric]:
+    yield from _of_transactions(sample)
+    yield from _of_tablets(sample.statistics)
+    if sample.observers is not None:
+        yield from _of_observers(sample, sample.observers)
+    if sample.lag is not None:
+        for field, (name, what) in _LAG.items():
+            yield _gauge(name, what, ["observer"], (([id], getattr(lag, field)) for id, lag in sample.lag.items()))
+
+
+def _of_transactions(sample: Sample) -> Iterator[Metric]:
+    statistics = sample.statistics
+    counters = statistics.counters
+    outcomes = [([outcome], getattr(counters, field)) for field, outcome in _TRANSACTIONS.items()]
+    yield _counter("perco_transactions", "Transactions, by outcome", ["outcome"], outcomes)
+    yield _counter("perco_lock_waits", "Waits for a lock of another transaction", [], [([], counters.lock_waits)])
+    recovered = [(["forward"], counters.rolled_forward), (["back"], counters.rolled_back)]
+    yield _counter("perco_recoveries", "Locks of dead transactions that were settled", ["way"], recovered)
+    yield _gauge("perco_transactions_open", "Transactions under way", [], [([], statistics.live_transactions)])
+    yield _gauge("perco_loop_lag_seconds", "How long the event loop took to answer", [], [([], statistics.loop.lag_s)])
+    yield _gauge("perco_damaged_cells", "Stored cells that could not be read", [], [([], len(statistics.damaged))])
+    yield _histogram(
+        "db_client_operation_duration_seconds",
+        "Duration of operations on the store",
+        ["db_system_name", "db_operation_name"],
+        [([_SYSTEM, "commit"], sample.commits_s)],
+    )
+
+
+def _of_tablets(statistics: Statistics) -> Iterator[Metric]:
+    tables: dict[str, list[int]] = {}
+    for tablet in statistics.tablets:
+        row = (tablet.batches, tablet.mutations, tablet.refused, tablet.failed, tablet.queued, tablet.used_bytes, 1)
+        sums = tables.setdefault(tablet.table, [0] * len(row))
+        tables[tablet.table] = [a + b for a, b in zip(sums, row, strict=True)]
+    for at, (name, what) in enumerate(
+        (
+            ("perco_batches", "Write transactions of the tablets of a table, each with one fsync"),
+            ("perco_mutations", "Mutations that the tablets of a table were asked for"),
+            ("perco_mutations_refused", "Mutations that did not apply, because a check failed"),
+            ("perco_mutations_failed", "Mutations that the disk could not write"),
+        )
+    ):
+        yield _counter(name, what, ["table"], (([table], sums[at]) for table, sums in tables.items()))
+    for at, (name, what) in enumerate(
+        (
+            ("perco_mutations_queued", "Mutations that wait for a write transaction"),
+            ("perco_used_bytes", "Bytes in use in the files of a table"),
+            ("perco_tablets", "Tablets of a table that this process has open"),
+        ),
+        4,
+    ):
+        yield _gauge(name, what, ["table"], (([table], sums[at]) for table, sums in tables.items()))
+
+
+def _of_observers(sample: Sample, observers: Mapping[str, ObserverCounters]) -> Iterator[Metric]:
+    for field, (name, what) in _COUNTS.items():
+        yield _counter(name, what, ["observer"], (([id], getattr(each, field)) for id, each in observers.items()))
+    running = (([id], each.running) for id, each in observers.items())
+    yield _gauge("perco_observer_running", "Runs of an observer in flight", ["observer"], running)
+    tripped = (([id], float(id in sample.tripped)) for id in observers)
+    yield _gauge("perco_observer_tripped", "1 if all recent runs of an observer failed", ["observer"], tripped)
+    yield _histogram(
+        "messaging_process_duration_seconds",
+        "Duration of committed runs",
+        ["messaging_system", "messaging_destination_name"],
+        (([_SYSTEM, id], durations) for id, durations in sample.runs_s.items()),
+    )
+
+
+Values = Iterable[tuple[list[str], float]]
+
+
+def _counter(name: str, what: str, labels: list[str], values: Values) -> Metric:
+    from prometheus_client.core import CounterMetricFamily
+
+    made = CounterMetricFamily(name, what, labels=labels)
+    for label_values, value in values:
+        made.add_metric(label_values, value)
+    return made
+
+
+def _gauge(name: str, what: str, labels: list[str], values: Values) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    made = GaugeMetricFamily(name, what, labels=labels)
+    for label_values, value in values:
+        made.add_metric(label_values, value)
+    return made
+
+
+def _histogram(name: str, what: str, labels: list[str], values: Iterable[tuple[list[str], Durations]]) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily
+
+    made = HistogramMetricFamily(name, what, labels=labels)
+    bounds = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
+    for label_values, durations in values:
+        buckets = list(zip(bounds, map(float, durations.cumulative()), strict=True))
+        made.add_metric(label_values, buckets, durations.total_s)
+    return made

@@ -1,0 +1,191 @@
+"""How far observers lag behind: how many changes wait for each, and since when.
+
+To count the changes of each observer, this module reads all notify cells. If few wait, each call reads them. If many
+wait, a background task reads them again and again, at a pace that leaves the loop to others, and calls answer at once
+with what it has found last. The ages of the oldest changes go on meanwhile. The task ends when nobody has asked for a
+while.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import trio
+
+from perco.clock.oracle import note_from
+from perco.errors import Corruption, StoreError, TransientError
+from perco.notify.waiting import Waiting
+from perco.protocol.records import observer_of, unpack_cause
+from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, OwnerStore
+from perco.txn.engine import Engine
+
+_FEW: Final = 2000  # changes that each call counts anew
+_SHARE: Final = 0.05  # of the loop's time that the task takes
+_PIECE: Final = 256  # cells between two pauses
+_LEAST_S: Final = 1.0  # between two counts of the task
+_UNASKED_S: Final = 300.0  # then the task ends
+_AGAIN_S: Final = 1.0  # after an error
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far an observer lags behind.
+
+    Attributes:
+        waiting: how many changes wait for it.
+        oldest_s: how long ago the oldest cause of these changes was committed, in seconds, exact to about a second; 0.0
+            if none waits.
+        failing: how many of these changes have had a failed run; `attempts`: the most failed runs of one of them.
+        failed: how many of its changes are on the failed list.
+        workers: how many processes run it.
+        counted_s: how many seconds ago the changes were counted.
+    """
+
+    waiting: int = 0
+    oldest_s: float = 0.0
+    failing: int = 0
+    attempts: int = 0
+    failed: int = 0
+    workers: int = 0
+    counted_s: float = 0.0
+
+
+class _Count(NamedTuple):
+    """What a count has found: for each observer, by number; and when it ended (`at`), by the monotonic clock."""
+
+    at: float
+    waiting: dict[int, int]
+    since_ms: dict[int, int]  # the wall time of the oldest cause
+    failing: dict[int, int]
+    attempts: dict[int, int]
+    failed: dict[int, int]
+
+
+class Lags:
+    """Counts waiting changes. Loop thread only.
+
+    Args:
+        workers: returns how many processes run each observer, by id.
+    """
+
+    def __init__(
+        self, engine: Engine, waiting: Waiting, store: OwnerStore, workers: Callable[[], Awaitable[dict[str, int]]]
+    ) -> None:
+        self._engine, self._waiting, self._store, self._workers = engine, waiting, store, workers
+        self._last: _Count | None = None
+        self._asked_at = 0.0
+        self._stop: Callable[[], None] | None = None  # ends the task; None: it does not run
+        self._counting = trio.Lock()
+
+    async def lag(self) -> dict[str, Lag]:
+        """The lag of each observer, by id."""
+        self._asked_at = trio.current_time()
+        many = self._total(NOTIFY) + self._total(FAILED_LIST) > _FEW
+        if not many or self._stop is None:
+            await self._once()
+        if many and self._stop is None:
+            self._stop = self._engine.background.start(self._again_and_again, "lag")
+        assert self._last is not None, "counted above"
+        return self._of(self._last, await self._workers())
+
+    def _of(self, count: _Count, workers: dict[str, int]) -> dict[str, Lag]:
+        now_ms, counted_s = self._engine.oracle.wall_ms(), max(trio.current_time() - count.at, 0.0)
+        found = {}
+        for id, entry in self._engine.known.catalogue.observers.items():
+            number = entry.number
+            since_ms = count.since_ms.get(number)
+            found[id] = Lag(
+                count.waiting.get(number, 0),
+                0.0 if since_ms is None else max(now_ms - since_ms, 0) / 1000,
+                count.failing.get(number, 0),
+                count.attempts.get(number, 0),
+                count.failed.get(number, 0),
+                workers.get(id, 0),
+                counted_s,
+            )
+        return found
+
+    def _total(self, group: str) -> int:
+        """How many cells a group has in observed tables, as far as is known."""
+        return sum(self._store.count(table, group) for table in self._tables())
+
+    def _tables(self) -> Iterable[str]:
+        return set(self._waiting.observed_tables()) & set(self._store.tables())
+
+    async def _again_and_again(self) -> None:
+        try:
+            while trio.current_time() - self._asked_at < _UNASKED_S:
+                try:
+                    async with self._counting:
+                        self._last = await self._count(_Pace())
+                except (StoreError, TransientError):
+                    await trio.sleep(_AGAIN_S)
+                await trio.sleep(_LEAST_S)
+        finally:
+            self._stop = None
+
+    async def _once(self) -> None:
+        """Count now; calls at the same time share a count."""
+        asked_at = trio.current_time()
+        async with self._counting:
+            if self._last is None or self._last.at < asked_at:
+                self._last = await self._count(None)
+
+    async def _count(self, pace: _Pace | None) -> _Count:
+        waiting: Counter[int] = Counter()
+        failing: Counter[int] = Counter()
+        failed: Counter[int] = Counter()
+        attempts: dict[int, int] = {}
+        causes: dict[int, int] = {}
+        seen = 0
+        for table in sorted(self._tables()):
+            async with aclosing(self._waiting.cells_of(table, NOTIFY)) as cells:
+                async for _, (column, ts, value) in cells:
+                    number = observer_of(column)
+                    root, tried = _cause(ts, value)
+                    waiting[number] += 1
+                    if root < causes.get(number, TS_MAX):
+                        causes[number] = root
+                    if tried:
+                        failing[number] += 1
+                        attempts[number] = max(tried, attempts.get(number, 0))
+                    seen += 1
+                    if pace is not None and not seen % _PIECE:
+                        await pace.pause()
+            if self._store.count(table, FAILED_LIST) or self._store.prompt is None:
+                async with aclosing(self._waiting.cells_of(table, FAILED_LIST)) as cells:
+                    async for _, (column, _, _) in cells:
+                        failed[observer_of(column)] += 1
+                        seen += 1
+                        if pace is not None and not seen % _PIECE:
+                            await pace.pause()
+        at = trio.current_time()
+        store = self._engine.driver.store
+        now_ms = self._engine.oracle.wall_ms()
+        since = {number: await note_from(store, root) or now_ms for number, root in causes.items()}  # O3
+        return _Count(at, dict(waiting), since, dict(failing), attempts, dict(failed))
+
+
+class _Pace:
+    """Pauses for so long that the work between pauses takes a small share of the time."""
+
+    def __init__(self) -> None:
+        self._went_on = trio.current_time()
+
+    async def pause(self) -> None:
+        took_s = trio.current_time() - self._went_on
+        await trio.sleep(took_s * (1 / _SHARE - 1))
+        self._went_on = trio.current_time()
+
+
+def _cause(ts: int, value: bytes) -> tuple[int, int]:
+    """The root cause of a notify cell and its failed attempts; of a cell that cannot be read, the change itself."""
+    try:
+        root, _, _, attempts = unpack_cause(value)
+    except Corruption:
+        return ts, 0
+    return root, attempts

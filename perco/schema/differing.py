@@ -1,0 +1,115 @@
+"""What a program would change in a store, before it does: the differences of its schema and the catalogue.
+
+N10 Opening a store adds what is new, and never takes anything away. What contradicts the catalogue is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from perco.errors import SchemaMismatch
+from perco.protocol.retention import Keep
+from perco.schema.catalogue import Catalogue, ObserverEntry
+from perco.schema.codes import changed
+from perco.schema.schema import Observer, Schema, Signal
+
+# Kinds: what opening the store adds or changes; what it leaves, though the program and the store differ; what it
+# refuses.
+ADDS, CHANGES, LEAVES, REFUSES = "adds", "changes", "leaves", "refuses"
+
+
+class Difference(NamedTuple):
+    """`kind`: ADDS, CHANGES, LEAVES or REFUSES. `what`: a table, column or observer. `effect`: what that means."""
+
+    kind: str
+    what: str
+    effect: str
+
+
+def differences(catalogue: Catalogue, schema: Schema) -> list[Difference]:
+    """What opening a store with this schema changes, and what it cannot change."""
+    return [
+        *_of_tables(catalogue, schema),
+        *_of_observers(catalogue, schema),
+        *_of_retention(catalogue, schema),
+        *(
+            Difference(LEAVES, of, f"its code has changed, but not its version {version}: earlier results stay")
+            for of, version in changed(catalogue, schema).items()
+        ),
+    ]
+
+
+def _of_tables(catalogue: Catalogue, schema: Schema) -> Iterator[Difference]:
+    for name, table in schema.tables.items():
+        try:
+            after = catalogue.declare(Schema(table)).tables[name]
+        except SchemaMismatch as error:
+            yield Difference(REFUSES, f"table {name}", str(error))
+            continue
+        before = catalogue.tables.get(name)
+        if before is None:
+            logs = ", with a log of changes" if after.changes else ""
+            yield Difference(ADDS, f"table {name}", f"keys of {after.key}{logs}")
+        for column, entry in after.columns.items():
+            if (before is None or column not in before.columns) and not column.startswith("_"):
+                yield Difference(ADDS, f"column {name}.{column}", "a signal" if entry.is_signal else entry.codec)
+        if before is not None and before.keep != after.keep:
+            was = _kept(before.keep) if before.keep is not None else "as the store's default"
+            yield Difference(CHANGES, f"table {name}", f"keeps old versions {_kept(after.keep)}; so far {was}")
+
+
+def _of_observers(catalogue: Catalogue, schema: Schema) -> Iterator[Difference]:
+    for id, observer in schema.observers.items():
+        what, entry = f"observer {id}", catalogue.observers.get(id)
+        table, column = observer.column.table.name, observer.column.name
+        if entry is None:
+            yield Difference(ADDS, what, f"on {table}.{column}; {_for_what_is_there(catalogue, observer)}")
+        elif (entry.table, entry.column) != (table, column):
+            text = f"the store has it on {entry.table}.{entry.column}, this program on {table}.{column}"
+            yield Difference(REFUSES, what, f"{text}: give the new observer an id of its own")
+        else:
+            yield from _of_observer(catalogue, what, observer, entry)
+    for id, entry in catalogue.observers.items():
+        if id not in schema.observers:
+            text = f"on {entry.table}.{entry.column}: this program lacks it, and its changes wait for one that has it"
+            yield Difference(LEAVES, f"observer {id}", text)
+
+
+def _of_observer(catalogue: Catalogue, what: str, observer: Observer, entry: ObserverEntry) -> Iterator[Difference]:
+    if observer.version < entry.version:
+        text = f"is version {entry.version} in the store, and {observer.version} here: this program does not run it"
+        yield Difference(LEAVES, what, text)
+        return
+    if observer.version > entry.version:
+        versions = f"version {entry.version} becomes {observer.version}"
+        yield Difference(CHANGES, what, f"{versions}; {_for_what_is_there(catalogue, observer)}")
+    if observer.manner != entry.manner:
+        yield Difference(CHANGES, what, f"{_manner_of(entry)} becomes {_manner_of(observer)}")
+    if entry.paused:
+        yield Difference(LEAVES, what, "is paused: it does not run until it is resumed")
+
+
+def _for_what_is_there(catalogue: Catalogue, observer: Observer) -> str:
+    table = catalogue.tables.get(observer.column.table.name)
+    if isinstance(observer.column, Signal) or table is None or observer.column.name not in table.columns:
+        return "runs for changes from then on"
+    return "runs for all existing data" if observer.backfill else "does not run for existing data (backfill=False)"
+
+
+def _manner_of(observer: Observer | ObserverEntry) -> str:
+    manner = observer.manner
+    delay = f"a delay of {manner.delay_s:g} s (at most {manner.max_delay_s:g} s)" if manner.delay_s else "no delay"
+    return f"{delay} and priority {manner.priority}"
+
+
+def _of_retention(catalogue: Catalogue, schema: Schema) -> Iterator[Difference]:
+    if schema.keep is not None and catalogue.version and schema.keep != catalogue.keep:
+        text = f"old versions are kept {_kept(schema.keep)} by default; so far {_kept(catalogue.keep)}"
+        yield Difference(CHANGES, "the store", text)
+
+
+def _kept(keep: Keep | None) -> str:
+    if keep is None:
+        return "as the store's default"
+    return f"for {keep.seconds:g} s, and the newest {keep.versions}"
