@@ -337,14 +337,7 @@ def serve(
     mould = serving.mould() if processes > 1 and serving.is_kept() else None
     perform_alone(
         serving.serve,
-        store,
-        listen or [],
-        durability,
-        connections,
-        tls_cert,
-        tls_key,
-        processes,
-        mould,
+        *(store, listen or [], durability, connections, tls_cert, tls_key, processes, mould),
         direct=direct,
         standby=standby,
         advertise=advertise,

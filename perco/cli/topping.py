@@ -106,7 +106,7 @@ class _Screen:
 
 
 def _style(lag: perco.Lag) -> str:
-    """Red: changes were given up, or nobody runs the observer; yellow: runs fail."""
+    """Red: changes were given up, or no process runs the observer; yellow: runs fail."""
     if lag.failed or (lag.waiting and not lag.workers):
         return "red"
     return "yellow" if lag.failing else ""

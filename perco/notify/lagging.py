@@ -2,7 +2,7 @@
 
 To count the changes of each observer, this module reads all notify cells. If few wait, each call reads them. If many
 wait, a background task reads them again and again, at a pace that leaves the loop to others, and calls answer at once
-with what it has found last. The ages of the oldest changes go on meanwhile. The task ends when nobody has asked for a
+with what it has found last. The ages of the oldest changes go on meanwhile. The task ends when no call has come for a
 while.
 """
 
@@ -23,7 +23,7 @@ from perco.protocol.records import observer_of, unpack_cause
 from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, OwnerStore
 from perco.txn.engine import Engine
 
-_FEW: Final = 2000  # changes that each call counts anew
+_FEW: Final = 2000  # changes; up to so many, each call counts them
 _SHARE: Final = 0.05  # of the loop's time that the task takes
 _PIECE: Final = 256  # cells between two pauses
 _LEAST_S: Final = 1.0  # between two counts of the task

@@ -389,8 +389,7 @@ class Worker:
                     await self.rates.turn(observer_of(ack))
                 await turn.take()
         except StoreError as error:
-            where = self._where(table, row)
-            log.warning("observer %s on %s: %s", observer.id, where, error, extra=fields(observer.id, where))
+            self._tell(logging.WARNING, observer, table, row, error)
             self._failed(observer, counters, key, error, seen_ts)
         except Corruption as error:
             self.engine.driver.note_damage(error)
@@ -399,17 +398,14 @@ class Worker:
             counters.later += 1
             self.damaged.pop(key, None)
             self.backoff.later(key, trio.current_time(), asked.after_s)
-            where = self._where(table, row)
-            log.info("observer %s on %s: %s", observer.id, where, asked, extra=fields(observer.id, where))
+            self._tell(logging.INFO, observer, table, row, asked)
         except ObserverFailedError as failed:
             wrong = awaits_asyncio(self.engine, observer, failed.error)
-            if wrong is not None:
-                failed.error = wrong
-                self.failure_log.failed(observer.id, self._where(table, row), failed)
-                self._failed(observer, counters, key, wrong, seen_ts)
-                return
+            failed.error = wrong or failed.error
             self.failure_log.failed(observer.id, self._where(table, row), failed)
-            self._failed(observer, counters, key, failed.error, seen_ts, failed.attempts)
+            self._failed(observer, counters, key, failed.error, seen_ts, 0 if wrong else failed.attempts)
+            if wrong is not None:
+                return
             attempts = observer.limits.attempts
             if await note_failure(
                 self.engine, Cellref(*key), failed, self.options.attempts if attempts is None else attempts
@@ -468,6 +464,10 @@ class Worker:
     async def _note_trip(self, number: int, trip: Trip | None) -> None:
         with contextlib.suppress(StoreError, SessionEnded):  # the next trial notes it again
             await note_trip(self.engine.driver.store, number, trip)
+
+    def _tell(self, level: int, observer: Observer, table: str, row: bytes, what: BaseException) -> None:
+        where = self._where(table, row)
+        log.log(level, "observer %s on %s: %s", observer.id, where, what, extra=fields(observer.id, where))
 
     def _where(self, table: str, row: bytes) -> str:
         """A row, in readable form."""

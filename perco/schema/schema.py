@@ -84,6 +84,16 @@ def _must_observe(id: str, function: object) -> None:
         pass
 
 
+def _must_declare(id: str, column: object, version: object, backfill: object) -> None:
+    if not isinstance(column, Column | Signal):
+        raise UsageError(f"observer {id!r} takes a column or a signal, as made by Table.column, not {column!r}")
+    _named("observer", id)
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= _VERSION_MAX:
+        raise UsageError(f"observer {id!r}: version is {version!r}; it is an int of at least 1, and only goes up")
+    if not isinstance(backfill, bool):
+        raise UsageError(f"observer {id!r}: backfill is True or False, not {backfill!r}")
+
+
 def _named_cell(id: str, written: object) -> tuple[str, str]:
     if not isinstance(written, Column | Signal):
         raise UsageError(f"observer {id!r}: writes= takes a list of columns and signals, not {written!r}")
@@ -437,15 +447,9 @@ class Schema:
 
         The function may raise `perco.Retry`, to be run later, and `perco.GiveUp`.
         """
-        if not isinstance(column, Column | Signal):
-            raise UsageError(f"observer {id!r} takes a column or a signal, as made by Table.column, not {column!r}")
         if isolation is not None:
             is_serializable(isolation)
-        _named("observer", id)
-        if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= _VERSION_MAX:
-            raise UsageError(f"observer {id!r}: version is {version!r}; it is an int of at least 1, and only goes up")
-        if not isinstance(backfill, bool):
-            raise UsageError(f"observer {id!r}: backfill is True or False, not {backfill!r}")
+        _must_declare(id, column, version, backfill)
         manner = manner_of(id, delay_s, max_delay_s, priority)
         if id in self.observers:
             raise UsageError(f"there are two observers with the id {id!r}")

@@ -82,7 +82,7 @@ def used_again(patch: pytest.MonkeyPatch) -> None:
 
 
 @by(
-    f"{_SCHEDULES}::test_moments_while_no_worker_runs",
+    f"{_SCHEDULES}::test_a_run_that_takes_longer_than_the_period",
     "N16 the next moment is written before the one before is handled",
 )
 def too_early(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What opening a store with a program would change."""
+"""The differences of a program and a store that are told before the program opens the store."""
 
 from __future__ import annotations
 
