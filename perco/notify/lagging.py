@@ -8,6 +8,7 @@ while.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
@@ -23,12 +24,13 @@ from perco.protocol.records import observer_of, unpack_cause
 from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, OwnerStore
 from perco.txn.engine import Engine
 
+log: logging.Logger = logging.getLogger("perco.observer")
+
 _FEW: Final = 2000  # changes; up to so many, each call counts them
 _SHARE: Final = 0.05  # of the loop's time that the task takes
 _PIECE: Final = 256  # cells between two pauses
 _LEAST_S: Final = 1.0  # between two counts of the task
 _UNASKED_S: Final = 300.0  # then the task ends
-_AGAIN_S: Final = 1.0  # after an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,11 @@ class Lag:
 
 
 class _Count(NamedTuple):
-    """What a count has found: for each observer, by number; and when it ended (`at`), by the monotonic clock."""
+    """What a count has found: for each observer, by number; how many cells, and when it ended (`at`), by the monotonic
+    clock."""
 
     at: float
+    cells: int
     waiting: dict[int, int]
     since_ms: dict[int, int]  # the wall time of the oldest cause
     failing: dict[int, int]
@@ -84,12 +88,11 @@ class Lags:
     async def lag(self) -> dict[str, Lag]:
         """The lag of each observer, by id."""
         self._asked_at = trio.current_time()
-        many = self._total(NOTIFY) + self._total(FAILED_LIST) > _FEW
-        if not many or self._stop is None:
+        if self._stop is None:
             await self._once()
-        if many and self._stop is None:
+        assert self._last is not None, "counted just now, or by the task"
+        if self._stop is None and self._last.cells > _FEW:
             self._stop = self._engine.background.start(self._again_and_again, "lag")
-        assert self._last is not None, "counted above"
         return self._of(self._last, await self._workers())
 
     def _of(self, count: _Count, workers: dict[str, int]) -> dict[str, Lag]:
@@ -109,22 +112,21 @@ class Lags:
             )
         return found
 
-    def _total(self, group: str) -> int:
-        """How many cells a group has in observed tables, as far as is known."""
-        return sum(self._store.count(table, group) for table in self._tables())
-
     def _tables(self) -> Iterable[str]:
         return set(self._waiting.observed_tables()) & set(self._store.tables())
 
     async def _again_and_again(self) -> None:
         try:
             while trio.current_time() - self._asked_at < _UNASKED_S:
+                await trio.sleep(_LEAST_S)
                 try:
                     async with self._counting:
                         self._last = await self._count(_Pace())
-                except (StoreError, TransientError):
-                    await trio.sleep(_AGAIN_S)
-                await trio.sleep(_LEAST_S)
+                except (StoreError, TransientError) as error:
+                    log.warning("waiting changes cannot be counted now: %s", error)
+                    continue
+                if self._last.cells <= _FEW:
+                    return
         finally:
             self._stop = None
 
@@ -167,7 +169,7 @@ class Lags:
         store = self._engine.driver.store
         now_ms = self._engine.oracle.wall_ms()
         since = {number: await note_from(store, root) or now_ms for number, root in causes.items()}  # O3
-        return _Count(at, dict(waiting), since, dict(failing), attempts, dict(failed))
+        return _Count(at, seen, dict(waiting), since, dict(failing), attempts, dict(failed))
 
 
 class _Pace:

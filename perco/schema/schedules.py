@@ -1,6 +1,6 @@
 """When schedules are due: a moment in every period, or the moments of a cron expression.
 
-Moments are datetimes with a time zone. Intervals begin at multiples of the period since 1970, in UTC, so that all
+Moments are datetimes in UTC. Intervals begin at multiples of the period since 1970, in UTC, so that all
 processes agree on them without asking. The package cronsim reads cron expressions (extra `schedule`). When clocks
 change, a moment that the day lacks is due right after the gap, and one that the day has twice is due once.
 """
@@ -75,12 +75,15 @@ class Cron:
         self._simulate = simulate
 
     def after(self, moment: datetime) -> datetime:
-        found: datetime = next(self._simulate(self.expression, moment.astimezone(self.zone)))
-        return found
+        # In the hour that the clock repeats, cronsim also gives moments of the first pass.
+        found = self._simulate(self.expression, moment.astimezone(self.zone))
+        return next(at for at in (each.astimezone(UTC) for each in found) if at > moment)
 
     def last(self, moment: datetime) -> datetime:
-        just_after = moment.astimezone(self.zone) + timedelta(microseconds=1)
-        found: datetime = next(self._simulate(self.expression, just_after, reverse=True))
+        before = self._simulate(self.expression, moment.astimezone(self.zone), reverse=True)
+        found: datetime = next(at for at in (each.astimezone(UTC) for each in before) if at <= moment)
+        while (later := self.after(found)) <= moment:
+            found = later
         return found
 
 

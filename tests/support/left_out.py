@@ -49,13 +49,25 @@ _SERIALIZABLE, _READ_LOCKS = "scenarios/test_serializable.py", "scenarios/test_r
 
 CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     LeftOut(
+        "hours go by in these tests; tablet servers renew their leases, and connections are looked after, every second of "
+        "them, which takes minutes. They run over the socket of a folder",
+        {"component/notify/test_schedules.py": ()},
+        ("tls", "tablets"),
+    ),
+    LeftOut(
         "a run of another observer of the same table is under way: the owner knows on which rows a client runs "
         "observers, but not which ones, so it waits for all of the table",
         {"component/notify/test_views_fresh.py": ("test_a_run_in_flight_is_waited_for_if_it_is_concerned",)},
     ),
     LeftOut(
         "looks for what waits in the test's process: for a client, the owner does that",
-        {"component/notify/test_views_fresh.py": ("test_a_look_that_a_run_passed_does_not_count",)},
+        {
+            "component/notify/test_views_fresh.py": ("test_a_look_that_a_run_passed_does_not_count",),
+            "component/notify/test_lagging.py": (
+                "test_many_changes_are_counted_in_the_background",
+                "test_calls_at_the_same_time_share_a_count",
+            ),
+        },
     ),
     LeftOut(
         "loses replies to mutations of the system table, which only the owner writes, or inspects the pins in the "

@@ -100,8 +100,11 @@ async def test_many_changes_are_counted_in_the_background(web: Web, monkeypatch:
         assert lags._stop is not None
         await trio.sleep(lagging._UNASKED_S + 10)
         assert lags._stop is None, "nobody asks"
+        await db.lag()
         async with db.worker():
             await settle(db)
+        await trio.sleep(10)
+        assert lags._stop is None, "few wait"
         assert (await db.lag())["a"] == perco.Lag()
 
 
