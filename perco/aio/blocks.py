@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -101,7 +101,6 @@ class WorkerHandle(Calling):
         """Call a function after each committed run: (observer id, key, seconds)."""
         self._now("on_run", (function,), {})
 
-    async def drain(self, *, timeout: float | None = None) -> bool:
+    def drain(self, *, timeout: float | None = None) -> Coroutine[Any, Any, bool]:
         """Begin no more runs, and wait for those in flight: see `perco.WorkerHandle.drain`."""
-        result: bool = await self._ask("drain", (), {"timeout": timeout})
-        return result
+        return self._ask("drain", (), {"timeout": timeout})

@@ -7,7 +7,7 @@ change, a moment that the day lacks is due right after the gap, and one that the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Final, Literal, Protocol
@@ -76,12 +76,12 @@ class Cron:
 
     def after(self, moment: datetime) -> datetime:
         # In the hour that the clock repeats, cronsim also gives moments of the first pass.
-        found = self._simulate(self.expression, moment.astimezone(self.zone))
-        return next(at for at in (each.astimezone(UTC) for each in found) if at > moment)
+        moments: Iterator[datetime] = self._simulate(self.expression, moment.astimezone(self.zone))
+        return next(at for at in (each.astimezone(UTC) for each in moments) if at > moment)
 
     def last(self, moment: datetime) -> datetime:
-        before = self._simulate(self.expression, moment.astimezone(self.zone), reverse=True)
-        found: datetime = next(at for at in (each.astimezone(UTC) for each in before) if at <= moment)
+        before: Iterator[datetime] = self._simulate(self.expression, moment.astimezone(self.zone), reverse=True)
+        found = next(at for at in (each.astimezone(UTC) for each in before) if at <= moment)
         while (later := self.after(found)) <= moment:
             found = later
         return found

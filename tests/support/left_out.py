@@ -49,8 +49,8 @@ _SERIALIZABLE, _READ_LOCKS = "scenarios/test_serializable.py", "scenarios/test_r
 
 CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     LeftOut(
-        "hours go by in these tests; tablet servers renew their leases, and connections are looked after, every second of "
-        "them, which takes minutes. They run over the socket of a folder",
+        "hours go by in these tests; tablet servers renew their leases, and connections are looked after, every second "
+        "of them, which takes minutes. They run over the socket of a folder",
         {"component/notify/test_schedules.py": ()},
         ("tls", "tablets"),
     ),

@@ -55,7 +55,7 @@ with perco.sync.open("memory:", schema) as db:
     with db.pin("p", lease_s=5) as pin:
         reveal_type(pin.renew(6.0))  # None
     with db.worker(concurrency=3) as worker:
-        reveal_type(worker.statistics())  # dict[str, perco.notify.worker.ObserverCounters]
+        reveal_type(worker.statistics())  # dict[str, perco.notify.options.ObserverCounters]
     reveal_type(db.wait_idle(timeout=3.0))  # int
     reveal_type(db.failed("o", limit=3))  # list[perco.notify.failures.FailedChange]
     db.transaction(isolation="weak")  # error: Argument "isolation"

@@ -492,6 +492,27 @@ async def of_views(asked: Asked) -> Any:
     ]
 
 
+@covers("Database.lag")
+async def lagging(asked: Asked) -> Any:
+    db = asked.db
+
+    async def lag() -> dict[str, Any]:
+        found = await asked.call(db.lag())
+        return {
+            id: (each.waiting, each.failing, each.attempts, each.failed, each.workers) for id, each in found.items()
+        }
+
+    told = [await lag()]
+    await asked.put(lags=1, fails=13)
+    told.append(await lag())
+    async with asked.block(db.worker(options=perco.WorkerOptions(attempts=1))):
+        await asked.call(db.wait_idle(timeout=LONG))
+        told.append(await lag())
+    await asked.call(db.drop_failed("double"))
+    told.append(await lag())
+    return told
+
+
 @covers("Database.waiting", "Database.pending", "Database.is_idle", "Database.wait_idle", "Database.wait_for")
 async def waiting(asked: Asked) -> Any:
     db = asked.db
@@ -545,7 +566,10 @@ async def failing(asked: Asked) -> Any:
     return told
 
 
-@covers("Database.worker", "WorkerHandle.statistics", "WorkerHandle.scanner_statistics", "WorkerHandle.on_run")
+@covers(
+    *("Database.worker", "WorkerHandle.statistics", "WorkerHandle.scanner_statistics", "WorkerHandle.on_run"),
+    "WorkerHandle.drain",
+)
 async def workers(asked: Asked) -> Any:
     db, runs = asked.db, []
 
@@ -561,6 +585,9 @@ async def workers(asked: Asked) -> Any:
         counts = await asked.call(worker.statistics())
         told.append({id: (each.commits, each.failures) for id, each in counts.items()})
         told.append(len(await asked.call(worker.scanner_statistics())))
+        told += [await asked.told(worker.drain, timeout="soon"), await asked.told(worker.drain, timeout=LONG)]
+        await asked.put(drained=1)
+        told += [await asked.told(db.wait_idle, timeout=0.1), await asked.told(worker.drain)]
     told += [await asked.told(another, scanners=0), await asked.told(another, options=5)]
     return told, runs, await asked.get("worked", twice)
 

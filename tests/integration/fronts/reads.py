@@ -64,6 +64,10 @@ async def observers_of(asked: Asked) -> Any:
     return "gives", [(each.id, each.version, each.paused) for each in await asked.call(asked.db.observers())]
 
 
+async def lag_of(asked: Asked) -> Any:
+    return "gives", {id: (each.waiting, each.failed) for id, each in (await asked.call(asked.db.lag())).items()}
+
+
 def told(name: str, *args: Any, **kwargs: Any) -> Case:
     return lambda asked: asked.told(getattr(asked.db, name), *args, **kwargs)
 
@@ -101,6 +105,7 @@ READS: Final[dict[str, Case]] = {
     "backfill": told("backfill"),
     "unserved": told("unserved"),
     "waiting": told("waiting"),
+    "lag": lag_of,
     "pending": told("pending"),
     "is_idle": told("is_idle"),
     "wait_idle": told("wait_idle", timeout=LONG),
