@@ -345,7 +345,7 @@ def serve(
     )
 
 
-@app.command()
+@app.command(short_help="See whether a store's owner answers.")
 def ping(
     store: Store,
     timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for an answer.")] = 5.0,
