@@ -69,12 +69,12 @@ class StoreCollector:
     def __init__(self, db: Database, every_s: float) -> None:
         self._db, self._every_s = db, every_s
         self._last: Sample | None = None
-        self._commits_s = Durations()
         self._first = threading.Event()
 
     def _begin(self) -> None:
         """Called on the store's loop."""
-        inside(self._db).engine.driver.durations = self._commits_s
+        driver = inside(self._db).driver
+        driver.durations = driver.durations or Durations()
         inside(self._db).engine.background.start(self._sample_again_and_again, "metrics")
 
     async def _sample_again_and_again(self) -> None:
@@ -93,13 +93,14 @@ class StoreCollector:
         parts = inside(self._db)
         worker = parts.workers.worker
         lag = await parts.owner.lag() if parts.owner.is_here and not parts.engine.readonly else None
+        commits_s = parts.driver.durations or Durations()
         if worker is None:
-            return Sample(self._db.statistics(), None, frozenset(), {}, lag, self._commits_s)
+            return Sample(self._db.statistics(), None, frozenset(), {}, lag, commits_s)
         if worker.durations is None:
             worker.durations = {id: Durations() for id in worker.counters}
         names = {number: observer.id for number, observer in worker.observers.items()}
         tripped = frozenset(names[number] for number in worker.breakers.tripped if number in names)
-        return Sample(self._db.statistics(), worker.statistics(), tripped, worker.durations, lag, self._commits_s)
+        return Sample(self._db.statistics(), worker.statistics(), tripped, worker.durations, lag, commits_s)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, as of the last sample; none once the store is closed. Any thread."""
@@ -215,6 +216,7 @@ _LAG: Final = {  # field of Lag -> name, what it is
     "failing": ("perco_observer_failing", "Waiting changes that have had a failed run"),
     "failed": ("perco_observer_failed", "Changes of an observer on the failed list"),
     "workers": ("perco_observer_workers", "Processes that run an observer"),
+    "counted_s": ("perco_observer_counted_seconds", "How long ago the waiting changes were counted"),
 }
 _TRANSACTIONS: Final = {  # field of Counters -> the outcome, or the event
     "commits": "committed",

@@ -20,7 +20,7 @@ import perco
 from perco.cli.screen import FINE, FOUND, is_elsewhere, show_json, size
 from perco.clock.oracle import newest_note
 from perco.database.inside import inside
-from perco.errors import PercoError, UsageError
+from perco.errors import FormatUnknown, PercoError, UsageError
 from perco.storage import REMOTE, VOLATILE, file_system
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
@@ -75,8 +75,9 @@ def _packages() -> Iterator[Finding]:
 def _folder(folder: Path, there: Path) -> Iterator[Finding]:
     yield _kind(folder, there)
     yield _permissions(folder, there)
-    yield _space(folder, there)
-    yield _syncs(there)
+    if there.is_dir():
+        yield _space(folder, there)
+        yield _syncs(there)
 
 
 def _kind(folder: Path, there: Path) -> Finding:
@@ -93,6 +94,8 @@ def _kind(folder: Path, there: Path) -> Finding:
 
 
 def _permissions(folder: Path, there: Path) -> Finding:
+    if not there.is_dir():
+        return Finding(WRONG, "permissions", f"{there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         told = f"this user (uid {os.getuid()}) may not write to {there}"
         return Finding(WRONG, "permissions", told)
@@ -161,8 +164,10 @@ async def _store(folder: Path) -> list[Finding]:
         async with perco.open(folder, readonly=True) as db:
             note = await newest_note(inside(db).driver.store)
             alive = inside(db).place.owner_alive
+    except FormatUnknown as error:
+        return [Finding(WRONG, "store", f"{error} A store needs a folder of its own, such as {folder / 'store'}")]
     except PercoError as error:
-        return [Finding(WRONG, "store", f"{error}. To see more: perco check {folder}")]
+        return [Finding(WRONG, "store", f"{error} To see more: perco check {folder}")]
     found = [Finding(OK, "store", f"it can be read; {'its owner is alive' if alive else 'no process has it open'}")]
     if note is not None:
         ahead = note[1] - time.time()

@@ -50,3 +50,4 @@ def begin(level: Level, *, as_json: bool) -> None:
     log = logging.getLogger("perco")
     log.handlers[:] = [handler]
     log.setLevel(level.value.upper())
+    log.propagate = False  # the program may have configured handlers of its own

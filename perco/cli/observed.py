@@ -154,7 +154,8 @@ def worker(
     On SIGTERM or Ctrl-C, it begins no more runs, and ends when those in flight have ended, or after --drain seconds; a
     second signal ends it at once. A run that was broken off has changed nothing, and runs again elsewhere.
 
-    With --only or --except, a worker runs a part of the observers, for example only those that need a GPU.
+    With --only or --except, a worker runs a part of the observers, for example only those that need a GPU. With
+    --until-idle, the other ones must run elsewhere: otherwise it exits with 2 when only their changes are left.
 
     \b
     Examples:

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from datetime import datetime
 from itertools import repeat
+from math import inf
 from typing import Any, Final
 
 import trio
@@ -24,6 +25,7 @@ from perco.serve.opening import visiting
 _HEAD: Final = ("observer", "waiting", "per second", "oldest", "failing", "failed", "workers")
 _NUMBERS: Final = _HEAD[1:]
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
+_SAME_COUNT_S: Final = 0.05  # two looks that are of moments as close as that show the same count
 
 Lags = Mapping[str, perco.Lag]
 
@@ -32,19 +34,26 @@ class _Seen:
     """The lags as they are now, and as they were before."""
 
     def __init__(self, lags: Lags) -> None:
-        self.lags = self._before = lags
-        self._at = self._before_at = trio.current_time()
+        self.lags: Lags = {}
+        self._counted: dict[str, tuple[float, int]] = {}  # by observer: when the last count began, and how many waited
+        self._per_s: dict[str, str] = {}
+        self.see(lags)
 
     def see(self, lags: Lags) -> None:
-        self._before, self._before_at = self.lags, self._at
-        self.lags, self._at = lags, trio.current_time()
+        """Note the lags, and how fast the numbers change: from one count to the next."""
+        self.lags, now = lags, trio.current_time()
+        for id, lag in lags.items():
+            at, (before_at, before) = now - lag.counted_s, self._counted.get(id, (-inf, lag.waiting))
+            if at - before_at < _SAME_COUNT_S:
+                continue
+            self._counted[id] = at, lag.waiting
+            self._per_s[id] = "" if before_at == -inf else f"{(lag.waiting - before) / (at - before_at):+.0f}"
 
     def rows(self) -> list[tuple[str, ...]]:
         return [(id, *self._row(id, lag)) for id, lag in self.lags.items()]
 
     def _row(self, id: str, lag: perco.Lag) -> tuple[str, ...]:
-        took_s, before = self._at - self._before_at, self._before.get(id, lag)
-        per_s = f"{(lag.waiting - before.waiting) / took_s:+.0f}" if took_s else ""
+        per_s = self._per_s.get(id, "")
         oldest = shown_age(lag.oldest_s) if lag.waiting else ""
         return str(lag.waiting), per_s, oldest, str(lag.failing), str(lag.failed), str(lag.workers)
 

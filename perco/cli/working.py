@@ -32,6 +32,7 @@ from perco.views import Views
 
 T = TypeVar("T")
 
+_SAME_SIGNAL_S: Final = 1.0  # what comes so soon after a signal is the same one: by the terminal, and by a supervisor
 _AGAIN_S: Final = 1.0  # before a process that died is started again
 
 
@@ -68,7 +69,10 @@ async def work(what: str, store: str, how: How, *, processes: int) -> int:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
 
-                async def listen() -> None:
+                async def listen(after_s: float = 0.0) -> None:
+                    with trio.move_on_after(after_s):
+                        async for _ in signals:
+                            pass
                     async for _ in signals:
                         nursery.cancel_scope.cancel()
                         return
@@ -79,7 +83,7 @@ async def work(what: str, store: str, how: How, *, processes: int) -> int:
                     nursery.cancel_scope.cancel()
             systemd.tell("STOPPING=1")
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(listen)  # to the second signal
+                nursery.start_soon(listen, _SAME_SIGNAL_S)  # to the second signal
                 await handle.drain(timeout=how.drain_s)
                 nursery.cancel_scope.cancel()
         _show(handle.statistics(), json=how.json)
@@ -103,8 +107,11 @@ async def work_on_asyncio(what: str, store: str, how: How) -> int:
             loop.add_signal_handler(number, signalled.set)
         failed = await _first(db.wait_idle() if how.until_idle else None, signalled)
         systemd.tell("STOPPING=1")
-        signalled.clear()
-        await _first(handle.drain(timeout=how.drain_s), signalled)
+        loop.call_later(_SAME_SIGNAL_S, signalled.clear)
+        again = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, lambda: again.set() if not signalled.is_set() else None)
+        await _first(handle.drain(timeout=how.drain_s), again)
         _show(handle.statistics(), json=how.json)
     return _ended(failed or 0, store)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from dataclasses import dataclass
+from itertools import islice
 
 from perco.protocol.records import observer_of
 from perco.settings import check_options
@@ -44,6 +45,7 @@ class Backoff:
         self._options, self._rng = options, rng
         self._failed: dict[_Key, tuple[int, float]] = {}
         self.rows = self._failed
+        self._asked: set[_Key] = set()  # those that wait because they asked for it
         self._due: list[float] = []
 
     def attempts(self, key: _Key) -> int:
@@ -71,6 +73,7 @@ class Backoff:
             pauses_s: the first and the longest pause, instead of those of the options.
         """
         first_s, max_s = pauses_s or (self._options.first_s, self._options.max_s)
+        self._asked.discard(key)
         attempts = max(attempts, self.attempts(key) + 1)
         pause = min(first_s * 2.0 ** min(attempts - 1, 30), max_s)
         until = now + max(pause * self._rng.uniform(0.5, 1.0), least_s)
@@ -80,21 +83,29 @@ class Backoff:
     def _note(self, key: _Key, attempts: int, until: float) -> None:
         self._failed[key] = (attempts, until)
         if len(self._failed) > self._options.remembered_max:
-            del self._failed[next(iter(self._failed))]
+            oldest = next(iter(self._failed))
+            del self._failed[oldest]
+            self._asked.discard(oldest)
         heapq.heappush(self._due, until)
 
     def later(self, key: _Key, now: float, after_s: float) -> None:
         """Let a run wait, without counting a failure; for as long as after a first failure at least."""
+        self._asked.add(key)
         self._note(key, self.attempts(key), now + max(after_s, self._options.first_s))
 
     def succeeded(self, key: _Key) -> None:
         self._failed.pop(key, None)
+        self._asked.discard(key)
 
     def end_pauses(self, number: int, now: float) -> None:
-        """Let the failed runs of an observer be tried again at once."""
+        """Let the failed runs of an observer be tried again at once, but for those that asked for a pause."""
         for key, (attempts, until) in self._failed.items():
-            if observer_of(key[2]) == number and until > now:
+            if observer_of(key[2]) == number and until > now and key not in self._asked:
                 self._failed[key] = attempts, now
+
+    def count(self, number: int, most: int) -> int:
+        """How many rows an observer has failed on and not succeeded on since, up to `most`."""
+        return sum(1 for _ in islice((key for key in self._failed if observer_of(key[2]) == number), most))
 
     def next_due(self, now: float) -> float | None:
         """The next moment at which a failed run may be tried again."""

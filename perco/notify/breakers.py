@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
+from perco.notify.backoff import Backoff
 from perco.protocol.records import observer_of
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.settings import check_options
@@ -26,7 +27,7 @@ from perco.storage import DATA, Mutation, RowStore, ScanQuery, ScanRequest
 
 _PREFIX: Final = b"tripped/"
 _AFTER: Final = b"tripped0"
-_ROWS: Final = 16  # trials before the same row is tried again
+_ROWS: Final = 16  # trials before the same row is tried again, at most
 _TRIALS: Final = 3  # a note that is older than so many trials, and a minute, is of a worker that has died
 _MINUTE_MS: Final = 60_000
 
@@ -93,9 +94,9 @@ class Breakers:
         self._trials.pop(number, None)
         return self.tripped.pop(number, None) is not None
 
-    def pause_s(self, number: int) -> float:
-        """How long a row at least waits after a failed run of an observer."""
-        return _ROWS * self._trial_s if number in self.tripped else 0.0
+    def pause_s(self, number: int, backoff: Backoff) -> float:
+        """How long a row at least waits after a failed run of an observer: as many trials as other rows have failed."""
+        return self._trial_s * backoff.count(number, _ROWS) if number in self.tripped else 0.0
 
     def next_due(self, now: float) -> float:
         """When the next trial is due that was not due at a given moment."""

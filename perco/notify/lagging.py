@@ -29,6 +29,7 @@ log: logging.Logger = logging.getLogger("perco.observer")
 _FEW: Final = 2000  # changes; up to so many, each call counts them
 _SHARE: Final = 0.05  # of the loop's time that the task takes
 _PIECE: Final = 256  # cells between two pauses
+_PAUSE_MOST_S: Final = 0.02  # so that a million changes are counted in two minutes, even while the loop is busy
 _LEAST_S: Final = 1.0  # between two counts of the task
 _UNASKED_S: Final = 300.0  # then the task ends
 
@@ -57,8 +58,8 @@ class Lag:
 
 
 class _Count(NamedTuple):
-    """What a count has found: for each observer, by number; how many cells, and when it ended (`at`), by the monotonic
-    clock."""
+    """What a count has found: for each observer, by number; how many cells, and when it began (`at`), by the
+    monotonic clock."""
 
     at: float
     cells: int
@@ -143,7 +144,7 @@ class Lags:
         failed: Counter[int] = Counter()
         attempts: dict[int, int] = {}
         causes: dict[int, int] = {}
-        seen = 0
+        seen, at = 0, trio.current_time()
         for table in sorted(self._tables()):
             async with aclosing(self._waiting.cells_of(table, NOTIFY)) as cells:
                 async for _, (column, ts, value) in cells:
@@ -165,7 +166,6 @@ class Lags:
                         seen += 1
                         if pace is not None and not seen % _PIECE:
                             await pace.pause()
-        at = trio.current_time()
         store = self._engine.driver.store
         now_ms = self._engine.oracle.wall_ms()
         since = {number: await note_from(store, root) or now_ms for number, root in causes.items()}  # O3
@@ -179,8 +179,8 @@ class _Pace:
         self._went_on = trio.current_time()
 
     async def pause(self) -> None:
-        took_s = trio.current_time() - self._went_on
-        await trio.sleep(took_s * (1 / _SHARE - 1))
+        took_s = trio.current_time() - self._went_on  # other tasks may have had a part of it
+        await trio.sleep(min(took_s * (1 / _SHARE - 1), _PAUSE_MOST_S))
         self._went_on = trio.current_time()
 
 

@@ -58,7 +58,6 @@ class Rates:
         self._kept_s = {number: max(_KEPT_S, 1 / each) for number, each in per_s.items()}
         self._reserving: set[int] = set()
         self._again_at: dict[int, float] = {}  # after a failed reservation
-        self._reserved = trio.Event()  # set when the next reservation has ended
         self._lacking: set[int] = set()  # observers that could have run, but had no moment
 
     def may_run(self, number: int, now: float) -> bool:
@@ -88,15 +87,28 @@ class Rates:
             if number in self._moments:
                 self._moments[number].appendleft(now)
 
-    async def turn(self, number: int) -> None:
-        """Wait for a moment, and use it: for a run that is repeated."""
+    @property
+    def is_lacking(self) -> bool:
+        """Whether an observer has lacked a moment since the last `next_due`."""
+        return bool(self._lacking)
+
+    def wait_s(self, number: int) -> float:
+        """Use a moment for a run that is repeated, and return 0; if there is none now, how long to wait for one."""
         moments = self._moments.get(number)
         if moments is None:
-            return
-        while not self.may_run(number, trio.current_time()):
-            with trio.move_on_at(moments[0] if moments else self._again_at.get(number, math.inf)):
-                await self._reserved.wait()
-        moments.popleft()
+            return 0.0
+        now = trio.current_time()
+        if self.may_run(number, now):
+            moments.popleft()
+            return 0.0
+        return moments[0] - now if moments else 1 / self._per_s[number]
+
+    def is_fresh(self, number: int, taken_at: float) -> bool:
+        """Whether a moment that was used at `taken_at` still counts for a run that begins now, or another one is there
+        and has been used."""
+        if number not in self._moments or trio.current_time() - taken_at <= _KEPT_S:
+            return True
+        return not self.wait_s(number)
 
     def next_due(self) -> float:
         """When an observer that has lacked a moment since the last call can run, or when to ask again for one."""
@@ -123,8 +135,6 @@ class Rates:
             self._again_at.pop(number, None)
             began = (first_us - self._epoch_us) / 1e6
             self._moments[number].extend(began + i / per_s for i in range(count))
-        reserved, self._reserved = self._reserved, trio.Event()
-        reserved.set()
         self._wake()
 
     async def _moved_on(self, number: int, count: int, apart_us: float) -> int | None:

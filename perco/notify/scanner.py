@@ -141,7 +141,7 @@ class Scanner:
                         await trio.sleep(_AWAY_S)
                         continue
                     if self._passed > self.worker.options.page_rows:  # many rows wait: leave half the time to others
-                        if self._due < math.inf:
+                        if self._due < math.inf or self.worker.holds_back:
                             await trio.sleep(trio.current_time() - began)
                         elif self.worker.room.crowded:
                             await trio.sleep(min(trio.current_time() - began, _CROWDED_S))
@@ -496,8 +496,10 @@ class Scanner:
         """Run the observers that wait on a row, one after the other."""
         worker = self.worker
         try:
+            claimed_at = trio.current_time()
             for ack in acks:
-                await worker.run(table, row, ack)
+                if worker.may_still_run(ack, claimed_at):
+                    await worker.run(table, row, ack)
         finally:
             if worker.elsewhere is not None:
                 worker.elsewhere.release((table, row))

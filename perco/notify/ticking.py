@@ -15,9 +15,9 @@ from typing import Final
 
 import trio
 
-from perco.errors import StoreError, TransientError
+from perco.errors import BackgroundFailure, PercoError, TransactionClosed, TransientError
 from perco.schema.schedules import Schedule
-from perco.storage import FAILED_LIST, TS_MAX
+from perco.storage import NOTIFY, TS_MAX
 from perco.txn.beginning import begin
 from perco.txn.engine import Engine
 
@@ -25,7 +25,9 @@ log: logging.Logger = logging.getLogger("perco.observer")
 
 _MOST_S: Final = 60.0  # between two looks at the clock, which may have been set
 _AGAIN_S: Final = 1.0  # after a failure
-_BEHIND_S: Final = 0.05  # between two looks whether a moment has been handled, while more are due
+# Between two looks whether a moment has been handled, while more are due: the first pause, which doubles, and the
+# longest.
+_BEHIND_S, _BEHIND_MOST_S = 0.05, 5.0
 _LEAST_S: Final = 0.001
 
 
@@ -34,19 +36,29 @@ class Ticker:
 
     def __init__(self, engine: Engine, schedules: Sequence[Schedule]) -> None:
         self._engine, self._schedules = engine, schedules
+        self._behind: dict[str, float] = {}  # by id: the last pause, while more moments are due
 
     async def run(self) -> None:
         """Notify observers until cancelled."""
         while True:
             pause_s = _MOST_S
             for schedule in self._schedules:
+                if not self._is_ours(schedule):
+                    continue
                 try:
                     pause_s = min(pause_s, await self._tick(schedule))
-                except (StoreError, TransientError) as error:
+                except (BackgroundFailure, TransactionClosed):
+                    raise
+                except PercoError as error:  # also an unknown outcome: the next look finds out
                     if not isinstance(error, TransientError):
                         log.warning("schedule %s: %s", schedule.id, error)
                     pause_s = min(pause_s, _AGAIN_S)
             await trio.sleep(pause_s)
+
+    def _is_ours(self, schedule: Schedule) -> bool:
+        """Whether the store has the schedule in this program's version (N10): a newer one may have other moments."""
+        entry = self._engine.known.catalogue.observers.get(schedule.id)
+        return entry is not None and entry.version <= self._engine.known.schema.observers[schedule.id].version
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=self._engine.oracle.wall_ms())
@@ -67,9 +79,10 @@ class Ticker:
             moment = times.last(now) if schedule.missed == "last" else times.after(before)
             if not before < moment <= now:
                 return self._until(times.after(max(before, now)))
-            waits = due is not None and (handled is None or handled < due)
-            if waits and schedule.missed == "all" and not await self._given_up(schedule):
-                return _BEHIND_S
+            if schedule.missed == "all" and await self._waits(schedule):
+                self._behind[id] = min(2 * self._behind.get(id, _BEHIND_S / 2), _BEHIND_MOST_S)
+                return self._behind[id]
+            self._behind.pop(id, None)
             txn.set(schedule.due, id, moment)
             await txn.commit()
             return self._until(times.after(moment))
@@ -79,9 +92,10 @@ class Ticker:
     def _until(self, moment: datetime) -> float:
         return max((moment - self._now()).total_seconds(), _LEAST_S)
 
-    async def _given_up(self, schedule: Schedule) -> bool:
-        """Whether the newest moment is on the failed list."""
+    async def _waits(self, schedule: Schedule) -> bool:
+        """Whether the moment that was written last still waits for its observer: it has neither been handled nor given
+        up."""
         bound = self._engine.known.bind(schedule.due)
-        queries = [(FAILED_LIST, ack, 0, TS_MAX, 1) for ack in bound.acks]
+        queries = [(NOTIFY, ack, 0, TS_MAX, 1) for ack in bound.acks]
         [found] = await self._engine.driver.store.read([(bound.table, schedule.due.table.row(schedule.id), queries)])
         return any(found)

@@ -19,7 +19,6 @@ V14 A run of an observer that says what it writes (`writes=`) writes nothing els
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -30,9 +29,18 @@ import trio
 
 from perco.clock.durations import Durations
 from perco.clock.oracle import note_from
-from perco.errors import CommitUnknown, Corruption, GiveUp, Retry, SessionEnded, StoreError, TransientError, UsageError
+from perco.errors import (
+    ChainTooLong,
+    CommitUnknown,
+    Corruption,
+    GiveUp,
+    Retry,
+    StoreError,
+    TransientError,
+    UsageError,
+)
 from perco.notify.backoff import Backoff
-from perco.notify.breakers import Breakers, Trip, note_trip
+from perco.notify.breakers import Breakers
 from perco.notify.concerned import Concerned, Watch, must_be_declared
 from perco.notify.delays import Delays
 from perco.notify.failing import (
@@ -51,9 +59,9 @@ from perco.notify.outputs import Outputs
 from perco.notify.rates import Rates
 from perco.notify.room import Room
 from perco.notify.rowlocks import Elsewhere, RowLocks
+from perco.notify.tripping import Tripping
 from perco.notify.working import Claims
 from perco.protocol.claim import COVERS_MAX, Run
-from perco.protocol.failed import describe
 from perco.protocol.records import (
     Cellref,
     ack_head,
@@ -129,6 +137,7 @@ class Worker:
         self._failing = 0
         self.room = Room(options.concurrency)
         self.breakers = Breakers(options.breaker)
+        self._tripping = Tripping(engine, self.breakers, self.backoff, options.breaker)
         rates = {number: observer.limits.rate for number, observer in observers.items() if observer.limits.rate}
         self.rates = Rates(engine, rates, self.wake_up) if rates else None
         self._drained: trio.Event | None = None  # no runs begin any more; set when none is in flight
@@ -184,7 +193,8 @@ class Worker:
 
     def works(self) -> tuple[list[str], list[str]]:
         """Ids of the observers that this worker has, and of those that it may run."""
-        return [observer.id for observer in self._declared.values()], [o.id for o in self.observers.values()]
+        runs = [observer.id for observer in self.observers.values()] if self._drained is None else []
+        return [observer.id for observer in self._declared.values()], runs
 
     async def sleep(self, until: float | None) -> None:
         """Let a scanner sleep until there may be work, or until a given time."""
@@ -258,6 +268,11 @@ class Worker:
             for number, observer in self.observers.items()
             if observer.column.table.name == table
         )
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether changes wait for an observer that is tripped, or has used up its rate (N14, N15)."""
+        return bool(self.breakers.tripped) or (self.rates is not None and self.rates.is_lacking)
 
     def next_due(self, since: float) -> float:
         """When a run may begin that was not due at the beginning of a tour, or had to wait for its observer's rate."""
@@ -344,9 +359,16 @@ class Worker:
         """Begin no more runs, and wait for those in flight."""
         if self._drained is None:
             self._drained = trio.Event()
+            if self.elsewhere is not None:
+                self.elsewhere.works(*self.works())  # N8: others are woken instead
             if self.room.is_empty:
                 self._drained.set()
         await self._drained.wait()
+
+    def may_still_run(self, ack: int, claimed_at: float) -> bool:
+        """Whether a run may begin now on a row that was claimed at that time, perhaps for other observers first
+        (N15)."""
+        return self.rates is None or self.rates.is_fresh(observer_of(ack), claimed_at)
 
     async def run(self, table: str, row: bytes, ack: int) -> None:
         """Run an observer on a row, several times if necessary, until a run (here or elsewhere) has handled the
@@ -385,8 +407,9 @@ class Worker:
                     turn = Turn(self.engine.lines, self.engine.retry.turn_s)
                 if turn.met(met_on):
                     await trio.sleep(self.engine.retry.delay_s(turn.lost, self.engine.random))
-                if self.rates is not None:
-                    await self.rates.turn(observer_of(ack))
+                if self.rates is not None and (wait_s := self.rates.wait_s(observer_of(ack))):
+                    self.backoff.later(key, trio.current_time(), wait_s)
+                    return
                 await turn.take()
         except StoreError as error:
             self._tell(logging.WARNING, observer, table, row, error)
@@ -429,9 +452,9 @@ class Worker:
         it has failed, according to the store."""
         counters.failures += 1
         self.last_failures[observer.id] = counters.failures, self._where(*key[:2]), error
-        if attempts and not isinstance(error, GiveUp):
-            self._count_in_succession(observer, observer_of(key[2]), error)
-        least_s = self.breakers.pause_s(observer_of(key[2]))
+        if attempts and not isinstance(error, GiveUp | ChainTooLong | Corruption):
+            self._tripping.failed(observer.id, observer_of(key[2]), error)
+        least_s = self.breakers.pause_s(observer_of(key[2]), self.backoff)
         self.backoff.failed(key, trio.current_time(), attempts, least_s, observer.limits.backoff_s)
         if isinstance(error, Corruption | AwaitsAsyncio):
             self.damaged[key] = seen_ts, error.again()
@@ -440,30 +463,6 @@ class Worker:
             self.engine.driver.quiet()  # N7: waiting tasks look again
         else:
             self.damaged.pop(key, None)
-
-    def _count_in_succession(self, observer: Observer, number: int, error: BaseException) -> None:
-        trips = self.breakers.failed(number, trio.current_time())
-        if number not in self.breakers.tripped:
-            return
-        if trips:
-            options = self.options.breaker
-            log.error(
-                "observer %s is tripped: its last %d runs have failed; from now on one run is tried every %g s",
-                *(observer.id, options.failures, options.trial_s),
-                extra=fields(observer.id),
-            )
-        trip = Trip(self.engine.oracle.wall_ms(), self.options.breaker.trial_s, describe(error))
-        self.engine.background.spawn(lambda: self._note_trip(number, trip))
-
-    def _succeeded(self, id: str, number: int) -> None:
-        if self.breakers.succeeded(number):
-            log.warning("observer %s is no longer tripped: a run has succeeded", id, extra=fields(id))
-            self.backoff.end_pauses(number, trio.current_time())
-            self.engine.background.spawn(lambda: self._note_trip(number, None))
-
-    async def _note_trip(self, number: int, trip: Trip | None) -> None:
-        with contextlib.suppress(StoreError, SessionEnded):  # the next trial notes it again
-            await note_trip(self.engine.driver.store, number, trip)
 
     def _tell(self, level: int, observer: Observer, table: str, row: bytes, what: BaseException) -> None:
         where = self._where(table, row)
@@ -557,7 +556,7 @@ class Worker:
         return True
 
     def _committed(self, txn: Transaction, number: int, id: str, key: Any, seconds: float) -> None:
-        self._succeeded(id, number)
+        self._tripping.succeeded(id, number)
         if self.durations is not None:
             self.durations[id].note(seconds)
         if self.outputs is not None:

@@ -165,6 +165,8 @@ class WorkerHandle:
         """
         if timeout is not None:
             must_be_number("timeout", timeout)
+            if not timeout >= 0:
+                raise UsageError(f"timeout is {timeout!r}; it is a number of seconds of at least 0")
         with trio.move_on_after(math.inf if timeout is None else timeout) as scope:
             await self._worker.drain()
         return not scope.cancelled_caught

@@ -156,6 +156,25 @@ def test_a_collector_beside_the_metrics_of_the_program(tmp_path: Path) -> None:
     assert list(collector.collect()) == [], "the store is closed"
 
 
+def test_two_collectors_of_one_store(tmp_path: Path) -> None:
+    program = Program(perco.sync)
+    with perco.sync.open(tmp_path, program.schema) as db:
+        collectors = [perco.metrics.collector(db, every_s=0.02) for _ in range(2)]
+        assert all(collector.wait(30) for collector in collectors)
+        for n in range(5):
+            with db.transaction() as txn:
+                txn.set(program.size, f"{n}", n)
+        url = perco.metrics.serve(db, "127.0.0.1:0", every_s=0.02)
+        commits = (("db_operation_name", "commit"), ("db_system_name", "perco"))
+        name = "db_client_operation_duration_seconds_count"
+        until(url, lambda values: values.get((name, commits)) == 5)
+        for collector in collectors:
+            [count] = [
+                sample.value for metric in collector.collect() for sample in metric.samples if sample.name == name
+            ]
+            assert count == 5
+
+
 @pytest.mark.parametrize(
     ("address", "why"),
     [("9464", "HOST:PORT"), ("unix:x", "HOST:PORT"), ("127.0.0.1:99999", "HOST:PORT"), ("240.0.0.1:1", "cannot be")],

@@ -70,10 +70,7 @@ def own_rate(patch: pytest.MonkeyPatch) -> None:
 
 @by(f"{_HOLDING}::test_repeated_runs_count", "N15 runs that are repeated after a conflict do not count")
 def free_repeats(patch: pytest.MonkeyPatch) -> None:
-    async def turn(self: Any, number: int) -> None:
-        pass
-
-    patch.setattr(Rates, "turn", turn)
+    patch.setattr(Rates, "wait_s", lambda self, number: 0.0)
 
 
 @by(f"{_HOLDING}::test_a_rate_holds_over_all_rows", "N15 a moment is used for any number of runs")
@@ -86,10 +83,10 @@ def used_again(patch: pytest.MonkeyPatch) -> None:
     "N16 the next moment is written before the one before is handled",
 )
 def too_early(patch: pytest.MonkeyPatch) -> None:
-    async def given_up(self: Any, schedule: Any) -> bool:
-        return True
+    async def waits(self: Any, schedule: Any) -> bool:
+        return False
 
-    patch.setattr(Ticker, "_given_up", given_up)
+    patch.setattr(Ticker, "_waits", waits)
 
 
 @by(
@@ -97,7 +94,7 @@ def too_early(patch: pytest.MonkeyPatch) -> None:
     "N16 a schedule waits for a moment that was given up",
 )
 def stuck(patch: pytest.MonkeyPatch) -> None:
-    async def given_up(self: Any, schedule: Any) -> bool:
-        return False
+    async def waits(self: Any, schedule: Any) -> bool:
+        return True
 
-    patch.setattr(Ticker, "_given_up", given_up)
+    patch.setattr(Ticker, "_waits", waits)

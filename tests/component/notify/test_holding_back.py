@@ -162,7 +162,101 @@ async def test_the_note_of_a_worker_that_died_expires(web: Web) -> None:
         assert await trips_in(store, now) == {}
 
 
+async def test_few_rows_take_turns_in_trials(web: Web) -> None:  # N14
+    """One trial a minute, also if only two rows wait; and what asked for a pause has it."""
+    service = Service(web)
+    asked: list[float] = []
+
+    @web.observe(web.note, id="asks")
+    async def asks(txn: Txn, change: Change) -> None:
+        asked.append(trio.current_time())
+        if change.value == "later":
+            raise perco.Retry(5000)
+        if change.value == "bad":
+            raise RuntimeError("bad")
+
+    quick = perco.WorkerOptions(attempts=0, breaker=BreakerOptions(failures=4, trial_s=60))
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=quick):
+        await write(db, web, 2)
+        await put(db, web.note, "later", "later")
+        await until(lambda: len(service.called) >= 4)
+        began = len(service.called)
+        await trio.sleep(1200)
+        assert len(service.called) - began == pytest.approx(20, abs=2)
+        assert len(asked) == 1
+        service.down = False
+        await trio.sleep(130)
+        assert (await db.waiting())["calls"] == 0
+        for n in range(4):
+            await put(db, web.note, f"bad {n}", "bad")
+        await until(lambda: len(asked) > 5)
+        await put(db, web.note, "good", "good")
+        for n in range(4):
+            await put(db, web.note, f"bad {n}", "good")
+        await trio.sleep(300)
+        assert (await db.waiting())["asks"] == 1, "that which asked for a pause"
+
+
+async def test_chains_that_are_too_long_do_not_trip(web: Web) -> None:  # N9, N14
+    @web.observe(web.body, id="first")
+    async def first(txn: Txn, change: Change) -> None:
+        txn.set(web.note, change.key, change.value)
+
+    web.counting(web.note, id="second")
+    short = perco.WorkerOptions(chain_max=1, breaker=BreakerOptions(failures=5, trial_s=600))
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=short):
+        await write(db, web, 50)
+        await db.wait_idle(timeout=100)
+        assert await db.failed_count() == 50
+
+
 # ------------------------------------------------------------------ rates
+
+
+async def test_a_rate_holds_although_rows_have_slower_observers(web: Web) -> None:  # N15
+    """The observers of a row run one after the other. What was free when the row was claimed is not free for ever."""
+    gate, called = trio.Event(), list[float]()
+
+    @web.observe(web.body, id="slow")
+    async def slow(txn: Txn, change: Change) -> None:
+        await gate.wait()
+
+    @web.observe(web.body, id="limited", rate=1)
+    async def limited(txn: Txn, change: Change) -> None:
+        called.append(trio.current_time())
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        await write(db, web, 60)
+        await trio.sleep(200)
+        gate.set()
+        await settle(db)
+    must_hold(called, 1)
+
+
+async def test_a_run_that_waits_for_its_rate_holds_neither_row_nor_drain(web: Web) -> None:  # N15
+    opened: list[perco.Database] = []
+    called: list[float] = []
+
+    @web.observe(web.body, id="rare", rate=0.01)
+    async def rare(txn: Txn, change: Change) -> None:
+        called.append(trio.current_time())
+        if len(called) == 1:
+            await put(opened[0], web.count, "shared", 1)
+        txn.set(web.count, "shared", 2)
+
+    other = web.counting(web.size, id="other")
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker() as worker:
+        opened.append(db)
+        await put(db, web.body, "a", "hello")
+        await until(lambda: worker.statistics()["rare"].conflicts)
+        await put(db, web.size, "a", 1)
+        at = trio.current_time()
+        await until(lambda: other)
+        assert trio.current_time() - at < 1
+        assert await worker.drain(timeout=1)
+        assert len(called) == 1
+        with pytest.raises(UsageError, match="timeout is -1"):
+            await worker.drain(timeout=-1)
 
 
 @pytest.mark.parametrize("rate", [0.05, 2, 10, 300])
@@ -221,7 +315,8 @@ async def test_two_workers_share_a_rate(web: Web) -> None:  # N15
 
         async def use(rates: Rates) -> None:
             for _ in range(50):
-                await rates.turn(1)
+                while wait_s := rates.wait_s(1):  # noqa: ASYNC110
+                    await trio.sleep(wait_s)
                 used.append(trio.current_time())
 
         began = trio.current_time()

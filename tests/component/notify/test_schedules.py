@@ -15,7 +15,7 @@ from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.notify.ticking import Ticker
 from perco.schema import schedules
-from tests.component.notify.kit import Web, get, nothing_is_left, settle, until
+from tests.component.notify.kit import Web, client, get, memory, nothing_is_left, settle, until
 
 Txn = perco.Transaction
 NOON = datetime(2026, 3, 28, 12, tzinfo=UTC)
@@ -138,6 +138,60 @@ async def test_a_moment_that_is_given_up_does_not_stop_the_schedule(web: Web, mi
         await trio.sleep(3600)
         assert job.called[2:] == [("28. 14:00:00+0000", 1)]
         assert await db.failed() == []
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+async def test_no_moment_is_lost_after_one_was_given_up(web: Web, dropped: bool) -> None:  # N16
+    """Later moments do not pass each other because an earlier one is on the failed list, nor if it was dropped."""
+    job = Job(web, web.schema.every(seconds=10, id="often", attempts=1, missed="all"))
+    job.fails = 1
+    async with perco.open("memory:", web.schema, options=options()) as db, db.worker():
+        await trio.sleep(12)
+        assert await db.failed_count() == 1
+        if dropped:
+            assert await db.drop_failed("often") == 1
+        job.took_s = 35
+        await trio.sleep(100)
+        job.took_s = 0
+        await trio.sleep(100)
+        assert job.at == [f"12:{10 * n // 60:02}:{10 * n % 60:02}" for n in range(1, len(job.at) + 1)]
+        assert len(job.at) >= 20
+
+
+async def test_a_moment_whose_commit_has_an_unknown_outcome_is_looked_at_again(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(web, web.schema.every(seconds=10, id="often"))
+    tick, lost = Ticker._tick, 0
+
+    async def loses(self: Ticker, schedule: Any) -> float:
+        nonlocal lost
+        found = await tick(self, schedule)
+        if lost < 3:
+            lost += 1
+            raise perco.errors.CommitUnknown("token", "the reply was lost")
+        return found
+
+    monkeypatch.setattr(Ticker, "_tick", loses)
+    async with perco.open("memory:", web.schema, options=options()) as db, db.worker():
+        await trio.sleep(61)
+        await settle(db)
+    assert lost == 3
+    assert job.at == [f"12:00:{n}0" for n in range(1, 6)] + ["12:01:00"]
+
+
+async def test_an_older_program_does_not_notify_a_newer_schedule() -> None:  # N10, N16
+    local, old, new = memory(), Web(), Web()
+    before = Job(old, old.schema.every(seconds=1, id="job"))
+    after = Job(new, new.schema.every(days=1, id="job", version=2))
+    async with (
+        client(local, new.schema) as db,
+        client(local, old.schema, beside=db) as older,
+        older.worker(),
+        db.worker(),
+    ):
+        await trio.sleep(30)
+    assert (before.called, after.called) == ([], [])
 
 
 async def test_several_workers_notify_once(web: Web) -> None:  # N16
