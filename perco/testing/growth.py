@@ -2,7 +2,7 @@
 
 At some point, the program gets one more observer, and later a higher version of this observer. Processes that start
 later have the new version; processes that are running keep theirs. Now and then, an older program is started
-again, and must be refused.
+again, and must leave the observer alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Growth:
         self._from = (first * commits // 200, (first + rng.randint(20, 80)) * commits // 200)
         self.latest = 0
         self.registered = 0  # the highest version that is certainly in the catalogue
-        self.refused = 0  # how many older programs were refused
+        self.refused = 0  # how many older programs have left the observer alone
 
     def wanted(self, commits: int) -> bool:
         """Whether it is time for a newer program."""

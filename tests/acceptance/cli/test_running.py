@@ -151,7 +151,7 @@ def test_a_worker_that_is_told_to_end_lets_runs_end(place: Path, schema: str, si
         process.send_signal(signal.SIGTERM)
         put(place, b="later")
         if signals == 2:
-            while process.poll() is None:  # what comes at once is taken for the same signal
+            while process.poll() is None:  # a signal that comes at once is taken for the same one
                 process.send_signal(signal.SIGINT)
                 threading.Event().wait(0.1)
         else:
