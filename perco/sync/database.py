@@ -453,7 +453,8 @@ class Database(Calling):
         """How far each observer lags behind, by id: how many changes wait for it, since when, and more.
 
         This is cheap at any number of waiting changes. If there are thousands, a background task counts them, and
-        `Lag.counted_s` says how long ago; only the first call waits for a count.
+        `Lag.counted_s` says how long ago. Only the first call waits for a count, and the first one after five minutes
+        without calls.
 
         Raises: Unavailable, in a client.
         """
