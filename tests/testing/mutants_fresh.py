@@ -201,7 +201,7 @@ def dropped_under_way(patch: pytest.MonkeyPatch) -> None:
 
 
 @by(
-    f"{_VIEWS}::test_whoever_dies_nothing_is_left_of_views_that_are_dropped[owner-3]",
+    f"{_VIEWS}::test_whoever_dies_nothing_is_left_of_views_that_are_dropped",
     "V15 rows and memory go in two transactions",
 )
 def memory_first(patch: pytest.MonkeyPatch) -> None:
