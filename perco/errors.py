@@ -259,6 +259,9 @@ class TimelineLost(HistoryGone):
     Attributes: `asked`: the timestamp. `after`, `before`: all timestamps between these two are lost.
     """
 
+    asked: float
+    oldest: float | str
+    table: str
     after: int
     before: int
 

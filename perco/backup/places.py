@@ -32,7 +32,8 @@ class Part:
     def __init__(self, path: Path, offset: int = 0, size: int | None = None) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._offset, self.size = offset, os.fstat(self._file).st_size if size is None else size
+        self._offset = offset
+        self.size: int = os.fstat(self._file).st_size if size is None else size
 
     def read(self, at: int, size: int) -> bytes:
         """Bytes from `at` on; fewer, if the file ends before."""

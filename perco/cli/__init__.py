@@ -577,8 +577,8 @@ def _needs_web() -> None:
     raise typer.Exit(2)
 
 
-for module in observed, changing, bigtable, backing, copying, exchanging, querying, postgresql, viewing:
-    module.register(app)
+for _module in observed, changing, bigtable, backing, copying, exchanging, querying, postgresql, viewing:
+    _module.register(app)
 _register_others()
 
 

@@ -135,11 +135,11 @@ class Worker:
         self._roots: dict[int, tuple[int, int]] = {}
         self._watches: set[Watch] = set()
         self._failing = 0
-        self.room = Room(options.concurrency)
-        self.breakers = Breakers(options.breaker)
+        self.room: Room = Room(options.concurrency)
+        self.breakers: Breakers = Breakers(options.breaker)
         self._tripping = Tripping(engine, self.breakers, self.backoff, options.breaker)
         rates = {number: observer.limits.rate for number, observer in observers.items() if observer.limits.rate}
-        self.rates = Rates(engine, rates, self.wake_up) if rates else None
+        self.rates: Rates | None = Rates(engine, rates, self.wake_up) if rates else None
         self._drained: trio.Event | None = None  # no runs begin any more; set when none is in flight
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
         self._chain_max = options.chain_max or 1 << 62

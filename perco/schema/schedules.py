@@ -56,6 +56,7 @@ class Every:
     """One moment in every period."""
 
     zone: tzinfo = UTC
+    period: timedelta
 
     def __init__(self, period: timedelta) -> None:
         self.period = period
@@ -69,6 +70,9 @@ class Every:
 
 class Cron:
     """The moments of a cron expression in a time zone. `simulate`: `cronsim.CronSim`."""
+
+    expression: str
+    zone: tzinfo
 
     def __init__(self, expression: str, zone: tzinfo, simulate: Callable[..., Any]) -> None:
         self.expression, self.zone = expression, zone

@@ -100,7 +100,7 @@ class Server(Door[Session]):
         driver, oracle, fates = parts.driver, parts.oracle, parts.fates
         self.sessions = Sessions(oracle.holds, fates, options.lease_s, driver.leave_orphans)
         self.sessions.on_wake = self._woken
-        self.parking = Parking(self._owner.backend, parts)
+        self.parking: Parking = Parking(self._owner.backend, parts)
         self.loads = loads.Loads(self._owner, self.sessions, parts.background)
         if servers is not None:
             self.sessions.on_begin, self.sessions.on_end = servers.session_began, servers.session_ended

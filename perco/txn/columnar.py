@@ -66,7 +66,7 @@ class Pages:
     def __init__(self, snap: Reader, table: Table[Any], columns: Columns, cells: int = 0, most: int = 0) -> None:
         self._snap, self._table, self._columns = snap, table.name, columns
         self._most = most or _CELLS_MAX
-        self.cells = min(cells or _CELLS_FIRST, self._most)
+        self.cells: int = min(cells or _CELLS_FIRST, self._most)
 
     async def page(self, low: bytes, high: bytes | None) -> Page:
         """The next page of the range [`low`, `high`); None: up to the table's end. Use the page only after
