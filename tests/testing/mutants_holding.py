@@ -12,6 +12,7 @@ from perco.notify.breakers import Breakers
 from perco.notify.rates import Rates
 from perco.notify.room import Room
 from perco.notify.ticking import Ticker
+from perco.storage import FAILED_LIST, TS_MAX
 from tests.testing.mutants_components import by
 
 _LIMITS: Final = "tests/component/notify/test_limits.py"
@@ -49,7 +50,7 @@ def all_count(patch: pytest.MonkeyPatch) -> None:
 
 @by(f"{_HOLDING}::test_an_outage_costs_changes_few_attempts", "N14 trials go on with the same row")
 def same_row(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Breakers, "pause_s", lambda self, number: 0.0)
+    patch.setattr(Breakers, "pause_s", lambda self, number, backoff: 0.0)
 
 
 @by(f"{_HOLDING}::test_an_outage_costs_changes_few_attempts", "N14 rows wait on after a run has succeeded")
@@ -94,7 +95,13 @@ def too_early(patch: pytest.MonkeyPatch) -> None:
     "N16 a schedule waits for a moment that was given up",
 )
 def stuck(patch: pytest.MonkeyPatch) -> None:
+    right = Ticker._waits
+
     async def waits(self: Any, schedule: Any) -> bool:
-        return True
+        bound = self._engine.known.bind(schedule.due)
+        row = schedule.due.table.row(schedule.id)
+        queries = [(FAILED_LIST, ack, 0, TS_MAX, 1) for ack in bound.acks]
+        [failed] = await self._engine.driver.store.read([(bound.table, row, queries)])
+        return any(failed) or await right(self, schedule)
 
     patch.setattr(Ticker, "_waits", waits)
