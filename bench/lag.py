@@ -1,4 +1,4 @@
-"""What it costs to know how far observers lag behind, while a million changes wait.
+"""The cost of knowing how far observers lag behind, while a million changes wait.
 
 A million changes wait for an observer, and a few for another one. `db.lag()` is asked again and again, as a scrape of
 metrics or a status page would. Few changes are counted at each call; many are counted by a task in the background, and

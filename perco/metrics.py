@@ -14,7 +14,9 @@ loop, and they may come from any thread.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -32,6 +34,7 @@ from perco.errors import PercoError, UsageError, must_be_number
 from perco.notify.lagging import Lag
 from perco.notify.options import ObserverCounters
 from perco.rpc import addresses
+from perco.storage import TabletStatistics
 from perco.sync import calling as sync_calling
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
 AnyDatabase: TypeAlias = Database | perco.aio.Database | perco.sync.Database
+
+log: logging.Logger = logging.getLogger("perco.store")
 
 _SYSTEM: Final = "perco"
 
@@ -53,6 +58,7 @@ class Sample:
         runs_s: how long committed runs took, by observer.
         lag: how far observers lag behind; None: this process does not own the store.
         commits_s: how long commits took.
+        taken_at: when this sample was taken, by the monotonic clock.
     """
 
     statistics: Statistics
@@ -61,6 +67,7 @@ class Sample:
     runs_s: Mapping[str, Durations]
     lag: Mapping[str, Lag] | None
     commits_s: Durations
+    taken_at: float
 
 
 class StoreCollector:
@@ -78,13 +85,17 @@ class StoreCollector:
         inside(self._db).engine.background.start(self._sample_again_and_again, "metrics")
 
     async def _sample_again_and_again(self) -> None:
+        failed = False
         try:
             while True:
                 try:
                     self._last = await self._sample()
                     self._first.set()
-                except PercoError:  # the server cannot be reached now; the last sample stays
-                    pass
+                    failed = False
+                except PercoError as error:  # the last sample stays, and `perco_sample_age_seconds` grows
+                    if not failed:
+                        log.warning("metrics stay as they are for now: %s", error)
+                    failed = True
                 await trio.sleep(self._every_s)
         finally:
             self._last = None
@@ -93,14 +104,17 @@ class StoreCollector:
         parts = inside(self._db)
         worker = parts.workers.worker
         lag = await parts.owner.lag() if parts.owner.is_here and not parts.engine.readonly else None
+        observers: Mapping[str, ObserverCounters] | None = None
+        runs_s: Mapping[str, Durations] = {}
+        tripped: frozenset[str] = frozenset()
+        if worker is not None:
+            if worker.durations is None:
+                worker.durations = {id: Durations() for id in worker.counters}
+            names = {number: observer.id for number, observer in worker.observers.items()}
+            tripped = frozenset(names[number] for number in worker.breakers.tripped if number in names)
+            observers, runs_s = worker.statistics(), worker.durations
         commits_s = parts.driver.durations or Durations()
-        if worker is None:
-            return Sample(self._db.statistics(), None, frozenset(), {}, lag, commits_s)
-        if worker.durations is None:
-            worker.durations = {id: Durations() for id in worker.counters}
-        names = {number: observer.id for number, observer in worker.observers.items()}
-        tripped = frozenset(names[number] for number in worker.breakers.tripped if number in names)
-        return Sample(self._db.statistics(), worker.statistics(), tripped, worker.durations, lag, commits_s)
+        return Sample(self._db.statistics(), observers, tripped, runs_s, lag, commits_s, time.monotonic())
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, as of the last sample; none once the store is closed. Any thread."""
@@ -145,11 +159,11 @@ def serve(db: AnyDatabase, address: str, *, every_s: float = 5.0) -> str:
     registry: CollectorRegistry = prometheus.CollectorRegistry()
     for each in prometheus.ProcessCollector, prometheus.PlatformCollector, prometheus.GCCollector:
         each(registry=registry)
-    registry.register(collector(db, every_s=every_s))
     try:
         server, thread = prometheus.start_http_server(port, addr=host, registry=registry)
     except OSError as error:
         raise UsageError(f"metrics cannot be served at {address}: {error.strerror or error}") from error
+    registry.register(collector(db, every_s=every_s))
 
     def end() -> None:
         server.shutdown()
@@ -216,37 +230,52 @@ _LAG: Final = {  # field of Lag -> name, what it is
     "failing": ("perco_observer_failing", "Waiting changes that have had a failed run"),
     "failed": ("perco_observer_failed", "Changes of an observer on the failed list"),
     "workers": ("perco_observer_workers", "Processes that run an observer"),
-    "counted_s": ("perco_observer_counted_seconds", "How long ago the waiting changes were counted"),
+    "counted_s": ("perco_observer_counted_seconds", "How long before the sample the waiting changes were counted"),
 }
-_TRANSACTIONS: Final = {  # field of Counters -> the outcome, or the event
+_TABLETS: Final = {  # field of TabletStatistics -> name, what it counts; the sums over the tablets of a table
+    "batches": ("perco_batches", "Write transactions of the tablets of a table, each with one fsync"),
+    "mutations": ("perco_mutations", "Mutations that the tablets of a table were asked for"),
+    "refused": ("perco_mutations_refused", "Mutations that did not apply, because a check failed"),
+    "failed": ("perco_mutations_failed", "Mutations that the disk could not write"),
+}
+_TABLETS_NOW: Final = {
+    "queued": ("perco_mutations_queued", "Mutations that wait for a write transaction"),
+    "used_bytes": ("perco_used_bytes", "Bytes in use in the files of a table"),
+}
+_TRANSACTIONS: Final = {  # field of Counters -> the outcome
     "commits": "committed",
     "aborts": "aborted",
     "conflicts": "conflict",
     "unknown": "unknown",
 }
 
+Values = Iterable[tuple[list[str], float]]
+
 
 def _metrics(sample: Sample) -> Iterator[Metric]:
     yield from _of_transactions(sample)
-    yield from _of_tablets(sample.statistics)
+    yield from _of_tablets(sample.statistics.tablets)
     if sample.observers is not None:
         yield from _of_observers(sample, sample.observers)
     if sample.lag is not None:
-        for field, (name, what) in _LAG.items():
-            yield _gauge(name, what, ["observer"], (([id], getattr(lag, field)) for id, lag in sample.lag.items()))
+        yield from _each("gauge", _LAG, sample.lag)
 
 
 def _of_transactions(sample: Sample) -> Iterator[Metric]:
-    statistics = sample.statistics
-    counters = statistics.counters
+    statistics, counters = sample.statistics, sample.statistics.counters
     outcomes = [([outcome], getattr(counters, field)) for field, outcome in _TRANSACTIONS.items()]
-    yield _counter("perco_transactions", "Transactions, by outcome", ["outcome"], outcomes)
-    yield _counter("perco_lock_waits", "Waits for a lock of another transaction", [], [([], counters.lock_waits)])
+    yield _metric("counter", "perco_transactions", "Transactions, by outcome", ["outcome"], outcomes)
     recovered = [(["forward"], counters.rolled_forward), (["back"], counters.rolled_back)]
-    yield _counter("perco_recoveries", "Locks of dead transactions that were settled", ["way"], recovered)
-    yield _gauge("perco_transactions_open", "Transactions under way", [], [([], statistics.live_transactions)])
-    yield _gauge("perco_loop_lag_seconds", "How long the event loop took to answer", [], [([], statistics.loop.lag_s)])
-    yield _gauge("perco_damaged_cells", "Stored cells that could not be read", [], [([], len(statistics.damaged))])
+    yield _metric("counter", "perco_recoveries", "Locks of dead transactions that were settled", ["way"], recovered)
+    waits = counters.lock_waits
+    yield _metric("counter", "perco_lock_waits", "Waits for a lock of another transaction", [], [([], waits)])
+    for name, what, value in (
+        ("perco_transactions_open", "Transactions under way", statistics.live_transactions),
+        ("perco_loop_lag_seconds", "How long the event loop took to answer", statistics.loop.lag_s),
+        ("perco_damaged_cells", "Stored cells that could not be read", len(statistics.damaged)),
+        ("perco_sample_age_seconds", "How long ago these figures were taken", time.monotonic() - sample.taken_at),
+    ):
+        yield _metric("gauge", name, what, [], [([], value)])
     yield _histogram(
         "db_client_operation_duration_seconds",
         "Duration of operations on the store",
@@ -255,39 +284,24 @@ def _of_transactions(sample: Sample) -> Iterator[Metric]:
     )
 
 
-def _of_tablets(statistics: Statistics) -> Iterator[Metric]:
-    tables: dict[str, list[int]] = {}
-    for tablet in statistics.tablets:
-        row = (tablet.batches, tablet.mutations, tablet.refused, tablet.failed, tablet.queued, tablet.used_bytes, 1)
-        sums = tables.setdefault(tablet.table, [0] * len(row))
-        tables[tablet.table] = [a + b for a, b in zip(sums, row, strict=True)]
-    for at, (name, what) in enumerate(
-        (
-            ("perco_batches", "Write transactions of the tablets of a table, each with one fsync"),
-            ("perco_mutations", "Mutations that the tablets of a table were asked for"),
-            ("perco_mutations_refused", "Mutations that did not apply, because a check failed"),
-            ("perco_mutations_failed", "Mutations that the disk could not write"),
-        )
-    ):
-        yield _counter(name, what, ["table"], (([table], sums[at]) for table, sums in tables.items()))
-    for at, (name, what) in enumerate(
-        (
-            ("perco_mutations_queued", "Mutations that wait for a write transaction"),
-            ("perco_used_bytes", "Bytes in use in the files of a table"),
-            ("perco_tablets", "Tablets of a table that this process has open"),
-        ),
-        4,
-    ):
-        yield _gauge(name, what, ["table"], (([table], sums[at]) for table, sums in tables.items()))
+def _of_tablets(tablets: Iterable[TabletStatistics]) -> Iterator[Metric]:
+    tables: dict[str, list[TabletStatistics]] = {}
+    for tablet in tablets:
+        tables.setdefault(tablet.table, []).append(tablet)
+    for kind, told in ("counter", _TABLETS), ("gauge", _TABLETS_NOW):
+        for field, (name, what) in told.items():
+            sums = ((table, sum(getattr(tablet, field) for tablet in here)) for table, here in tables.items())
+            yield _metric(kind, name, what, ["table"], (([table], total) for table, total in sums))
+    counts = (([table], len(here)) for table, here in tables.items())
+    yield _metric("gauge", "perco_tablets", "Tablets of a table that this process has open", ["table"], counts)
 
 
 def _of_observers(sample: Sample, observers: Mapping[str, ObserverCounters]) -> Iterator[Metric]:
-    for field, (name, what) in _COUNTS.items():
-        yield _counter(name, what, ["observer"], (([id], getattr(each, field)) for id, each in observers.items()))
-    running = (([id], each.running) for id, each in observers.items())
-    yield _gauge("perco_observer_running", "Runs of an observer in flight", ["observer"], running)
+    yield from _each("counter", _COUNTS, observers)
+    yield from _each("gauge", {"running": ("perco_observer_running", "Runs in flight")}, observers)
+    what = "1 if all recent runs of an observer failed"
     tripped = (([id], float(id in sample.tripped)) for id in observers)
-    yield _gauge("perco_observer_tripped", "1 if all recent runs of an observer failed", ["observer"], tripped)
+    yield _metric("gauge", "perco_observer_tripped", what, ["observer"], tripped)
     yield _histogram(
         "messaging_process_duration_seconds",
         "Duration of committed runs",
@@ -296,25 +310,23 @@ def _of_observers(sample: Sample, observers: Mapping[str, ObserverCounters]) -> 
     )
 
 
-Values = Iterable[tuple[list[str], float]]
+def _each(
+    kind: str, told: Mapping[str, tuple[str, str]], observers: Mapping[str, ObserverCounters | Lag]
+) -> Iterator[Metric]:
+    """A metric for each field of what is known of the observers."""
+    for field, (name, what) in told.items():
+        values = (([id], getattr(each, field)) for id, each in observers.items())
+        yield _metric(kind, name, what, ["observer"], values)
 
 
-def _counter(name: str, what: str, labels: list[str], values: Values) -> Metric:
-    from prometheus_client.core import CounterMetricFamily
+def _metric(kind: str, name: str, what: str, labels: list[str], values: Values) -> Metric:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    made = CounterMetricFamily(name, what, labels=labels)
+    made: Any = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(name, what, labels=labels)
     for label_values, value in values:
         made.add_metric(label_values, value)
-    return made
-
-
-def _gauge(name: str, what: str, labels: list[str], values: Values) -> Metric:
-    from prometheus_client.core import GaugeMetricFamily
-
-    made = GaugeMetricFamily(name, what, labels=labels)
-    for label_values, value in values:
-        made.add_metric(label_values, value)
-    return made
+    metric: Metric = made
+    return metric
 
 
 def _histogram(name: str, what: str, labels: list[str], values: Iterable[tuple[list[str], Durations]]) -> Metric:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,14 +13,14 @@ import perco
 from perco.cli.screen import counted
 from perco.database.inside import inside
 from perco.errors import StoreError
+from perco.notify.lagging import Tally
 from perco.protocol.records import Cellref, column_of, observer_of, unpack_cause
 from perco.schema import catalogue as catalogues
 from perco.schema.catalogue import Catalogue
 from perco.serve.client import is_client, remote_owner
 from perco.serve.opening import visiting
-from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, TRACE, TS_MAX, WRITE, ScanCell, ScanQuery, ScanRequest
+from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, TRACE, WRITE
 
-_CELLS = 1 << 12  # how many cells of a row a page may have
 _ASKED_S: Final = 3.0  # how long to wait for an answer from the owner, whose loop may be held
 
 
@@ -72,17 +71,13 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
     observed = {entry.table for entry in catalogue.observers.values()} & set(inside(db).place.store.tables())
     tablets = [tablet for tablet in inside(db).place.store.tablets_here() if tablet.table in catalogue.tables]
     marks = tuple(tablet.entries(group) for tablet in tablets for group in (WRITE, TRACE, FAILED_LIST))
-    names = {entry.number: id for id, entry in catalogue.observers.items()}
-    counts: Counter[str] = Counter(dict.fromkeys(catalogue.observers, 0))
-    failing: dict[str, tuple[int, int]] = {}
-    causes: dict[str, int] = {}
-    locks = 0
+    tally, locks, waiting = Tally(), 0, inside(db).waiting
     damaged: dict[str, None] = {}
     for table in sorted(observed):
         entries = [entry for entry in catalogue.observers.values() if entry.table == table]
         columns = {column_of(catalogue.tables[table].columns[entry.column].number) for entry in entries}
         for group in (LOCK, PENDING):  # read before the notify cells, because locks and signals become notify cells
-            async for row, (column, ts, value) in _cells(db, table, group):
+            async for row, (column, ts, value) in waiting.cells_of(table, group):
                 if column not in columns:
                     continue
                 try:
@@ -91,22 +86,27 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
                     damaged[error.where] = None
                     continue
                 locks += bool(lock.observers) and (until_ts is None or (lock.root or ts) <= until_ts)
-        async for row, (column, _, value) in _cells(db, table, NOTIFY):
+        async for row, (column, _, value) in waiting.cells_of(table, NOTIFY):
             try:
                 root, _, _, attempts = unpack_cause(value)
             except perco.errors.Corruption as error:
                 damaged[inside(db).driver.at(Cellref(table, row, column), error).where] = None
                 continue
             if until_ts is None or root <= until_ts:
-                number = observer_of(column)
-                id = names.get(number, f"#{number}")
-                counts[id] += 1
-                causes[id] = min(root, causes.get(id, root))
-                if attempts:
-                    changes, most = failing.get(id, (0, 0))
-                    failing[id] = changes + 1, max(most, attempts)
-    untold, paused = tuple(catalogue.unready()), frozenset(catalogue.paused())
-    return Look(catalogue.version, marks, dict(counts), locks, paused, untold, tuple(damaged), failing, causes)
+                tally.add(observer_of(column), root, attempts)
+    names = {entry.number: id for id, entry in catalogue.observers.items()}
+    names |= {number: f"#{number}" for number in tally.waiting if number not in names}
+    return Look(
+        catalogue.version,
+        marks,
+        {id: tally.waiting[number] for number, id in names.items()},
+        locks,
+        frozenset(catalogue.paused()),
+        tuple(catalogue.unready()),
+        tuple(damaged),
+        {names[number]: (count, tally.attempts[number]) for number, count in tally.failing.items()},
+        {names[number]: root for number, root in tally.causes.items()},
+    )
 
 
 def retried(found: Look) -> str:
@@ -127,18 +127,6 @@ async def connected(store: str, db: perco.Database) -> tuple[int, int] | None:
         others = folder.clients - is_client(db)
         return others, folder.workers
     return None
-
-
-async def _cells(db: perco.Database, table: str, group: str) -> AsyncIterator[tuple[bytes, ScanCell]]:
-    start: bytes | None = b""
-    while start is not None:
-        page = await inside(db).driver.store.scan(
-            ScanRequest(table, start, None, (ScanQuery(group, None, 0, TS_MAX, _CELLS),))
-        )
-        for row, [cells] in page.rows:
-            for cell in cells if len(cells) < _CELLS else await inside(db).waiting.row_cells(table, row, group, cells):
-                yield row, cell
-        start = page.next
 
 
 def observed_by(catalogue: Catalogue, table: str, column: str) -> list[str]:

@@ -151,8 +151,8 @@ def worker(
     first worker becomes its owner, and the others are that worker's clients. With `perco serve`, the folder stays open
     when a worker ends. For a store on PostgreSQL or Bigtable, workers are clients of `perco serve --direct`.
 
-    On SIGTERM or Ctrl-C, it begins no more runs, and ends when those in flight have ended, or after --drain seconds; a
-    second signal ends it at once. A run that was broken off has changed nothing, and runs again elsewhere.
+    On SIGTERM or Ctrl-C, it begins no more runs, and ends when those in flight have ended, or after --drain seconds. A
+    second signal, a second later or more, kills it. A run that was broken off has changed nothing, and runs again.
 
     With --only or --except, a worker runs a part of the observers, for example only those that need a GPU. With
     --until-idle, the other ones must run elsewhere: otherwise it exits with 2 when only their changes are left.

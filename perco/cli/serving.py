@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +15,7 @@ import perco
 from perco.cli import systemd
 from perco.cli.keeping import keep
 from perco.cli.screen import FINE, complain, is_new, tell_new
+from perco.cli.signals import asked_on_trio
 from perco.database.database import Database
 from perco.database.inside import inside
 from perco.errors import StoreLocked, Unavailable, UsageError
@@ -91,7 +90,7 @@ async def serve(
     if (made := is_new(store)) or remote:
         await _must_be_bindable(wanted, _absolute(store), tls)
     async with AsyncExitStack() as stack:
-        signals = stack.enter_context(_asked_to_end())
+        signals = stack.enter_context(asked_on_trio(kept=is_kept()))
         db = await _opened(stack, opening, signals, standby=standby)
         if db is None:
             return FINE
@@ -199,24 +198,6 @@ def _reached_at(listening: list[str]) -> str:
             return str(address._replace(host=os.uname().nodename))
         return str(address if address.path is None else address._replace(path=address.path.absolute()))
     raise AssertionError("it listens somewhere")
-
-
-@contextmanager
-def _asked_to_end() -> Iterator[trio.Event]:
-    """An event that SIGTERM or SIGINT sets. A second signal kills this process, unless it has a supervisor."""
-    asked = trio.Event()
-    token = trio.lowlevel.current_trio_token()
-
-    def act(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_IGN if is_kept() else signal.SIG_DFL)
-        token.run_sync_soon(asked.set, idempotent=True)
-
-    before = {number: signal.signal(number, act) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if is_kept() else handler)
 
 
 def _own_token(wanted: list[Address], processes: int, advertise: str, *, direct: bool) -> bytes:

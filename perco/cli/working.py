@@ -7,12 +7,11 @@ import importlib
 import inspect
 import os
 import pkgutil
-import signal
 import sys
 import traceback
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import trio
 
@@ -23,6 +22,7 @@ from perco.aio.calling import behind
 from perco.cli import systemd
 from perco.cli.keeping import keep
 from perco.cli.screen import FINE, FOUND, complain, counted, is_new, show_json, show_table, tell_new
+from perco.cli.signals import asked_on_trio, asked_to_end
 from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.naming import named
@@ -30,9 +30,6 @@ from perco.serve.client import is_client
 from perco.serve.databases import is_database
 from perco.views import Views
 
-T = TypeVar("T")
-
-_SAME_SIGNAL_S: Final = 1.0  # what comes so soon after a signal is the same one: by the terminal, and by a supervisor
 _AGAIN_S: Final = 1.0  # before a process that died is started again
 
 
@@ -62,32 +59,35 @@ async def work(what: str, store: str, how: How, *, processes: int) -> int:
         perco.open(store, schema, options=_opened(store)) as db,
         db.worker(options=how.options) as handle,
     ):
-        _tell(handle.statistics(), store, made=made and not is_client(db))
-        _serve_metrics(db, how.metrics)
-        inside(db).background.start(systemd.told, "systemd")
-        failed = 0
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with trio.open_nursery() as nursery:
-
-                async def listen(after_s: float = 0.0) -> None:
-                    with trio.move_on_after(after_s):
-                        async for _ in signals:
-                            pass
-                    async for _ in signals:
-                        nursery.cancel_scope.cancel()
-                        return
-
-                nursery.start_soon(listen)
-                if how.until_idle:
-                    failed = await db.wait_idle()
-                    nursery.cancel_scope.cancel()
+        with asked_on_trio() as asked:
+            _tell(handle.statistics(), store, made=made and not is_client(db))
+            _serve_metrics(db, how.metrics)
+            inside(db).background.start(systemd.told, "systemd")
+            failed = 0
+            if how.until_idle:
+                failed = await _idle(db, asked)
+            else:
+                await asked.wait()
             systemd.tell("STOPPING=1")
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(listen, _SAME_SIGNAL_S)  # to the second signal
-                await handle.drain(timeout=how.drain_s)
-                nursery.cancel_scope.cancel()
+            await handle.drain(timeout=how.drain_s)
         _show(handle.statistics(), json=how.json)
     return _ended(failed, store)
+
+
+async def _idle(db: perco.Database, asked: trio.Event) -> int:
+    """`db.wait_idle()`; 0 if the program was asked to end before."""
+    failed = 0
+
+    async def wait() -> None:
+        nonlocal failed
+        failed = await db.wait_idle()
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await asked.wait()
+        nursery.cancel_scope.cancel()
+    return failed
 
 
 async def work_on_asyncio(what: str, store: str, how: How) -> int:
@@ -98,38 +98,33 @@ async def work_on_asyncio(what: str, store: str, how: How) -> int:
         perco.aio.open(store, schema, options=_opened(store)) as db,
         db.worker(options=how.options) as handle,
     ):
-        _tell(handle.statistics(), store, made=made)
-        _serve_metrics(db, how.metrics)
-        background = inside(behind(db)).background
-        background.soon(lambda: background.start(systemd.told, "systemd"))
-        loop, signalled = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, signalled.set)
-        failed = await _first(db.wait_idle() if how.until_idle else None, signalled)
-        systemd.tell("STOPPING=1")
-        loop.call_later(_SAME_SIGNAL_S, signalled.clear)
-        again = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda: again.set() if not signalled.is_set() else None)
-        await _first(handle.drain(timeout=how.drain_s), again)
+        asked = asyncio.Event()
+        with asked_to_end(asyncio.get_running_loop().call_soon_threadsafe, asked.set):
+            _tell(handle.statistics(), store, made=made)
+            _serve_metrics(db, how.metrics)
+            background = inside(behind(db)).background
+            background.soon(lambda: background.start(systemd.told, "systemd"))
+            failed = 0
+            if how.until_idle:
+                failed = await _idle_on_asyncio(db, asked)
+            else:
+                await asked.wait()
+            systemd.tell("STOPPING=1")
+            await handle.drain(timeout=how.drain_s)
         _show(handle.statistics(), json=how.json)
-    return _ended(failed or 0, store)
+    return _ended(failed, store)
 
 
-async def _first(work: Coroutine[Any, Any, T] | None, signalled: asyncio.Event) -> T | None:
-    """The result of the work; None if a signal came first, and the work has been cancelled."""
-    signal_came = asyncio.ensure_future(signalled.wait())
-    if work is None:
-        await signal_came
-        return None
-    working = asyncio.ensure_future(work)
+async def _idle_on_asyncio(db: perco.aio.Database, asked: asyncio.Event) -> int:
+    """Like `_idle`."""
+    idle, ends = asyncio.ensure_future(db.wait_idle()), asyncio.ensure_future(asked.wait())
     try:
-        await asyncio.wait([working, signal_came], return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        await asyncio.wait([idle, ends], return_when=asyncio.FIRST_COMPLETED)
+        return idle.result() if idle.done() else 0
     finally:
-        for task in working, signal_came:
-            task.cancel()
-        await asyncio.gather(working, signal_came, return_exceptions=True)
+        idle.cancel()
+        ends.cancel()
+        await asyncio.gather(idle, ends, return_exceptions=True)
 
 
 def _serve_metrics(db: perco.Database | perco.aio.Database, address: str | None) -> None:

@@ -13,6 +13,7 @@ has succeeded. If the worker dies, the note expires.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -49,39 +50,36 @@ class BreakerOptions:
 class Breakers:
     """The breakers of a worker's observers, by their numbers. Times are the caller's monotonic clock.
 
-    Attribute `tripped`: when each tripped observer has its next trial.
+    Attributes:
+        failures: how many runs have failed in succession, of each observer whose last run has failed.
+        tripped: when each tripped observer has its next trial.
     """
 
+    failures: dict[int, int]
     tripped: dict[int, float]
 
     def __init__(self, options: BreakerOptions) -> None:
-        self.tripped = {}
+        self.failures, self.tripped = {}, {}
         self._most = options.failures or math.inf
         self._trial_s = options.trial_s
-        self._failures: dict[int, int] = {}  # in succession
-        self._trials: dict[int, int] = {}  # of tripped observers: trials that have begun and not ended
+        self._trials: Counter[int] = Counter()  # of tripped observers: trials that have begun and not ended
 
     def may_run(self, number: int, now: float) -> bool:
         """Whether an observer is not tripped, or a trial is due."""
-        return now >= self.tripped.get(number, -math.inf) and not self._trials.get(number)
+        return now >= self.tripped.get(number, -math.inf) and not self._trials[number]
 
     def take(self, acks: Iterable[int]) -> None:
         """Note that these observers will run on a row: if one of them is tripped, as its trial."""
-        for number in map(observer_of, acks):
-            if number in self.tripped:
-                self._trials[number] = self._trials.get(number, 0) + 1
+        self._trials.update(number for number in map(observer_of, acks) if number in self.tripped)
 
     def release(self, acks: Iterable[int]) -> None:
         """Note that the row has been released. If its run has not failed, the next trial is due at once."""
-        if not self._trials:
-            return
-        for number in map(observer_of, acks):
-            if self._trials.get(number):
-                self._trials[number] -= 1
+        if self._trials:
+            self._trials -= Counter(map(observer_of, acks))  # none falls below 0, and none is kept at 0
 
     def failed(self, number: int, now: float) -> bool:
         """Count a failed run. Returns whether it has tripped the observer."""
-        failures = self._failures[number] = self._failures.get(number, 0) + 1
+        failures = self.failures[number] = self.failures.get(number, 0) + 1
         if failures < self._most:
             return False
         trips = number not in self.tripped
@@ -90,7 +88,7 @@ class Breakers:
 
     def succeeded(self, number: int) -> bool:
         """Note a run that has succeeded. Returns whether it has reset the observer."""
-        self._failures.pop(number, None)
+        self.failures.pop(number, None)
         self._trials.pop(number, None)
         return self.tripped.pop(number, None) is not None
 
@@ -131,9 +129,13 @@ async def trips_in(store: RowStore, wall_ms: int) -> dict[int, Trip]:
     while start is not None:
         page = await store.scan(ScanRequest(SYSTEM_TABLE, start, _AFTER, (ScanQuery(DATA, (0,), 1, 1),)))
         for row, [cells] in page.rows:
-            packed: list[Any] = msgpack.unpackb(cells[0][2])
-            trip = Trip(*packed[:3])
-            if wall_ms <= trip.wall_ms + 1000 * _TRIALS * trip.trial_s + _MINUTE_MS:
-                found[int(row[len(_PREFIX) :])] = trip
+            try:
+                packed: list[Any] = msgpack.unpackb(cells[0][2])
+                number, trip = int(row[len(_PREFIX) :]), Trip(*packed[:3])
+                expires_ms = trip.wall_ms + 1000 * _TRIALS * trip.trial_s + _MINUTE_MS
+            except (ValueError, TypeError):
+                continue  # damaged: it is advisory, and the next trial puts it again
+            if wall_ms <= expires_ms:
+                found[number] = trip
         start = page.next
     return found

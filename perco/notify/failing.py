@@ -168,6 +168,15 @@ def too_long(engine: Engine, where: str, run: Run, path: bytes, limit: int) -> C
     return ChainTooLong(where, names_on(engine, path), run.depth, limit, run.root)
 
 
+def too_old(observer: Observer, version: int) -> str:
+    """The message about an observer of which the store has a higher version than this program."""
+    return (
+        f"observer {observer.id!r} is version {version} in this store, but version {observer.version} in this program, "
+        f"which therefore does not run it: its changes wait for a program that has version {version}. To go back to "
+        f"the older function, declare it as version {version + 1}."
+    )
+
+
 def names_on(engine: Engine, path: bytes) -> list[str]:
     """The ids of the observers on a path."""
     names = {entry.number: id for id, entry in engine.known.catalogue.observers.items()}

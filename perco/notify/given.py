@@ -1,4 +1,4 @@
-"""What the function of an observer is given: a change, and perhaps a time limit."""
+"""The change that the function of an observer is given, and its time limit."""
 
 from __future__ import annotations
 

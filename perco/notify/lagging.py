@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import trio
 
 from perco.clock.oracle import note_from
-from perco.errors import Corruption, StoreError, TransientError
+from perco.errors import Corruption, PercoError
 from perco.notify.waiting import Waiting
 from perco.protocol.records import observer_of, unpack_cause
 from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, OwnerStore
@@ -57,17 +57,45 @@ class Lag:
     counted_s: float = 0.0
 
 
+class Tally:
+    """Counts the changes that wait for each observer, by number.
+
+    Attributes:
+        waiting: how many changes; `failing`: how many of them have had a failed run.
+        attempts: the most failed runs of one of them.
+        causes: the oldest root cause of them (N9).
+    """
+
+    def __init__(self) -> None:
+        self.waiting: Counter[int] = Counter()
+        self.failing: Counter[int] = Counter()
+        self.attempts: dict[int, int] = {}
+        self.causes: dict[int, int] = {}
+
+    def add(self, number: int, root: int, attempts: int) -> None:
+        """Count a change that an observer waits for: its root cause, and how many runs for it have failed."""
+        self.waiting[number] += 1
+        if root < self.causes.get(number, TS_MAX):
+            self.causes[number] = root
+        if attempts:
+            self.failing[number] += 1
+            self.attempts[number] = max(attempts, self.attempts.get(number, 0))
+
+
 class _Count(NamedTuple):
-    """What a count has found: for each observer, by number; how many cells, and when it began (`at`), by the
-    monotonic clock."""
+    """A completed count, by observers' numbers.
+
+    Attributes:
+        at: when it began, by the monotonic clock.
+        cells: how many cells were counted.
+        since_ms: the wall time of the oldest cause.
+    """
 
     at: float
     cells: int
-    waiting: dict[int, int]
-    since_ms: dict[int, int]  # the wall time of the oldest cause
-    failing: dict[int, int]
-    attempts: dict[int, int]
-    failed: dict[int, int]
+    tally: Tally
+    since_ms: dict[int, int]
+    failed: Counter[int]
 
 
 class Lags:
@@ -98,16 +126,15 @@ class Lags:
 
     def _of(self, count: _Count, workers: dict[str, int]) -> dict[str, Lag]:
         now_ms, counted_s = self._engine.oracle.wall_ms(), max(trio.current_time() - count.at, 0.0)
-        found = {}
+        found, tally = {}, count.tally
         for id, entry in self._engine.known.catalogue.observers.items():
             number = entry.number
-            since_ms = count.since_ms.get(number)
             found[id] = Lag(
-                count.waiting.get(number, 0),
-                0.0 if since_ms is None else max(now_ms - since_ms, 0) / 1000,
-                count.failing.get(number, 0),
-                count.attempts.get(number, 0),
-                count.failed.get(number, 0),
+                tally.waiting[number],
+                max(now_ms - count.since_ms.get(number, now_ms), 0) / 1000,
+                tally.failing[number],
+                tally.attempts.get(number, 0),
+                count.failed[number],
                 workers.get(id, 0),
                 counted_s,
             )
@@ -123,7 +150,7 @@ class Lags:
                 try:
                     async with self._counting:
                         self._last = await self._count(_Pace())
-                except (StoreError, TransientError) as error:
+                except PercoError as error:  # also damage: the next call that counts by itself raises it
                     log.warning("waiting changes cannot be counted now: %s", error)
                     continue
                 if self._last.cells <= _FEW:
@@ -139,23 +166,12 @@ class Lags:
                 self._last = await self._count(None)
 
     async def _count(self, pace: _Pace | None) -> _Count:
-        waiting: Counter[int] = Counter()
-        failing: Counter[int] = Counter()
-        failed: Counter[int] = Counter()
-        attempts: dict[int, int] = {}
-        causes: dict[int, int] = {}
+        tally, failed = Tally(), Counter[int]()
         seen, at = 0, trio.current_time()
         for table in sorted(self._tables()):
             async with aclosing(self._waiting.cells_of(table, NOTIFY)) as cells:
                 async for _, (column, ts, value) in cells:
-                    number = observer_of(column)
-                    root, tried = _cause(ts, value)
-                    waiting[number] += 1
-                    if root < causes.get(number, TS_MAX):
-                        causes[number] = root
-                    if tried:
-                        failing[number] += 1
-                        attempts[number] = max(tried, attempts.get(number, 0))
+                    tally.add(observer_of(column), *_cause(ts, value))
                     seen += 1
                     if pace is not None and not seen % _PIECE:
                         await pace.pause()
@@ -168,8 +184,8 @@ class Lags:
                             await pace.pause()
         store = self._engine.driver.store
         now_ms = self._engine.oracle.wall_ms()
-        since = {number: await note_from(store, root) or now_ms for number, root in causes.items()}  # O3
-        return _Count(at, seen, dict(waiting), since, dict(failing), attempts, dict(failed))
+        since = {number: await note_from(store, root) or now_ms for number, root in tally.causes.items()}  # O3
+        return _Count(at, seen, tally, since, failed)
 
 
 class _Pace:

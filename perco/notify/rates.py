@@ -1,7 +1,7 @@
 """Limits how many runs of an observer begin per second, over all workers of a store.
 
-N15 In any span of time, the runs of an observer with `rate=` that begin are at most that rate times the span, and one
-    second's worth or two runs more, over all workers whose programs state that rate.
+N15 In any span of time, the runs of an observer with `rate=` that begin are at most that rate times the span, and two
+    seconds' worth or three runs more, over all workers whose programs state that rate.
 
 A worker reserves moments, each for one run. The system table has a row for each such observer, `rate/` and its number,
 with the moment after the last one reserved, in microseconds since 1970. To reserve moments is to move this one on, by
@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgpack
 import trio
 
-from perco.errors import SessionEnded, StoreError
+from perco.errors import Corruption, SessionEnded, StoreError
 from perco.protocol.records import observer_of
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, Write
@@ -30,7 +30,8 @@ log: logging.Logger = logging.getLogger("perco.observer")
 
 _AHEAD_S: Final = 0.5  # a reservation is of so many seconds, but of at least one moment
 _MOST: Final = 1000  # moments of a reservation
-_KEPT_S: Final = 1.0  # how long a moment can be used, or as long as it takes until the next one
+_KEPT_S: Final = 1.0  # how long a moment can be used, or as long as it takes until the next one; and how long after
+# that a run may begin: the row may have other observers, which run first
 _TICK_S: Final = 0.05  # how often scanners look for rows while runs wait for moments
 _TRIES: Final = 16
 _AWAY_S: Final = 1.0  # between two attempts if the store does not answer
@@ -125,7 +126,7 @@ class Rates:
         first_us = None
         try:
             first_us = await self._moved_on(number, count, 1e6 / per_s)
-        except (StoreError, SessionEnded) as error:
+        except (StoreError, SessionEnded, Corruption) as error:
             log.warning("the runs of an observer with a rate wait: %s", error)
         finally:
             self._reserving.discard(number)

@@ -497,8 +497,8 @@ class Scanner:
         worker = self.worker
         try:
             claimed_at = trio.current_time()
-            for ack in acks:
-                if worker.may_still_run(ack, claimed_at):
+            for at, ack in enumerate(acks):
+                if not at or worker.may_go_on(ack, claimed_at):
                     await worker.run(table, row, ack)
         finally:
             if worker.elsewhere is not None:

@@ -29,8 +29,8 @@ import trio
 from perco.clock.oracle import note_from
 from perco.errors import Corruption, NotIdle, SchemaMismatch, Unavailable, UsageError, must_be_number
 from perco.notify.concerned import Concerned, Freshness, Watch, all_but, concerned_with
-from perco.notify.failing import AwaitsAsyncio
-from perco.notify.worker import Worker, too_old
+from perco.notify.failing import AwaitsAsyncio, too_old
+from perco.notify.worker import Worker
 from perco.protocol.failed import unpack_failed
 from perco.protocol.records import Cellref, ack_of, column_of, observer_of, unpack_cause
 from perco.schema.catalogue import ObserverEntry

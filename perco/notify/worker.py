@@ -52,6 +52,7 @@ from perco.notify.failing import (
     fields,
     note_failure,
     too_long,
+    too_old,
 )
 from perco.notify.given import change_of, in_time
 from perco.notify.options import ObserverCounters, WorkerOptions
@@ -81,15 +82,6 @@ from perco.txn.turns import Turn
 CELLS_PER_ROW = 4096  # notify cells that a scanner reads from a row
 
 log: logging.Logger = logging.getLogger("perco.observer")
-
-
-def too_old(observer: Observer, version: int) -> str:
-    """The message about an observer of which the store has a higher version than this program."""
-    return (
-        f"observer {observer.id!r} is version {version} in this store, but version {observer.version} in this program, "
-        f"which therefore does not run it: its changes wait for a program that has version {version}. To go back to "
-        f"the older function, declare it as version {version + 1}."
-    )
 
 
 class Worker:
@@ -253,6 +245,10 @@ class Worker:
             key = (table, row, ack)
             if self.backoff.waits(key, now) or (self.backoff.attempts(key) and self._failing >= self._failing_max):
                 return False
+        return self._may_begin(number, now)
+
+    def _may_begin(self, number: int, now: float) -> bool:
+        """Whether neither its breaker nor its rate holds an observer back (N14, N15)."""
         if self.breakers.tripped and not self.breakers.may_run(number, now):
             return False
         return self.rates is None or self.rates.may_run(number, now)
@@ -263,8 +259,7 @@ class Worker:
         return any(
             (level is None or number in level)
             and self.room.has(number, observer.limits, now, alone=number in self._alone)
-            and self.breakers.may_run(number, now)
-            and (self.rates is None or self.rates.may_run(number, now))
+            and self._may_begin(number, now)
             for number, observer in self.observers.items()
             if observer.column.table.name == table
         )
@@ -365,9 +360,11 @@ class Worker:
                 self._drained.set()
         await self._drained.wait()
 
-    def may_still_run(self, ack: int, claimed_at: float) -> bool:
-        """Whether a run may begin now on a row that was claimed at that time, perhaps for other observers first
-        (N15)."""
+    def may_go_on(self, ack: int, claimed_at: float) -> bool:
+        """Whether another observer may run now on a row that was claimed at that time: not if the worker is draining,
+        nor if the moment that was reserved for the run is long past (N15)."""
+        if self._drained is not None:
+            return False
         return self.rates is None or self.rates.is_fresh(observer_of(ack), claimed_at)
 
     async def run(self, table: str, row: bytes, ack: int) -> None:
@@ -452,9 +449,10 @@ class Worker:
         it has failed, according to the store."""
         counters.failures += 1
         self.last_failures[observer.id] = counters.failures, self._where(*key[:2]), error
+        least_s = 0.0
         if attempts and not isinstance(error, GiveUp | ChainTooLong | Corruption):
             self._tripping.failed(observer.id, observer_of(key[2]), error)
-        least_s = self.breakers.pause_s(observer_of(key[2]), self.backoff)
+            least_s = self.breakers.pause_s(observer_of(key[2]), self.backoff)
         self.backoff.failed(key, trio.current_time(), attempts, least_s, observer.limits.backoff_s)
         if isinstance(error, Corruption | AwaitsAsyncio):
             self.damaged[key] = seen_ts, error.again()
@@ -556,7 +554,8 @@ class Worker:
         return True
 
     def _committed(self, txn: Transaction, number: int, id: str, key: Any, seconds: float) -> None:
-        self._tripping.succeeded(id, number)
+        if self.breakers.failures:
+            self._tripping.succeeded(id, number)
         if self.durations is not None:
             self.durations[id].note(seconds)
         if self.outputs is not None:

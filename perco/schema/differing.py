@@ -1,6 +1,7 @@
-"""What a program would change in a store, before it does: the differences of its schema and the catalogue.
+"""The differences between a program's schema and a store's catalogue, before the program opens the store.
 
-N10 Opening a store adds what is new, and never takes anything away. What contradicts the catalogue is an error.
+N10 When a program opens a store, its new tables, columns and observers are added, and nothing is taken away. A
+    declaration that contradicts the catalogue is an error.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from perco.schema.catalogue import Catalogue, ObserverEntry
 from perco.schema.codes import changed
 from perco.schema.schema import Observer, Schema, Signal
 
-# Kinds: what opening the store adds or changes; what it leaves, though the program and the store differ; what it
-# refuses.
+# The kinds of differences. Opening the store adds or changes something, leaves it though the program and the store
+# differ, or is refused because of it.
 ADDS, CHANGES, LEAVES, REFUSES = "adds", "changes", "leaves", "refuses"
 
 
 class Difference(NamedTuple):
-    """`kind`: ADDS, CHANGES, LEAVES or REFUSES. `what`: a table, column or observer. `effect`: what that means."""
+    """`kind`: ADDS, CHANGES, LEAVES or REFUSES. `what`: a table, column or observer. `effect`: of opening the store."""
 
     kind: str
     what: str
@@ -28,7 +29,7 @@ class Difference(NamedTuple):
 
 
 def differences(catalogue: Catalogue, schema: Schema) -> list[Difference]:
-    """What opening a store with this schema changes, and what it cannot change."""
+    """All differences between a catalogue and a schema."""
     return [
         *_of_tables(catalogue, schema),
         *_of_observers(catalogue, schema),

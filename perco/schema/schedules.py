@@ -1,7 +1,7 @@
 """When schedules are due: a moment in every period, or the moments of a cron expression.
 
-Moments are datetimes in UTC. Intervals begin at multiples of the period since 1970, in UTC, so that all
-processes agree on them without asking. The package cronsim reads cron expressions (extra `schedule`). When clocks
+Moments are datetimes in UTC. Intervals begin at multiples of the period since 1970, so that all processes agree on them
+without asking. The package cronsim reads cron expressions (extra `schedule`). When clocks
 change, a moment that the day lacks is due right after the gap, and one that the day has twice is due once.
 """
 
@@ -25,7 +25,7 @@ Missed = Literal["last", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What a scheduled function runs for.
+    """The moment that a scheduled function runs for.
 
     Attributes:
         id: of the schedule.

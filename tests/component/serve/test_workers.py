@@ -250,6 +250,57 @@ async def test_a_row_that_was_held_is_told_free_to_who_runs_other_observers_ther
             assert max(ran) - began < 0.5, "as soon as the other one has let go, not when it is tried again by itself"
 
 
+async def test_a_worker_that_is_draining_is_not_woken_in_vain() -> None:  # N8
+    """It has a long run to end, and changes come meanwhile: another worker runs for each of them at once."""
+    docs, gate = Docs((0.0, 0.0)), trio.Event()
+
+    @docs.schema.observe(docs.note, id="hangs")
+    async def hangs(txn: Txn, change: Change) -> None:
+        await gate.wait()
+
+    place = Place(docs.schema)
+    async with place.served() as owner, workers(place, 2, perco.WorkerOptions(concurrency=4)) as (_, handles):
+        async with owner.transaction() as txn:
+            txn.set(docs.note, 1000, 1)
+        await trio.sleep(1.0)
+        [ends] = [handle for handle in handles if handle.statistics()["hangs"].running]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ends.drain)
+            await trio.sleep(1.0)
+            for key in range(10):
+                at = trio.current_time()
+                await docs.dirty(owner, range(key, key + 1))
+                while key not in docs.begun:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                assert trio.current_time() - at < 0.3
+                await trio.sleep(1.5)
+            assert ends.statistics()["measure"].runs == 0
+            gate.set()
+
+
+async def test_a_worker_that_is_draining_begins_no_run_of_another_observer_of_the_row() -> None:
+    docs, gate = Docs((0.0, 0.0)), trio.Event()
+    order: list[str] = []
+    for id in "ab":
+
+        @docs.schema.observe(docs.note, id=id)
+        async def waits(txn: Txn, change: Change, id: str = id) -> None:
+            order.append(id)
+            await gate.wait()
+
+    place = Place(docs.schema)
+    async with place.served() as owner, workers(place, 1, perco.WorkerOptions(concurrency=4)) as (_, [handle]):
+        async with owner.transaction() as txn:
+            txn.set(docs.note, 1000, 1)
+        await trio.sleep(1.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(handle.drain)
+            await trio.sleep(1.0)
+            gate.set()
+        assert order == ["a"]
+        assert (await owner.waiting())["b"] == 1
+
+
 async def test_a_process_with_an_older_version_of_an_observer_is_not_woken_in_vain() -> None:
     """N10: it leaves the changes alone, and the process with the newer version is told of them at once."""
     old, new = Docs(), Docs()
