@@ -231,8 +231,8 @@ async def test_status_as_json(store: Path) -> None:
     assert found["owner"]["alive"] is False
     assert found["durability"]["mark"] == ""
     assert (found["locks"], found["waiting"]) == (0, 0)
-    measure = {"id": "measure", "table": "docs", "column": "contents", "ready": True, "paused": False, "waiting": 0}
-    assert found["observers"] == [measure | {"lag_s": None, "failing": 0, "attempts": 0}]
+    measure = {"id": "measure", "table": "docs", "column": "contents", "ready": True, "paused": False}
+    assert found["observers"] == [measure | {"tripped": None, "waiting": 0, "lag_s": None, "failing": 0, "attempts": 0}]
     tables = {table["name"]: table for table in found["tables"]}
     assert list(tables) == ["docs", "links", "blobs", "numbers"]
     assert tables["links"]["key"] == "tuple(text,int64)"
