@@ -36,7 +36,7 @@ from perco.errors import (
 )
 from perco.history.changes import Changes as Changes, ChangeStream as ChangeStream, RowChange as RowChange
 from perco.history.past import PinnedSnapshot as PinnedSnapshot
-from perco.history.vacuum import (
+from perco.history.vacuumed import (
     VacuumResult as VacuumResult,
     VacuumStatistics as VacuumStatistics,
 )

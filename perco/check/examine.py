@@ -32,7 +32,7 @@ from perco.protocol.records import (
     observer_of,
     unpack_cause,
 )
-from perco.schema.catalogue import ObserverEntry
+from perco.schema.entries import ObserverEntry
 from perco.storage import FAILED_LIST, NOTIFY, ROLLBACK, SHARED, TRACE, WRITE
 
 Severity = Literal["error", "warning", "note"]

@@ -27,8 +27,9 @@ from perco.protocol.records import (
     unpack_record,
     unpack_trace,
 )
-from perco.schema.catalogue import Catalogue, ColumnEntry, ObserverEntry
+from perco.schema.catalogue import Catalogue
 from perco.schema.codecs import codec_named
+from perco.schema.entries import ColumnEntry, ObserverEntry
 from perco.storage import (
     FAILED_LIST,
     LOCK,
@@ -193,6 +194,10 @@ class Book:
             name: {column_of(column.number): (label, column) for label, column in table.columns.items()}
             for name, table in catalogue.tables.items()
         }
+        for name, table in catalogue.tables.items():  # N17: the vacuum has not removed their cells yet
+            for number, gone in table.gone.items():
+                if not gone.clean:
+                    self._columns[name][column_of(number)] = gone.name, ColumnEntry(number, gone.codec, gone.group)
         self._keys = {name: codec_named(table.key) for name, table in catalogue.tables.items()}
         self._observed: dict[str, list[tuple[int, int]]] = {name: [] for name in catalogue.tables}
         for observer in catalogue.observers.values():

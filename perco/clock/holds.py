@@ -82,14 +82,15 @@ class Holds:
         ]
         return min(found, key=lambda holder: holder.ts)
 
-    def advance(self, last: int, now_ms: int, aged: Mapping[str, int]) -> Holder:
+    def advance(self, last: int, now_ms: int, aged: Mapping[str, int], *, least: int = 0) -> Holder:
         """Move the watermark and the cuts up (G1). Returns the hold that keeps the watermark from advancing further.
 
         Args:
             aged: for each table, the timestamp up to which its retention allows versions to be removed.
+            least: the watermark may move up to here, whatever the retention of the tables is (N17).
         """
         lowest = self.lowest(last, now_ms)
-        oldest = max(aged.values(), default=0)
+        oldest = max([*aged.values(), least])
         self.watermark = max(self.watermark, min(lowest.ts, oldest))
         for table, ts in aged.items():
             self.cuts[table] = max(self.cuts.get(table, 0), min(lowest.ts, ts))

@@ -251,16 +251,17 @@ class Oracle:
         except SnapshotTooOld:
             return 0
 
-    async def publish(self, keep_s: Mapping[str, float]) -> Holder:
+    async def publish(self, keep_s: Mapping[str, float], *, least: int = 0) -> Holder:
         """Compute the watermark and the tables' cuts (G1), and make them durable (G2). Returns the hold that keeps the
         watermark from advancing further.
 
         Args:
             keep_s: for each table, its retention in seconds.
+            least: as in `Holds.advance`.
         """
         ages = {seconds: await self.aged(seconds) for seconds in set(keep_s.values())}
         aged = {table: ages[seconds] for table, seconds in keep_s.items()}
-        holder = self.holds.advance(self._timestamps.last, self.wall_ms(), aged)
+        holder = self.holds.advance(self._timestamps.last, self.wall_ms(), aged, least=least)
         await self._put_watermark()
         return holder
 

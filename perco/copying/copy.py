@@ -38,7 +38,8 @@ from perco.errors import (
     UsageError,
     must_be_number,
 )
-from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue, TableEntry, schema_of
+from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue, schema_of
+from perco.schema.entries import TableEntry
 from perco.schema.marker import COPYING, MOVED
 from perco.storage import PROTOCOL_GROUPS, RowStore
 from perco.tablets.backend import Backend

@@ -24,7 +24,7 @@ from perco.errors import NotFresh, ReadOnly, UsageError, must_be_number
 from perco.history.changes import ChangeStream
 from perco.history.past import PinnedSnapshot
 from perco.history.snapshots import SnapshotBlock, Snapshots
-from perco.history.vacuum import VacuumResult
+from perco.history.vacuumed import VacuumResult
 from perco.naming import told_as
 from perco.notify.backfill import BackfillProgress
 from perco.notify.concerned import Freshness
@@ -36,6 +36,7 @@ from perco.notify.tracing import Traced, trace
 from perco.notify.waiting import Waiting
 from perco.notify.workers import WorkerHandle, Workers
 from perco.protocol.reads import Isolation
+from perco.schema import removing
 from perco.schema.schema import Column, Schema, Table, must_be_table
 from perco.tablets.compactor import Compacted, what_to_compact
 from perco.tablets.loading import Published
@@ -434,6 +435,37 @@ class Database:
             raise UsageError(f"an observer is named by its id, a str, not {id!r}")
         self._engine.usable(writing=True)
         return await self._observers.drop(ids, await self._owner.workers_now())
+
+    async def drop_column(self, table: str, column: str | Iterable[str]) -> None:
+        """Drop columns, or signals, of a table (N17).
+
+        From now on, no transaction writes them. The vacuum removes their cells, once every reader that began before
+        the drop has ended. A program that still declares such a column gets a SchemaMismatch where it uses it; one that
+        opens the store then makes it again, as a new and empty column. So deploy a program without it first.
+
+        Raises: UsageError for a table or a column that the store does not have, or that has observers: drop these
+        first; ReadOnly; WriteUnknown.
+        """
+        columns = [column] if isinstance(column, str) else list(column)
+        if not isinstance(table, str) or not all(isinstance(each, str) for each in columns):
+            raise UsageError(f"tables and columns are named by strings, not {table!r} and {column!r}")
+        self._engine.usable(writing=True)
+        await self._observers.change(partial(removing.without_columns, table=table, columns=columns))
+
+    async def drop_table(self, table: str) -> None:
+        """Drop a table, with all of its columns (N17).
+
+        As for `drop_column`. A table that is declared later may have the same name; if its keys have another codec,
+        only once the vacuum has removed the rows. Their space on disk is free for other rows of the same tablets;
+        `compact` gives it back to the file system.
+
+        Raises: UsageError for a table that the store does not have, or that observers observe, or views have rows in;
+        ReadOnly; WriteUnknown.
+        """
+        if not isinstance(table, str):
+            raise UsageError(f"a table is named by a string, not {table!r}")
+        self._engine.usable(writing=True)
+        await self._observers.change(partial(removing.without_table, table=table))
 
     async def paused(self) -> set[str]:
         """Ids of the observers that are paused."""

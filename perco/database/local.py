@@ -19,7 +19,8 @@ from perco.clock.loopwatch import LoopStatistics
 from perco.database.options import Options
 from perco.database.owner import Now
 from perco.errors import Corruption, StoreError, UsageError
-from perco.history.vacuum import Vacuum, VacuumResult, VacuumStatistics
+from perco.history.vacuum import Vacuum
+from perco.history.vacuumed import VacuumResult, VacuumStatistics
 from perco.notify.backfill import Backfill, BackfillProgress
 from perco.notify.concerned import Freshness
 from perco.notify.idle import Idle
@@ -74,7 +75,9 @@ class LocalOwner:
         self.backend, self.sweeper = backend, sweeper
         known, background = engine.known, engine.background
         self.heartbeat = Heartbeat(options.heartbeat, backend.write_from_thread, options.wall, engine.lease_token)
-        self.vacuuming = Vacuum(backend, engine.driver, options.vacuum, lambda: known.catalogue, options.on_event)
+        self.vacuuming = Vacuum(
+            backend, engine.driver, options.vacuum, lambda: known.catalogue, keeper.change, options.on_event
+        )
         self.backfilling = Backfill(engine.driver, background, options.backfill, lambda: known.catalogue, keeper.change)
         self._splitter: Splitter | None = None
         self._compactor: Compactor | None = None

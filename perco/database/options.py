@@ -10,7 +10,8 @@ from perco.bigtable.options import BigtableOptions
 from perco.clock.loopwatch import HeartbeatOptions, LoopStatistics
 from perco.clock.oracle import OracleOptions
 from perco.errors import UsageError
-from perco.history.vacuum import VacuumOptions, VacuumStatistics
+from perco.history.vacuum import VacuumOptions
+from perco.history.vacuumed import VacuumStatistics
 from perco.notify.backfill import BackfillOptions
 from perco.postgresql.options import PostgresqlOptions
 from perco.rpc.channel import WireOptions

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from perco.clock.loopwatch import LoopStatistics
-from perco.history.vacuum import VacuumResult, VacuumStatistics
+from perco.history.vacuumed import VacuumResult, VacuumStatistics
 from perco.notify.backfill import BackfillProgress
 from perco.notify.concerned import Freshness
 from perco.notify.lagging import Lag

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
@@ -28,6 +28,8 @@ import trio
 from perco.clock.holds import Holder
 from perco.clock.oracle import BOUND_ROW, CLOCK_ROW, Oracle, raise_for
 from perco.errors import Corruption, StoreError, StoreFull, Unavailable, UsageError
+from perco.history import dropped
+from perco.history.vacuumed import VacuumResult, VacuumStatistics
 from perco.protocol.records import Cellref, ack_of, column_of
 from perco.protocol.retention import Removed, Waste, is_lean, waste_of
 from perco.protocol.snapshot import Blocked
@@ -99,60 +101,6 @@ class VacuumOptions:
             raise UsageError(f"VacuumOptions: share is {self.share}; it must be above 0 and at most 1")
 
 
-@dataclass(slots=True)
-class VacuumResult:
-    """The result of a vacuum; while it runs, its progress.
-
-    Attributes:
-        watermark: versions needed by reads at or above it were left alone.
-        cuts: for each table, the oldest timestamp at which it can be read from now on.
-        holder: the hold that kept the watermark from advancing.
-        table: the table that the vacuum has reached.
-        rows: rows that were examined.
-        locks: locks that were in the way and have been settled.
-        removed: cells, by kind.
-        corrupt: rows that do not decode and were left alone: `perco check` says what is wrong with them.
-        blocked: rows where a delete marker stays until its observers have run.
-        left: mutations whose reply was lost; the next vacuum examines their rows again.
-        repacked: how often half-empty pages were repacked, a thousand cells at a time.
-        held_up: places of locks that do not decode; nothing that the oldest of them may need was removed.
-        seconds: how long the vacuum took.
-    """
-
-    watermark: int = 0
-    cuts: dict[str, int] = field(default_factory=dict)
-    holder: Holder = Holder("retention", 0)
-    table: str = ""
-    rows: int = 0
-    locks: int = 0
-    removed: Removed = field(default_factory=Removed)
-    corrupt: int = 0
-    blocked: int = 0
-    left: int = 0
-    repacked: int = 0
-    held_up: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class VacuumStatistics:
-    """Statistics since the store was opened.
-
-    Attributes:
-        watermark: a reader that began at or above this timestamp can still read everything that it may need.
-        holder: the hold that kept the watermark from advancing in the last run.
-        runs: how often the whole store was vacuumed.
-        removed: cells, by kind.
-        failure: the error of the last run in the background, if that run failed; failed runs are retried.
-    """
-
-    watermark: int
-    holder: Holder
-    runs: int
-    removed: Removed
-    failure: Exception | None
-
-
 class Vacuum:
     """One per opened store; one run at a time."""
 
@@ -166,6 +114,7 @@ class Vacuum:
         driver: Driver,
         options: VacuumOptions,
         catalogue: Callable[[], Catalogue],
+        change: dropped.Change,
         event: Callable[[str], None] | None,
     ) -> None:
         self.options = options
@@ -173,7 +122,8 @@ class Vacuum:
         self.runs = 0
         self.holder = Holder("retention", 0)
         self.failure: Exception | None = None  # of the last run in the background
-        self._backend, self._driver, self._catalogue, self._event = backend, driver, catalogue, event
+        self._backend, self._driver, self._event = backend, driver, event
+        self._catalogue, self._change = catalogue, change
         self._alone = trio.Lock()
         self._done: tuple[int, dict[str, int]] | None = None  # the watermark and cuts of the last complete run
         self._told: bytes = b""
@@ -233,6 +183,7 @@ class Vacuum:
             self._rows, self._worked, self._waited = self.options.page_rows, 0.0, 0.0
             self._result = result = VacuumResult()
             self._limit = TS_MAX
+            await dropped.date(self._driver, self._catalogue(), self._change)
             await self._publish()
             if moved_only and self._done == (result.watermark, result.cuts):
                 return result
@@ -246,6 +197,7 @@ class Vacuum:
                 before = result.removed.cells
                 await self._collect(table)
                 await self._trim_log(table)
+                await self._remove_dropped(table)
                 await self._repack(table, result.removed.cells - before)
             await self._collect_system()
             self._step("vacuum")
@@ -264,7 +216,8 @@ class Vacuum:
         """Publish the watermark and the cuts: G1, and the first step of G2."""
         catalogue, holds = self._catalogue(), self._oracle.holds
         keep_s = {table: catalogue.keep_of(table).seconds for table in self._tables()}
-        self._result.holder = await self._oracle.publish(keep_s)
+        least = max((dropped.needed(catalogue, table) for table in keep_s), default=0)
+        self._result.holder = await self._oracle.publish(keep_s, least=least)
         self.holder = self._result.holder
         self._result.watermark = holds.watermark
         self._result.cuts = {table: holds.cuts[table] for table in keep_s}
@@ -385,6 +338,19 @@ class Vacuum:
                     else:
                         self._result.removed.log += len(rows) if self._store.groups else 1
                 await self._give_way()
+
+    async def _remove_dropped(self, table: str) -> None:
+        """Remove the cells of dropped columns, once no reader may ask for them (N17)."""
+        if not (numbers := dropped.due(self._catalogue(), table, self._limits(table)[1])):
+            return
+
+        async def give_way(count: int) -> None:
+            self._result.removed.dropped += count
+            self.removed.dropped += count
+            self._tell(self._result)
+            await self._give_way()
+
+        await dropped.remove(self._driver, self._catalogue(), table, numbers, self._change, give_way)
 
     def _request(self, table: str, start: bytes, stop: bytes | None, cells: int) -> ScanRequest:
         cut, watermark = self._limits(table)

@@ -34,7 +34,8 @@ from perco.errors import Corruption, StoreError
 from perco.notify.dropping import remove_changes
 from perco.protocol.records import Cellref, ack_of, column_of, pack_cause
 from perco.protocol.snapshot import Blocked, Missing, look
-from perco.schema.catalogue import SYSTEM_TABLE, Catalogue, ObserverEntry, raise_for
+from perco.schema.catalogue import SYSTEM_TABLE, Catalogue, raise_for
+from perco.schema.entries import ObserverEntry
 from perco.settings import check_options
 from perco.storage import (
     ABSENT,

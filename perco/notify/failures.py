@@ -23,7 +23,7 @@ from perco.protocol.failed import FailedCell, forget, put_back, unpack_failed
 from perco.protocol.mutations import Intent
 from perco.protocol.records import ACK, Cellref, ack_head, ack_of, column_of, observed_column, observer_of, pack_cause
 from perco.protocol.snapshot import Blocked
-from perco.schema.catalogue import ObserverEntry
+from perco.schema.entries import ObserverEntry
 from perco.schema.lost import unknown_if_lost
 from perco.storage import (
     APPLIED,

@@ -33,7 +33,7 @@ from perco.notify.failing import AwaitsAsyncio, too_old
 from perco.notify.worker import Worker
 from perco.protocol.failed import unpack_failed
 from perco.protocol.records import Cellref, ack_of, column_of, observer_of, unpack_cause
-from perco.schema.catalogue import ObserverEntry
+from perco.schema.entries import ObserverEntry
 from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, TS_MAX, ReadRequest, ScanCell, ScanQuery, ScanRequest
 from perco.txn.engine import Engine
 from perco.txn.keeping import Keeper

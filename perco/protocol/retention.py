@@ -60,7 +60,8 @@ class Removed:
 
     Attributes: `versions`: write records, including delete markers; `acks`: acknowledgements; `rollbacks`: rollback
     markers; `traces`: of read locks and of bare primaries; `data`: long values; `notes`: of the clock; `system`: old
-    versions of the catalogue and of other system rows; `log`: entries of logs of changes.
+    versions of the catalogue and of other system rows; `log`: entries of logs of changes; `dropped`: cells of dropped
+    columns and tables (N17).
     """
 
     versions: int = 0
@@ -71,6 +72,7 @@ class Removed:
     notes: int = 0
     system: int = 0
     log: int = 0
+    dropped: int = 0
 
     def add(self, other: Removed) -> None:
         for part in fields(self):

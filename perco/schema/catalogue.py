@@ -3,6 +3,8 @@
 Every client uses it. So a program that loads data without declaring the observers still notifies them: a column's
 observers come from the catalogue, not from the program.
 
+N18  A program may declare a column or an observer under an earlier name, for example while a newer program is deployed.
+     In that program's memory, the catalogue has that name; on disk, it has the newest name. Cells have numbers.
 N10  Each version of the catalogue is a cell of the system table, with the version's number as its timestamp; the newest
      version counts. The program's schema is compared with it: a codec, key or group that differs is an error. New
      declarations go into the next version, by check-then-write, so that two programs cannot both add the same version.
@@ -30,6 +32,16 @@ from perco.errors import (
 from perco.protocol.records import ack_of, column_of, signal_of
 from perco.protocol.retention import Keep
 from perco.schema.codecs import codec_named
+from perco.schema.entries import (
+    ObserverEntry,
+    TableEntry,
+    code_of,
+    merge_table,
+    newest_name,
+    pack_keep,
+    renamed,
+    unpack_keep,
+)
 from perco.schema.lost import unknown_if_lost
 from perco.schema.manner import Manner
 from perco.schema.marker import MARKER_TS, refusal, unpack_marker
@@ -39,152 +51,8 @@ from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, LOG, TS_MAX, Failed
 
 SYSTEM_TABLE: Final = "_perco"
 CATALOGUE_ROW: Final = b"catalogue"
-_COLUMNS_MAX: Final = 1 << 15
 _OBSERVERS_MAX: Final = (1 << 16) - 1  # the number of an observer has 16 bits of a cell's column
 _TRIES: Final = 16
-SIGNAL_CODEC: Final = "signal"  # takes the place of a column's codec (N5)
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnEntry:
-    """A column, as the catalogue records it."""
-
-    number: int
-    codec: str
-    group: str  # the data group of its long values
-
-    @property
-    def is_signal(self) -> bool:
-        """Whether this is a signal, which can only be raised (N5)."""
-        return self.codec == SIGNAL_CODEC
-
-
-@dataclass(frozen=True, slots=True)
-class TableEntry:
-    """A table, as the catalogue records it.
-
-    `splits`: the first rows of all its tablets but the first. `keep`: how long its old versions are kept; None: the
-    store's default. `added`: the numbers of the tablets that splits have made, by their first rows; the tablets with
-    which the table was made are numbered in order (P4). `changes`: whether its tablets keep a log (E1).
-    """
-
-    key: str
-    splits: tuple[bytes, ...]
-    columns: dict[str, ColumnEntry]
-    keep: Keep | None = None
-    added: dict[bytes, int] = field(default_factory=dict)
-    changes: bool = False
-
-    def tablets(self) -> list[tuple[int, bytes, bytes | None]]:
-        """(number, first row, first row of the next tablet or None) for each tablet, in the order of the rows."""
-        starts = [b"", *self.splits]
-        stops: list[bytes | None] = [*self.splits, None]
-        made = iter(range(len(starts)))
-        return [
-            (self.added[start] if start in self.added else next(made), start, stop)
-            for start, stop in zip(starts, stops, strict=True)
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class ObserverEntry:
-    """An observer, as the catalogue records it.
-
-    Attributes:
-        since: the version of the catalogue that registered this version of the observer.
-        ready: True if its backfill is complete (N10), or none is needed.
-        whole: True if it covers all data: there was none when it was registered, or its backfill covers the data.
-        version: the highest version that was declared. Runs of a lower version no longer count (N3).
-        at: a timestamp drawn after the registration was announced; transactions that began after it know of the
-            registration. The backfill puts its notify cells at this timestamp. 0: not drawn yet, or not needed.
-        manner: when the observer runs, as last declared for this version.
-        told: True if a change may leave it without a notification, because its work was done with the change (V12).
-        paused: True if it does not run until it is resumed; `building`: the id of a job that makes all that it
-            derives from the data that is there, so it needs no backfill (`building.py`). It is paused meanwhile.
-        built: the timestamp up to which that job has seen all changes, and the one at which it has published its rows.
-        code: the fingerprint of the code that this version was registered with; "": unknown.
-    """
-
-    number: int
-    table: str
-    column: str
-    since: int
-    ready: bool
-    version: int = 1
-    at: int = 0
-    whole: bool = False
-    manner: Manner = Manner()
-    paused: bool = False
-    told: bool = False
-    building: str = ""
-    built: tuple[int, int] = (0, 0)
-    code: str = ""
-
-    def pack(self) -> list[Any]:
-        """The first five fields, and the other fields that differ from their defaults."""
-        more: dict[str, Any] = {}
-        if self.version != 1:
-            more["version"] = self.version
-        if self.at:
-            more["at"] = self.at
-        if self.whole:
-            more["whole"] = True
-        if self.paused:
-            more["paused"] = True
-        if self.told:
-            more["told"] = True
-        if self.building:
-            more["building"] = self.building
-        if self.built != (0, 0):
-            more["built"] = list(self.built)
-        if self.code:
-            more["code"] = self.code
-        if self.manner != Manner():
-            more["manner"] = [self.manner.delay_s, self.manner.max_delay_s, self.manner.priority]
-        return [self.number, self.table, self.column, self.since, self.ready, more]
-
-    @classmethod
-    def unpack(
-        cls, number: int, table: str, column: str, since: int, ready: bool, more: dict[str, Any] | None = None
-    ) -> ObserverEntry:
-        found = dict(more or {})
-        if "manner" in found:
-            delay_s, max_delay_s, priority = found["manner"]
-            found["manner"] = Manner(delay_s=delay_s, max_delay_s=max_delay_s, priority=priority)
-        if "built" in found:
-            found["built"] = tuple(found["built"])
-        return cls(number, table, column, since, ready, **found)
-
-    def declared(self, observer: Observer, since: int) -> ObserverEntry:
-        """The entry after another declaration; this entry if nothing changes.
-
-        N10: the version never goes back. A process that declares a lower version leaves the observer's changes alone
-        (`worker.py`).
-        """
-        at = (observer.column.table.name, observer.column.name)
-        if (self.table, self.column) != at:
-            raise SchemaMismatch(
-                f"observer {observer.id!r} is registered for {self.table}.{self.column}, but the schema has it on "
-                f"{at[0]}.{at[1]}. Give the new observer an id of its own."
-            )
-        if observer.version < self.version:
-            return self
-        if observer.version == self.version:
-            return replace(self, manner=observer.manner, told=observer.told)
-        # If the backfill of an earlier version is not complete, this version needs it, too.
-        again = (observer.backfill and not isinstance(observer.column, Signal)) or not self.ready
-        return replace(
-            self,
-            since=since,
-            ready=not again,
-            version=observer.version,
-            at=0,
-            whole=self.whole or again,
-            manner=observer.manner,
-            code=_code_of(observer),
-            told=observer.told,
-            built=(0, 0) if again else self.built,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +73,7 @@ class Catalogue:
 
     def groups(self, table: str) -> list[str]:
         """The data groups that a table needs in addition to those that every table has."""
-        return sorted({column.group for column in self.tables[table].columns.values()} - {DATA})
+        return sorted(self.tables[table].groups() - {DATA})
 
     def all_groups(self, table: str) -> list[str]:
         """`groups`, and the log if the table has one (E1)."""
@@ -218,9 +86,10 @@ class Catalogue:
     def has(self, table: str, column: int) -> bool:
         """Whether the catalogue has a column, given the number by which the store's cells name it. An ack counts as the
         column that it acknowledges. A signal's bare column, for the primaries of transactions that raise signals and
-        write nothing, counts as the signal."""
+        write nothing, counts as the signal. A dropped column counts, too (N17)."""
         entry = self.tables.get(table)
-        return entry is not None and any(c.number == signal_of(column) >> 16 for c in entry.columns.values())
+        number = signal_of(column) >> 16
+        return entry is not None and (number in entry.gone or any(c.number == number for c in entry.columns.values()))
 
     def signals(self, table: str) -> frozenset[int]:
         """The signals of a table, by the numbers that the store's cells use for columns."""
@@ -233,36 +102,81 @@ class Catalogue:
         entry = self.tables.get(table)
         number, observer = signal_of(column) >> 16, column & 0xFFFF
         name = next((name for name, c in entry.columns.items() if c.number == number), None) if entry else None
+        if name is None and entry is not None and number in entry.gone:
+            name = f"{entry.gone[number].name} (dropped)"
         if not observer:
             return name or f"#{number}"
         by = next((id for id, o in self.observers.items() if o.number == observer), f"#{observer}")
         return f"{name or f'#{number}'}@{by}"
 
+    def seen_by(self, schema: Schema) -> Catalogue:
+        """The same version, under the names that a program declares (N18); this object if there is no difference.
+
+        A program that says that it has renamed a column or an observer, back to an earlier name, sees the newest name.
+        """
+        tables = dict(self.tables)
+        for name, table in schema.tables.items():
+            if (entry := tables.get(name)) is not None:
+                mine = _names_here({key: column.names for key, column in entry.columns.items()}, _declared(table))
+                if mine:
+                    columns = {mine.get(key, key): column for key, column in entry.columns.items()}
+                    tables[name] = replace(entry, columns=columns)
+        ids = _names_here(
+            {id: entry.names for id, entry in self.observers.items()},
+            {id: observer.was for id, observer in schema.observers.items()},
+        )
+        if tables == self.tables and not ids:
+            return self
+        seen = replace(self, observers={ids.get(id, id): entry for id, entry in self.observers.items()})
+        return seen._with_tables(tables)
+
+    def _with_tables(self, tables: dict[str, TableEntry]) -> Catalogue:
+        """The same, with these tables, whose columns may have other names now."""
+        names = {
+            (table, before): after
+            for table, entry in self.tables.items()
+            for before, after in _renames(entry, tables[table]).items()
+        }
+        if not names:
+            return replace(self, tables=tables)
+        observers = {
+            id: replace(entry, column=names.get((entry.table, entry.column), entry.column))
+            for id, entry in self.observers.items()
+        }
+        dropped = {
+            number: grave._replace(column=names.get((grave.table, grave.column), grave.column))
+            for number, grave in self.dropped.items()
+        }
+        return replace(self, tables=tables, observers=observers, dropped=dropped)
+
     def declare(self, schema: Schema) -> Catalogue:
-        """This catalogue with the schema's additions; the catalogue itself if there are none.
+        """This catalogue with the schema's additions, under the names that it declares. If there are none, the
+        catalogue itself, provided that it has these names already (`seen_by`).
 
         Raises: SchemaMismatch if the two contradict each other.
         """
-        tables = dict(self.tables)
+        seen = self.seen_by(schema)
+        tables = dict(seen.tables)
         for table in schema.tables.values():
-            tables[table.name] = _merge_table(tables.get(table.name), table)
+            tables[table.name] = merge_table(tables.get(table.name), table)
             # A table that no folder can hold must not be recorded: the store could no longer be opened.
-            if len({column.group for column in tables[table.name].columns.values()} - {DATA}) > GROUPS_MAX:
+            if len(tables[table.name].groups() - {DATA}) > GROUPS_MAX:
                 raise SchemaMismatch(f"table {table.name!r} can have at most {GROUPS_MAX} locality groups of its own")
-        observers = self._merge_observers(schema)
-        keep = schema.keep or self.keep
-        if (tables, observers, keep) == (self.tables, self.observers, self.keep):
-            return self
-        version = self.version + 1
-        known = {id: replace(entry, manner=Manner()) for id, entry in self.observers.items()}
-        alike = {id: replace(entry, manner=Manner()) for id, entry in observers.items()}
-        binds = self.binds if (tables, alike) == (self.tables, known) else version
-        return Catalogue(version, tables, observers, keep, binds, self.dropped)
+        after = seen._with_tables(tables)._with_observers(schema, seen)
+        after = replace(after, keep=schema.keep or self.keep)
+        if (after.tables, after.observers, after.keep) == (seen.tables, seen.observers, seen.keep):
+            return seen
+        known = {id: replace(entry, manner=Manner()) for id, entry in seen.observers.items()}
+        alike = {id: replace(entry, manner=Manner()) for id, entry in after.observers.items()}
+        binds = self.binds if (tables, alike) == (seen.tables, known) else self.version + 1
+        return replace(after, version=self.version + 1, binds=binds)
 
-    def _merge_observers(self, schema: Schema) -> dict[str, ObserverEntry]:
+    def _with_observers(self, schema: Schema, before: Catalogue) -> Catalogue:
+        """The same, with the observers of a schema. `before`: the catalogue without the schema's tables and columns."""
         observers = dict(self.observers)
         taken = {*(entry.number for entry in observers.values()), *self.dropped}
         for observer in schema.observers.values():
+            observers = _renamed_observer(observers, observer, schema)
             entry = observers.get(observer.id)
             if entry is not None:
                 observers[observer.id] = entry.declared(observer, self.version + 1)
@@ -272,7 +186,8 @@ class Catalogue:
                 raise SchemaMismatch(f"no more than {_OBSERVERS_MAX} observers can be registered")
             taken.add(number)
             table, column = observer.column.table.name, observer.column.name
-            there = table in self.tables and column in self.tables[table].columns
+            earlier = before.tables[table].columns.values() if table in before.tables else ()
+            there = self.tables[table].columns[column].number in {each.number for each in earlier}
             nothing = not there or isinstance(observer.column, Signal)  # N5: a signal never has data
             observers[observer.id] = ObserverEntry(
                 number,
@@ -283,10 +198,11 @@ class Catalogue:
                 observer.version,
                 whole=nothing or observer.backfill,
                 manner=observer.manner,
-                code=_code_of(observer),
+                code=code_of(observer),
                 told=observer.told,
+                names=(*observer.was, observer.id) if observer.was else (),
             )
-        return observers
+        return replace(self, observers=observers)
 
     def began_at(self, id: str, version: int, at: int) -> Catalogue:
         """The next version, in which the observer's backfill puts its notify cells at the timestamp `at` (N10)."""
@@ -353,20 +269,19 @@ class Catalogue:
         return [id for id, entry in self.observers.items() if not entry.ready and not entry.building]
 
     def pack(self) -> bytes:
-        tables = {
-            name: [
-                t.key,
-                list(t.splits),
-                {n: [c.number, c.codec, c.group] for n, c in t.columns.items()},
-                _pack_keep(t.keep) if t.keep else None,
-                *([list(t.added.items())] if t.added or t.changes else []),
-                *([True] if t.changes else []),
-            ]
-            for name, t in self.tables.items()
+        tables = {name: entry.pack() for name, entry in self.tables.items()}
+        observers = {
+            newest_name(id, entry.names): entry.pack(self._newest(entry.table, entry.column))
+            for id, entry in self.observers.items()
         }
-        observers = {id: entry.pack() for id, entry in self.observers.items()}
-        more = pack_tombstones(self.dropped)
-        return msgpack.packb([self.version, tables, observers, _pack_keep(self.keep), self.binds, *more])  # type: ignore[no-any-return]
+        dropped = {n: each._replace(column=self._newest(each.table, each.column)) for n, each in self.dropped.items()}
+        more = pack_tombstones(dropped)
+        return msgpack.packb([self.version, tables, observers, pack_keep(self.keep), self.binds, *more])  # type: ignore[no-any-return]
+
+    def _newest(self, table: str, column: str) -> str:
+        """The newest name of a column, which may have been dropped since."""
+        entry = self.tables[table].columns.get(column)
+        return column if entry is None else newest_name(column, entry.names)
 
     @classmethod
     def unpack(cls, data: bytes) -> Catalogue:
@@ -374,19 +289,9 @@ class Catalogue:
             version, tables, observers, *more = msgpack.unpackb(data)  # old formats: `more` is empty, or lacks `binds`
             return cls(
                 version,
-                {
-                    name: TableEntry(
-                        key,
-                        tuple(splits),
-                        {n: ColumnEntry(*c) for n, c in columns.items()},
-                        _unpack_keep(rest[0]) if rest and rest[0] else None,
-                        dict(rest[1]) if len(rest) > 1 else {},
-                        len(rest) > 2,
-                    )
-                    for name, (key, splits, columns, *rest) in tables.items()
-                },
+                {name: TableEntry.unpack(*entry) for name, entry in tables.items()},
                 {id: ObserverEntry.unpack(*entry) for id, entry in observers.items()},
-                _unpack_keep(more[0]) if more else Keep(),
+                unpack_keep(more[0]) if more else Keep(),
                 more[1] if len(more) > 1 else version,
                 unpack_tombstones(more[2:]),
             )
@@ -394,55 +299,58 @@ class Catalogue:
             raise Corruption("catalogue", f"cannot be decoded: {error}") from error
 
 
-def _pack_keep(keep: Keep) -> list[float]:
-    return [float(keep.seconds), keep.versions]
+def _declared(table: Table[Any]) -> dict[str, tuple[str, ...]]:
+    """The columns and signals that a program declares, each with its earlier names."""
+    columns: list[Column[Any, Any] | Signal[Any]] = [*table.columns.values(), *table.signals.values()]
+    return {column.name: column.was for column in columns}
 
 
-def _unpack_keep(packed: list[Any]) -> Keep:
-    seconds, versions = packed
-    return Keep(seconds=seconds, versions=versions)
+def _names_here(stored: Mapping[str, tuple[str, ...]], declared: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """For each stored name that a program does not declare, the name that it does declare, if there is one (N18).
+
+    Args:
+        stored: all names that each has had.
+        declared: the earlier names that the program states.
+    """
+    found = {}
+    for key, names in stored.items():
+        if names and key not in declared:
+            mine = [name for name in reversed(names) if name in declared and key not in declared[name]]
+            if mine:
+                found[key] = mine[0]
+    return found
 
 
-def _code_of(observer: Observer) -> str:
-    return "" if observer.code is None else observer.code.fingerprint()
+def _renames(before: TableEntry, after: TableEntry) -> dict[str, str]:
+    """The columns whose names differ: their names before and after."""
+    numbers = {column.number: name for name, column in after.columns.items()}
+    names = {name: numbers.get(column.number, name) for name, column in before.columns.items()}
+    return {name: now for name, now in names.items() if now != name}
 
 
-def _entry_of(column: Column[Any, Any] | Signal[Any], number: int) -> ColumnEntry:
-    if isinstance(column, Signal):
-        return ColumnEntry(number, SIGNAL_CODEC, DATA)
-    return ColumnEntry(number, column.codec.name, DATA if column.group is None else f"{DATA}:{column.group}")
-
-
-def _told(entry: ColumnEntry) -> str:
-    return "a signal" if entry.is_signal else f"{entry.codec} in group {entry.group!r}"
-
-
-def _merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
-    if entry is None:
-        entry = TableEntry(table.key.name, table.splits, {}, changes=table.changes)
-    elif entry.key != table.key.name:
-        raise SchemaMismatch(
-            f"table {table.name!r} has keys of {entry.key} in the store and of {table.key.name} in the schema. "
-            "Declare it as it was made, or use another name."
-        )
-    elif table.changes and not entry.changes:
-        raise SchemaMismatch(f"table {table.name!r} was made without changes=True, and cannot get a log later")
-    columns = dict(entry.columns)
-    declared_ones: list[Column[Any, Any] | Signal[Any]] = [*table.columns.values(), *table.signals.values()]
-    for column in [*declared_ones, *table.hidden.values()]:
-        known = columns.get(column.name)
-        number = max((c.number for c in columns.values()), default=0) + 1
-        declared = _entry_of(column, known.number if known is not None else number)
-        if known is None:
-            if number >= _COLUMNS_MAX:
-                raise SchemaMismatch(f"table {table.name!r} cannot have more than {_COLUMNS_MAX - 1} columns")
-            columns[column.name] = declared
-        elif known != declared:
+def _renamed_observer(
+    observers: dict[str, ObserverEntry], observer: Observer, schema: Schema
+) -> dict[str, ObserverEntry]:
+    """The observers, after a declared rename of this one (N18). Raises: SchemaMismatch."""
+    id = observer.id
+    if id in observers:
+        if both := [was for was in observer.was if was in observers]:
             raise SchemaMismatch(
-                f"column {column!r} is {_told(known)} in the store, and {_told(declared)} in the schema. "
-                "Declare it as it was made, or use another name."
+                f"observer {id!r} is declared with was={both[0]!r}, but the store has both observers. Drop the one "
+                "that is not used: perco observers STORE --drop ID"
             )
-    return replace(entry, columns=columns, keep=table.keep or entry.keep)
+        return observers
+    names = {id, *observer.was}
+    before = next((key for key, entry in observers.items() if names & {key, *entry.names}), None)
+    if before is None:
+        return observers
+    if before in schema.observers:
+        raise SchemaMismatch(
+            f"observer {before!r} once had the id {id!r}, and programs may still use that id for it: give the new "
+            "observer another one"
+        )
+    entry = replace(observers[before], names=renamed(before, observers[before].names, id))
+    return {id if key == before else key: entry if key == before else each for key, each in observers.items()}
 
 
 async def load(store: RowStore) -> Catalogue:
@@ -483,20 +391,28 @@ async def declare(store: RowStore, schema: Schema, found: Callable[[int], None] 
         found(catalogue.version)
         return catalogue.declare(schema)
 
-    return await change(store, bring_up)
+    return await change(store, bring_up, schema=schema)
 
 
-async def change(store: RowStore, step: Callable[[Catalogue], Catalogue], newest: Catalogue | None = None) -> Catalogue:
+async def change(
+    store: RowStore,
+    step: Callable[[Catalogue], Catalogue],
+    newest: Catalogue | None = None,
+    schema: Schema | None = None,
+) -> Catalogue:
     """Replace the newest version with the next one; if another process is faster, try again from its version (N10).
 
     Args:
         newest: the newest version, if the caller has just loaded it.
+        schema: of a program under whose names `step` sees the catalogue, and it is returned (N18).
 
     Raises: WriteUnknown, if a reply was lost and the store could not be reached afterwards (T4).
     """
     with unknown_if_lost("a change of the catalogue") as lost:
         for _ in range(_TRIES):
             before, newest = newest or await load(store), None  # T4: this also shows whether a lost write has arrived
+            if schema is not None:
+                before = before.seen_by(schema)
             after = step(before)
             if after is before:
                 return before
@@ -554,6 +470,8 @@ def schema_of(catalogue: Catalogue) -> Schema:
     """A schema for reading a store, made from its catalogue; columns with unknown codecs are read as bytes."""
     tables: list[Table[Any]] = []
     for name, entry in catalogue.tables.items():
+        if entry.dropped:
+            continue
         table: Table[Any] = Table(name, key=codec_named(entry.key), changes=entry.changes)
         for column, known in entry.columns.items():
             if known.is_signal:

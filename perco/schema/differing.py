@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from perco.errors import SchemaMismatch
 from perco.protocol.retention import Keep
-from perco.schema.catalogue import Catalogue, ObserverEntry
+from perco.schema.catalogue import Catalogue
 from perco.schema.codes import changed
+from perco.schema.entries import ObserverEntry
 from perco.schema.schema import Observer, Schema, Signal
 
 # The kinds of differences. Opening the store adds or changes something, leaves it though the program and the store

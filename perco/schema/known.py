@@ -91,7 +91,10 @@ class Known:
         known = self.schema.tables.get(column.table.name)
         if known is not column.table and not (self.borrowed and known is not None and _declares(known, column)):
             raise SchemaMismatch(f"{column!r} is not in the schema that this store was opened with")
-        if column.name not in self.catalogue.tables[column.table.name].columns:
+        entry = self.catalogue.tables[column.table.name]
+        if column.name not in entry.columns and column.name in {gone.name for gone in entry.gone.values()}:
+            raise SchemaMismatch(f"{column!r} has been dropped, and this program still declares it")  # N17
+        if column.name not in entry.columns:
             raise SchemaMismatch(f"{column!r} was declared after the store was opened; open it with the whole schema")
 
     # ------------------------------------------------------------ names for error messages

@@ -30,6 +30,7 @@ from perco.protocol.retention import Keep
 from perco.schema import schedules
 from perco.schema.codecs import BYTES, TEXT, TIMESTAMP, Codec, encoded
 from perco.schema.manner import Limits, Manner, limits_of, manner_of
+from perco.schema.names import earlier_names, must_be_name
 from perco.schema.schedules import Due, Missed, Schedule, Times
 from perco.storage import ROW_BYTES_MAX
 
@@ -37,15 +38,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-_NAME_MAX = 64
 _QUOTED_MAX = 240  # the name of a tablet's folder is the table's quoted name and a number
-
-
-def _named(kind: str, name: str) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= _NAME_MAX or name.startswith("_"):
-        what = f"an {kind}'s" if kind[0] in "aeiou" else f"a {kind}'s"
-        raise UsageError(f"{what} name is a str of 1 to {_NAME_MAX} characters that does not begin with '_'")
-    return name
 
 
 _CODECS: Final = {
@@ -87,7 +80,7 @@ def _must_observe(id: str, function: object) -> None:
 def _must_declare(id: str, column: object, version: object, backfill: object) -> None:
     if not isinstance(column, Column | Signal):
         raise UsageError(f"observer {id!r} takes a column or a signal, as made by Table.column, not {column!r}")
-    _named("observer", id)
+    must_be_name("observer", id)
     if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= _VERSION_MAX:
         raise UsageError(f"observer {id!r}: version is {version!r}; it is an int of at least 1, and only goes up")
     if not isinstance(backfill, bool):
@@ -119,11 +112,14 @@ class Column(Generic[K, V]):
     name: str
     codec: Codec[V]
     group: str | None
+    was: tuple[str, ...]
 
-    __slots__ = ("codec", "group", "name", "table")
+    __slots__ = ("codec", "group", "name", "table", "was")
 
-    def __init__(self, table: Table[K], name: str, codec: Codec[V], group: str | None) -> None:
-        self.table, self.name, self.codec, self.group = table, name, codec, group
+    def __init__(
+        self, table: Table[K], name: str, codec: Codec[V], group: str | None, was: tuple[str, ...] = ()
+    ) -> None:
+        self.table, self.name, self.codec, self.group, self.was = table, name, codec, group, was
 
     def __repr__(self) -> str:
         return f"{self.table.name}.{self.name}"
@@ -142,11 +138,12 @@ class Signal(Generic[K]):
 
     table: Table[K]
     name: str
+    was: tuple[str, ...]
 
-    __slots__ = ("name", "table")
+    __slots__ = ("name", "table", "was")
 
-    def __init__(self, table: Table[K], name: str) -> None:
-        self.table, self.name = table, name
+    def __init__(self, table: Table[K], name: str, was: tuple[str, ...] = ()) -> None:
+        self.table, self.name, self.was = table, name, was
 
     def __repr__(self) -> str:
         return f"{self.table.name}.{self.name}"
@@ -196,7 +193,7 @@ class Table(Generic[K]):
         keep: Keep | None = None,
         changes: bool = False,
     ) -> None:
-        self.name = _named("table", name)
+        self.name = must_be_name("table", name)
         if len(quote(name, safe="")) > _QUOTED_MAX:
             raise UsageError(f"table {name!r}: its name is too long for a folder name once it is percent-encoded")
         _must_be_codec(f"the key of table {name!r}", key)
@@ -214,14 +211,24 @@ class Table(Generic[K]):
             raise UsageError(f"table {name!r} takes changes=True or changes=False, not {changes!r}")
         self.changes = changes
 
-    def column(self, name: str, codec: Codec[V], *, group: str | None = None) -> Column[K, V]:
-        """Declare a column; `group` puts its long values into a locality group of their own."""
-        _named("column", name)
+    def column(
+        self, name: str, codec: Codec[V], *, group: str | None = None, was: str | Sequence[str] = ()
+    ) -> Column[K, V]:
+        """Declare a column.
+
+        Args:
+            group: a locality group of their own for its long values.
+            was: the name, or the names, that the column had before: if the store has it under one of them, it is
+                renamed (N18). Programs that still declare an earlier name go on using the same column.
+
+        Raises: UsageError for a name that is already in use.
+        """
+        must_be_name("column", name)
         _must_be_codec(f"column {name!r} of table {self.name!r}", codec)
-        self._must_be_new(name)
+        before = self._must_be_new(name, was)
         if group is not None:
-            _named("group", group)
-        column: Column[K, V] = Column(self, name, codec, group)
+            must_be_name("group", group)
+        column: Column[K, V] = Column(self, name, codec, group, before)
         self.columns[name] = column
         return column
 
@@ -230,7 +237,7 @@ class Table(Generic[K]):
         assert name.startswith("_"), "names of others do not"
         return self.hidden.get(name) or self.hidden.setdefault(name, Column(self, name, codec, None))
 
-    def signal(self, name: str) -> Signal[K]:
+    def signal(self, name: str, *, was: str | Sequence[str] = ()) -> Signal[K]:
         """Declare a signal: a column that cannot be written, only raised (N5).
 
         Its observers run some time after the transaction that raised it has committed, at least once; many signals of
@@ -238,17 +245,29 @@ class Table(Generic[K]):
         writing one hot cell in many transactions, raise a signal in each of them, and let the signal's observer write
         the cell.
 
+        Args:
+            was: its earlier names, as for a column.
+
         Raises: UsageError for a name that is already in use.
         """
-        _named("signal", name)
-        self._must_be_new(name)
-        signal: Signal[K] = Signal(self, name)
+        must_be_name("signal", name)
+        signal: Signal[K] = Signal(self, name, self._must_be_new(name, was))
         self.signals[name] = signal
         return signal
 
-    def _must_be_new(self, name: str) -> None:
-        if name in self.columns or name in self.signals:
-            raise UsageError(f"table {self.name!r} has two columns named {name!r}")
+    def _must_be_new(self, name: str, was: str | Sequence[str]) -> tuple[str, ...]:
+        """The column's earlier names. Raises: UsageError if one of its names is another column's, too."""
+        before = earlier_names(f"column {name!r} of table {self.name!r}", name, was)
+        columns: list[Column[Any, Any] | Signal[Any]] = [*self.columns.values(), *self.signals.values()]
+        for column in columns:
+            if column.name == name:
+                raise UsageError(f"table {self.name!r} has two columns named {name!r}")
+            if both := {name, *before} & {column.name, *column.was}:
+                raise UsageError(
+                    f"table {self.name!r}: {min(both)!r} is a name of column {column.name!r} and, earlier or now, of "
+                    f"column {name!r}"
+                )
+        return before
 
     def row(self, key: K) -> bytes:
         """The key in stored form.
@@ -311,6 +330,7 @@ class Observer:
     """A registered observer. The store records `id`: you may rename the function, but never change the id.
 
     Attributes:
+        was: its earlier ids (N18).
         told: a transaction that makes a change may do the observer's work, and not notify it (V12).
         view: the id of the view, or of the sink, that it keeps; "": it is written by hand.
         writes: (table, column) of all columns and signals that others may observe and that its runs may write; None:
@@ -329,6 +349,7 @@ class Observer:
     view: str = ""
     writes: frozenset[tuple[str, str]] | None = None
     limits: Limits = Limits()
+    was: tuple[str, ...] = ()
 
 
 class Schema:
@@ -380,6 +401,7 @@ class Schema:
         timeout_s: float | None = None,
         rate: float | None = None,
         backoff_s: tuple[float, float] | None = None,
+        was: str | Sequence[str] = (),
     ) -> Callable[[ObserverFunction[K, V]], ObserverFunction[K, V]]: ...
     @overload
     def observe(
@@ -399,6 +421,7 @@ class Schema:
         timeout_s: float | None = None,
         rate: float | None = None,
         backoff_s: tuple[float, float] | None = None,
+        was: str | Sequence[str] = (),
     ) -> Callable[[ObserverFunction[K, None]], ObserverFunction[K, None]]: ...
     def observe(
         self,
@@ -417,6 +440,7 @@ class Schema:
         timeout_s: float | None = None,
         rate: float | None = None,
         backoff_s: tuple[float, float] | None = None,
+        was: str | Sequence[str] = (),
     ) -> Callable[[Any], Any]:
         """Run a function, in a transaction, after each change of a column, or each signal.
 
@@ -444,6 +468,8 @@ class Schema:
             rate: at most so many of its runs begin per second, in all workers together (N15).
             backoff_s: the first and the longest pause after a failed run, in seconds; each pause is twice as long as
                 the one before. By default as in `BackoffOptions`.
+            was: the id, or the ids, that the observer had before: if the store has it under one of them, it is renamed,
+                and keeps its changes and acknowledgements (N18).
 
         The function may raise `perco.Retry`, to be run later, and `perco.GiveUp`.
         """
@@ -451,8 +477,12 @@ class Schema:
             is_serializable(isolation)
         _must_declare(id, column, version, backfill)
         manner = manner_of(id, delay_s, max_delay_s, priority)
+        before = earlier_names(f"observer {id!r}", id, was)
         if id in self.observers:
             raise UsageError(f"there are two observers with the id {id!r}")
+        for other in self.observers.values():
+            if both := {id, *before} & {other.id, *other.was}:
+                raise UsageError(f"{min(both)!r} is an id of observer {other.id!r} and, earlier or now, of {id!r}")
         if self.tables.get(column.table.name) is not column.table:
             raise SchemaMismatch(f"observer {id!r}: table {column.table.name!r} is not in this schema")
 
@@ -464,7 +494,10 @@ class Schema:
         def register(function: ObserverFunction[Any, Any]) -> ObserverFunction[Any, Any]:
             _must_observe(id, function)
             self.observers[id] = Observer(
-                *(id, column, function, backfill, isolation, version, manner), writes=written, limits=limits
+                *(id, column, function, backfill, isolation, version, manner),
+                writes=written,
+                limits=limits,
+                was=before,
             )
             return function
 
@@ -521,7 +554,7 @@ class Schema:
     def _schedule(
         self, id: str, times: Times, missed: Missed, version: int, attempts: int | None, timeout_s: float | None
     ) -> Callable[[DueFunction], DueFunction]:
-        _named("schedule", id)
+        must_be_name("schedule", id)
         if missed not in get_args(Missed):
             raise UsageError(f"schedule {id!r}: missed is {missed!r}; it is 'last' or 'all'")
         table = self.tables.get(schedules.TABLE) or Table(schedules.TABLE, key=TEXT)

@@ -33,7 +33,7 @@ from perco.database.making import gathered
 from perco.database.options import Options
 from perco.database.owner import Now
 from perco.errors import NOTHING_WRITTEN, SchemaMismatch, Unavailable, UsedAfterFork, WriteUnknown
-from perco.history.vacuum import VacuumResult, VacuumStatistics
+from perco.history.vacuumed import VacuumResult, VacuumStatistics
 from perco.notify.backfill import BackfillProgress
 from perco.notify.concerned import Freshness
 from perco.notify.lagging import Lag

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from perco.clock.holds import Holder
 from perco.errors import Corruption, PercoError, StoreError, VersionMismatch, WrongToken
-from perco.history.vacuum import VacuumResult
+from perco.history.vacuumed import VacuumResult
 from perco.protocol.commit import Commit
 from perco.protocol.mutations import Header, Intent
 from perco.protocol.records import BARE, READ, Cellref

@@ -42,6 +42,7 @@ from perco.storage.cells import (
     ScanRow as ScanRow,
     Verdict as Verdict,
     Write as Write,
+    is_logged as is_logged,
 )
 from perco.storage.folder import (
     REMOTE as REMOTE,

@@ -14,7 +14,7 @@ from perco.database.backing import Backup
 from perco.database.inside import inside
 from perco.database.options import Options, Statistics
 from perco.fronts.tries import Tries, limited
-from perco.history.vacuum import VacuumResult
+from perco.history.vacuumed import VacuumResult
 from perco.notify.backfill import BackfillProgress
 from perco.notify.concerned import Freshness
 from perco.notify.failures import FailedChange
@@ -360,6 +360,30 @@ class Database(Calling):
         """
         result: dict[str, int] = self._ask("drop_observer", (id,), {})
         return result
+
+    def drop_column(self, table: str, column: str | Iterable[str]) -> None:
+        """Drop columns, or signals, of a table (N17).
+
+        From now on, no transaction writes them. The vacuum removes their cells, once every reader that began before
+        the drop has ended. A program that still declares such a column gets a SchemaMismatch where it uses it; one that
+        opens the store then makes it again, as a new and empty column. So deploy a program without it first.
+
+        Raises: UsageError for a table or a column that the store does not have, or that has observers: drop these
+        first; ReadOnly; WriteUnknown.
+        """
+        self._ask("drop_column", (table, column), {})
+
+    def drop_table(self, table: str) -> None:
+        """Drop a table, with all of its columns (N17).
+
+        As for `drop_column`. A table that is declared later may have the same name; if its keys have another codec,
+        only once the vacuum has removed the rows. Their space on disk is free for other rows of the same tablets;
+        `compact` gives it back to the file system.
+
+        Raises: UsageError for a table that the store does not have, or that observers observe, or views have rows in;
+        ReadOnly; WriteUnknown.
+        """
+        self._ask("drop_table", (table,), {})
 
     def paused(self) -> set[str]:
         """Ids of the observers that are paused."""

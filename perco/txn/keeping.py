@@ -41,7 +41,8 @@ class Keeper:
 
     async def change(self, step: Callable[[Catalogue], Catalogue], newest: Catalogue | None = None) -> None:
         """Replace the newest catalogue with the next one, and announce it."""
-        await self.adopt(await catalogues.change(self._engine.driver.store, step, newest))
+        schema = self._engine.known.schema  # N18: `step` sees this program's names
+        await self.adopt(await catalogues.change(self._engine.driver.store, step, newest, schema))
         await self.announce()
         self.on_renewed()
 
@@ -52,6 +53,7 @@ class Keeper:
 
     async def adopt(self, catalogue: Catalogue) -> None:
         """Adopt a catalogue if it is newer than the known one."""
+        catalogue = catalogue.seen_by(self._engine.known.schema)
         await self._adapt(catalogue)
         if self._engine.known.adopt(catalogue):
             self._engine.driver.quiet()  # waiting tasks look again: observers may have been backfilled

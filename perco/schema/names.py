@@ -1,0 +1,28 @@
+"""The names of tables, columns and observers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from perco.errors import UsageError
+
+_NAME_MAX: Final = 64
+
+
+def must_be_name(kind: str, name: str) -> str:
+    """The name. Raises: UsageError."""
+    if not isinstance(name, str) or not 0 < len(name) <= _NAME_MAX or name.startswith("_"):
+        what = f"an {kind}'s" if kind[0] in "aeiou" else f"a {kind}'s"
+        raise UsageError(f"{what} name is a str of 1 to {_NAME_MAX} characters that does not begin with '_'")
+    return name
+
+
+def earlier_names(what: str, name: str, was: str | Sequence[str]) -> tuple[str, ...]:
+    """The earlier names that a declaration gives. Raises: UsageError."""
+    names = (was,) if isinstance(was, str) else tuple(was) if isinstance(was, Sequence) else was
+    if not isinstance(names, tuple) or not all(isinstance(each, str) and 0 < len(each) <= _NAME_MAX for each in names):
+        raise UsageError(f"{what}: was= takes its earlier name, or a list of them, not {was!r}")
+    if name in names:
+        raise UsageError(f"{what}: was= names {name!r} itself")
+    return names

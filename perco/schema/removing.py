@@ -1,0 +1,112 @@
+"""Drops columns and tables from the catalogue. Pure: what a change of the catalogue does, in three steps.
+
+N17 First the column leaves the catalogue, in a version that writers must know (N10); its number is never given again.
+    Then a timestamp is drawn and recorded. No transaction that begins after it writes the column, and those that began
+    before it, and have written the column, are settled once the vacuum has settled all locks below a watermark that is
+    higher (G2). Then the vacuum removes the cells, and this is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from perco.errors import UsageError
+from perco.protocol.retention import Keep
+from perco.schema.catalogue import Catalogue
+from perco.schema.entries import Gone, TableEntry
+
+
+def without_columns(catalogue: Catalogue, table: str, columns: Collection[str]) -> Catalogue:
+    """The next version, without these columns or signals of a table; this version if they have been dropped already.
+
+    Raises: UsageError for a table or a column that the store does not have, or that observers need.
+    """
+    entry = _there(catalogue, table)
+    dropped = {gone.name for gone in entry.gone.values()}
+    for name in columns:
+        if name not in entry.columns and name not in dropped:
+            known = ", ".join(repr(each) for each in entry.columns if not each.startswith("_")) or "none"
+            raise UsageError(f"there is no column {name!r} in table {table!r}; there are: {known}")
+    gone = [name for name in columns if name in entry.columns]
+    _must_be_unused(catalogue, table, gone)
+    return _next(catalogue, table, _without(entry, gone)) if gone else catalogue
+
+
+def without_table(catalogue: Catalogue, table: str) -> Catalogue:
+    """The next version, without a table; this version if it has been dropped already.
+
+    Raises: UsageError for a table that the store does not have, or that observers need.
+    """
+    if table in catalogue.tables and catalogue.tables[table].dropped:
+        return catalogue
+    entry = _there(catalogue, table)
+    _must_be_unused(catalogue, table, list(entry.columns))
+    _must_have_no_views(catalogue, table, entry)
+    after = replace(_without(entry, list(entry.columns)), dropped=True, keep=Keep(seconds=0))
+    return _next(catalogue, table, after)
+
+
+def undated(catalogue: Catalogue) -> list[tuple[str, int]]:
+    """The columns that were dropped, and for which no timestamp has been recorded: (table, number)."""
+    return [(t, number) for t, e in catalogue.tables.items() for number, gone in e.gone.items() if not gone.at]
+
+
+def dated(catalogue: Catalogue, columns: Iterable[tuple[str, int]], at: int) -> Catalogue:
+    """The next version, with the timestamp that was drawn after these columns had been dropped."""
+    return _noted(catalogue, {where: catalogue.tables[where[0]].gone[where[1]]._replace(at=at) for where in columns})
+
+
+def cleaned(catalogue: Catalogue, table: str, numbers: Iterable[int]) -> Catalogue:
+    """The next version, in which these dropped columns have no cells any more."""
+    gone = catalogue.tables[table].gone
+    return _noted(catalogue, {(table, number): gone[number]._replace(clean=True) for number in numbers})
+
+
+def _noted(catalogue: Catalogue, columns: Mapping[tuple[str, int], Gone]) -> Catalogue:
+    tables = dict(catalogue.tables)
+    for (table, number), gone in columns.items():
+        tables[table] = replace(tables[table], gone={**tables[table].gone, number: gone})
+    if tables == catalogue.tables:
+        return catalogue
+    return replace(catalogue, version=catalogue.version + 1, tables=tables)
+
+
+def _there(catalogue: Catalogue, table: str) -> TableEntry:
+    entry = catalogue.tables.get(table)
+    if entry is None or entry.dropped:
+        known = ", ".join(repr(name) for name, each in catalogue.tables.items() if not each.dropped) or "none"
+        raise UsageError(f"there is no table {table!r} in this store; there are: {known}")
+    return entry
+
+
+def _without(entry: TableEntry, columns: Collection[str]) -> TableEntry:
+    gone = {e.number: Gone(name, e.codec, e.group) for name, e in entry.columns.items() if name in columns}
+    left = {name: column for name, column in entry.columns.items() if name not in columns}
+    return replace(entry, columns=left, gone={**entry.gone, **gone})
+
+
+def _next(catalogue: Catalogue, table: str, entry: TableEntry) -> Catalogue:
+    version = catalogue.version + 1
+    return replace(catalogue, version=version, binds=version, tables={**catalogue.tables, table: entry})
+
+
+def _must_be_unused(catalogue: Catalogue, table: str, columns: Collection[str]) -> None:
+    """Raises: UsageError if an observer has one of these columns."""
+    ids = [repr(id) for id, each in catalogue.observers.items() if each.table == table and each.column in columns]
+    if ids:
+        raise UsageError(
+            f"{', '.join(ids)} observe {table}: drop these observers first (perco observers STORE --drop ID; a view's, "
+            "with perco views drop)"
+        )
+    left = [repr(each.id) for each in catalogue.dropped.values() if not each.clean and each.table == table]
+    if left:
+        raise UsageError(f"the drop of observer {', '.join(left)} was interrupted: repeat it first")
+
+
+def _must_have_no_views(catalogue: Catalogue, table: str, entry: TableEntry) -> None:
+    """Raises: UsageError if perco keeps something in the table for a view that has observers: `_KIND VIEW`."""
+    views = {name.partition(" ")[2].partition(".")[0] for name in entry.columns if name.startswith("_")} - {""}
+    for view in sorted(views):
+        if any(id == view or id.startswith((f"{view}: ", f"{view}.")) for id in catalogue.observers):
+            raise UsageError(f"view {view!r} has rows in {table}: drop it first (perco views drop)")
