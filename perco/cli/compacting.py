@@ -34,13 +34,14 @@ async def compact(store: str, table: str | None, *, json: bool) -> int:
             done += compacted
             if not json:
                 for each in compacted:
-                    print(_told(schema.tables[name], each))
+                    print(_told(_key(db, each), each))
+        keys = [_key(db, each) for each in done]
     given = sum(each.before - each.after for each in done)
     if json:
         told = [
-            {"table": each.table, "from": schema.tables[each.table].key.decode(each.row) if each.row else None}
-            | {"before": each.before, "after": each.after, "seconds": each.seconds, "paused_s": each.paused_s}
-            for each in done
+            {"table": each.table, "from": key, "before": each.before, "after": each.after}
+            | {"seconds": each.seconds, "paused_s": each.paused_s}
+            for key, each in zip(keys, done, strict=True)
         ]
         show_json({"tablets": told, "given_back": given})
     else:
@@ -48,8 +49,13 @@ async def compact(store: str, table: str | None, *, json: bool) -> int:
     return FINE
 
 
-def _told(table: perco.Table[object], done: perco.Compacted) -> str:
-    begins = f" from {shown(table.key.decode(done.row), _KEY_WIDTH)} on" if done.row else ""
+def _key(db: perco.Database, done: perco.Compacted) -> object:
+    """The first key of a tablet, whose table may have been dropped; None: it has the table's first rows."""
+    return inside(db).known.key_of(done.table, done.row) if done.row else None
+
+
+def _told(key: object, done: perco.Compacted) -> str:
+    begins = "" if key is None else f" from {shown(key, _KEY_WIDTH)} on"
     waited = f"in {done.seconds:.1f} s; writes waited for {1000 * done.paused_s:.0f} ms"
     return f"{done.table}{begins}: {size(done.before)} to {size(done.after)} {waited}"
 

@@ -1,4 +1,4 @@
-"""`perco views drop`, `perco observers --drop`: what no program declares any more."""
+"""`perco drop`, `perco views drop`, `perco observers --drop`: what no program declares any more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from perco import views as declared_views
 from perco.cli.screen import FINE, FOUND, counted, show_json
 from perco.cli.working import loaded_views
 from perco.database.inside import inside
-from perco.schema.catalogue import schema_of
+from perco.errors import UsageError
+from perco.schema.catalogue import Catalogue, schema_of
+from perco.schema.removing import without_columns, without_table
 from perco.views.dropping import Dropped
 
 
@@ -57,3 +59,57 @@ async def drop_observer(store: str, id: str, *, json: bool) -> int:
     else:
         print(f"dropped observer {id}, and {counted(removed, 'change')} that waited for it or had failed")
     return FINE
+
+
+async def drop(store: str, what: str, *, group: str | None, yes: bool, json: bool) -> int:
+    """Show what belongs to a table, or to one of its columns or groups, in a store and, with `yes`, drop it."""
+    async with perco.open(store, readonly=True) as db:
+        catalogue = inside(db).catalogue
+        table, columns = _named(catalogue, what, group)
+        if columns is None:
+            without_table(catalogue, table)
+        else:
+            without_columns(catalogue, table, columns)
+        values = await _values(db, table, columns)
+    found = {"table": table, "columns": columns, "values": values, "dropped": yes}
+    if yes:
+        async with perco.open(store, schema_of(catalogue)) as db:
+            await (db.drop_table(table) if columns is None else db.drop_column(table, columns))
+    if json:
+        show_json(found)
+    else:
+        whole = f"table {table}" if columns is None else ", ".join(f"{table}.{name}" for name in columns)
+        print(f"{whole}: {', '.join(f'{name} {count:,}' for name, count in values.items()) or 'no values'}")
+        print("dropped: the vacuum removes the values" if yes else "nothing was dropped: add --yes to drop it")
+    return FINE if yes else FOUND
+
+
+def _named(catalogue: Catalogue, what: str, group: str | None) -> tuple[str, list[str] | None]:
+    """The table, and the columns to drop; None: the table itself. Raises: UsageError."""
+    tables = {name: entry for name, entry in catalogue.tables.items() if not entry.dropped}
+    if what in tables:  # a table's name may have dots
+        if group is None:
+            return what, None
+        found = [name for name, entry in tables[what].columns.items() if entry.group.partition(":")[2] == group]
+        if not found:
+            raise UsageError(f"table {what!r} has no group {group!r}")
+        return what, found
+    for table in sorted(tables, key=len, reverse=True):
+        column = what.removeprefix(f"{table}.")
+        if column != what and group is None and column in tables[table].columns:
+            return table, [column]
+    known = ", ".join(tables) or "none"
+    raise UsageError(f"there is no table or column {what!r} (TABLE or TABLE.COLUMN); there are tables: {known}")
+
+
+async def _values(db: perco.Database, table: str, columns: list[str] | None) -> dict[str, int]:
+    """How many values each column has."""
+    known = db.schema.tables[table]
+    found = [column for name, column in known.columns.items() if columns is None or name in columns]
+    counts = {column.name: 0 for column in found}
+    if found:
+        async with db.snapshot() as snap:
+            async for row in snap.scan(known, columns=found):
+                for column in found:
+                    counts[column.name] += row[column] is not None
+    return counts

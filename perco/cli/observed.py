@@ -230,6 +230,33 @@ def observers(
     perform(observing.observers, store, draw=draw, mermaid=mermaid, json=json)
 
 
+def drop(
+    store: Store,
+    what: Annotated[str, typer.Argument(metavar="TABLE[.COLUMN]", help="A table, or a column or signal of one.")],
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="GROUP", help="All columns of this locality group of the table.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Drop it; otherwise only show what is there.")] = False,
+    json: Json = False,
+) -> None:
+    """Drop a table, or a column, that no program needs any more.
+
+    Without --yes, only shows how many values there are, and exits with 1. A drop is refused while observers observe the
+    column, or a view has rows in the table: drop these first. Programs that still declare what was dropped get errors
+    where they use it, and make it again, empty, when they open the store: deploy programs without it first.
+
+    The values are removed by the vacuum, once no reader needs them (perco vacuum does it at once). A backup that was
+    taken before still has them.
+
+    
+    Examples:
+      perco drop web/ docs.summary
+      perco drop web/ docs --group images --yes
+      perco drop web/ drafts --yes
+    """
+    perform(dropping.drop, store, what, group=group, yes=yes, json=json)
+
+
 def doctor(
     store: Annotated[str, typer.Argument(metavar="FOLDER", help="A store's folder, or where one is to be.")],
     json: Json = False,
@@ -321,6 +348,7 @@ def register(app: typer.Typer) -> None:
     app.command()(observers)
     app.command()(top)
     app.command()(schema)
+    app.command()(drop)
     app.command()(doctor)
     app.command()(trace)
     app.command()(pause)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import perco
@@ -64,6 +65,7 @@ def _schema(what: str) -> perco.Schema:
 
 
 def _show(catalogue: Catalogue, *, json: bool) -> None:
+    catalogue = replace(catalogue, tables={n: table for n, table in catalogue.tables.items() if not table.dropped})
     columns = [
         (name, column, entry.codec, entry.group.partition(":")[2])
         for name, table in catalogue.tables.items()

@@ -116,6 +116,12 @@ async def gather(db: perco.Database) -> dict[str, Any]:
             for name in catalogue.tables
             if name in inside(db).place.store.tables()
         ],
+        "dropped": [
+            f"{name}.{gone.name}"
+            for name, entry in catalogue.tables.items()
+            for gone in entry.gone.values()
+            if not gone.clean
+        ],
         "observers": await _observers(db, waiting, now),
         "waiting": waiting.changes,
         "failing": sum(changes for changes, _ in waiting.failing.values()),
@@ -170,7 +176,7 @@ async def _table(db: perco.Database, folder: FolderIs, name: str, cut: int, now:
     keep = inside(db).catalogue.keep_of(name)
     kept = {"seconds": keep.seconds, "versions": keep.versions}
     since = {"ts": cut, "age_s": await age_of(db, cut, now)}
-    told = {"name": name, "key": entry.key, "keep": kept, "readable_since": since}
+    told = {"name": name, "dropped": entry.dropped, "key": entry.key, "keep": kept, "readable_since": since}
     return {**told, "columns": columns, "tablets": tablets}
 
 
@@ -217,15 +223,20 @@ def _render(found: dict[str, Any], *, groups: bool) -> None:
                 if o["tripped"]
             ),
             *([("failed", f"{counted(found['failed'], 'change')}: perco failed list")] if found["failed"] else []),
+            *(
+                [("dropped", f"{some(found['dropped'])}: the vacuum has not removed them yet")]
+                if found["dropped"]
+                else []
+            ),
             *([("damaged", f"{some(found['damaged'])}: run perco check")] if found["damaged"] else []),
         ]
     )
-    if found["tables"]:
+    if tables := [table for table in found["tables"] if not table["dropped"]]:
         print()
-        _render_tables(found["tables"])
+        _render_tables(tables)
         if groups:
             print()
-            _render_groups(found["tables"])
+            _render_groups(tables)
     if found["pins"]:
         print()
         show_pins(found["pins"])

@@ -93,6 +93,7 @@ async def make_beside(local: LocalStore, schema: Schema | None, options: Options
     """
     catalogue = await catalogues.load(local.store)
     known = Known(Schema() if schema is None else schema)
+    catalogue = catalogue.seen_by(known.schema)
     if schema is None:
         known.borrow(catalogues.schema_of(catalogue))
     elif catalogue.declare(schema) is not catalogue:

@@ -53,7 +53,7 @@ async def date(driver: Driver, catalogue: Catalogue, change: Change) -> None:
     """Draw and record the timestamp of the drops that have none. Raises: StoreError."""
     if columns := undated(catalogue):
         await driver.oracle.announce(catalogue.binds)
-        at = await driver.oracle.draw()
+        at = await driver.oracle.draw_commit()
         await driver.visible(at)  # C4
         await change(partial(dated, columns=columns, at=at))
 

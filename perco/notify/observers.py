@@ -58,11 +58,15 @@ class ObserverStates:
     def __init__(self, engine: Engine, keeper: Keeper, worker: Callable[[], Worker | None]) -> None:
         self._engine, self._keeper, self._worker = engine, keeper, worker
 
+    async def _newest(self) -> Catalogue:
+        """The newest catalogue, under the names that this program declares (N18)."""
+        return (await catalogues.load(self._engine.driver.store)).seen_by(self._engine.known.schema)
+
     async def states(self) -> list[ObserverState]:
         """All registered observers, by id."""
         self._engine.usable(writing=False)
         store = self._engine.driver.store
-        catalogue = await catalogues.load(store)
+        catalogue = await self._newest()
         trips = await trips_in(store, self._engine.oracle.wall_ms())
         names: dict[int, list[tuple[str, str]]] = {}
         for output in await outputs_in(store):
@@ -96,7 +100,7 @@ class ObserverStates:
 
         Raises: what `step` raises; StoreError; WriteUnknown.
         """
-        newest = await catalogues.load(self._engine.driver.store)  # if no answer comes, the caller can give up here
+        newest = await self._newest()  # if no answer comes, the caller can give up here
         with trio.CancelScope(shield=True):  # once the store has the change, this process must adopt it
             await self._keeper.change(step, newest)
             if (worker := self._worker()) is not None:
@@ -112,7 +116,7 @@ class ObserverStates:
             running: how many processes have each observer.
         """
         self._engine.usable(writing=True)
-        newest = await catalogues.load(self._engine.driver.store)
+        newest = await self._newest()
         known = {*newest.observers, *(tombstone.id for tombstone in newest.dropped.values())}
         for id in ids:
             if id not in known:
@@ -151,12 +155,12 @@ class ObserverStates:
     async def paused(self) -> set[str]:
         """Ids of the observers that are paused."""
         self._engine.usable(writing=False)
-        return (await catalogues.load(self._engine.driver.store)).paused()
+        return (await self._newest()).paused()
 
     async def unserved(self) -> set[str]:
         """Ids of the store's observers that this program's schema lacks (N10)."""
         self._engine.usable(writing=False)
-        stored = await catalogues.load(self._engine.driver.store)
+        stored = await self._newest()
         return set(stored.observers) - set(self._engine.known.schema.observers)
 
 

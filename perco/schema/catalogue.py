@@ -128,10 +128,10 @@ class Catalogue:
         if tables == self.tables and not ids:
             return self
         seen = replace(self, observers={ids.get(id, id): entry for id, entry in self.observers.items()})
-        return seen._with_tables(tables)
+        return seen.with_tables(tables)
 
-    def _with_tables(self, tables: dict[str, TableEntry]) -> Catalogue:
-        """The same, with these tables, whose columns may have other names now."""
+    def with_tables(self, tables: dict[str, TableEntry]) -> Catalogue:
+        """The same version, with these tables, whose columns may have other names now."""
         names = {
             (table, before): after
             for table, entry in self.tables.items()
@@ -162,7 +162,7 @@ class Catalogue:
             # A table that no folder can hold must not be recorded: the store could no longer be opened.
             if len(tables[table.name].groups() - {DATA}) > GROUPS_MAX:
                 raise SchemaMismatch(f"table {table.name!r} can have at most {GROUPS_MAX} locality groups of its own")
-        after = seen._with_tables(tables)._with_observers(schema, seen)
+        after = seen.with_tables(tables)._with_observers(schema, seen)
         after = replace(after, keep=schema.keep or self.keep)
         if (after.tables, after.observers, after.keep) == (seen.tables, seen.observers, seen.keep):
             return seen
@@ -176,7 +176,7 @@ class Catalogue:
         observers = dict(self.observers)
         taken = {*(entry.number for entry in observers.values()), *self.dropped}
         for observer in schema.observers.values():
-            observers = _renamed_observer(observers, observer, schema)
+            observers = renamed_observer(observers, observer, schema)
             entry = observers.get(observer.id)
             if entry is not None:
                 observers[observer.id] = entry.declared(observer, self.version + 1)
@@ -328,7 +328,7 @@ def _renames(before: TableEntry, after: TableEntry) -> dict[str, str]:
     return {name: now for name, now in names.items() if now != name}
 
 
-def _renamed_observer(
+def renamed_observer(
     observers: dict[str, ObserverEntry], observer: Observer, schema: Schema
 ) -> dict[str, ObserverEntry]:
     """The observers, after a declared rename of this one (N18). Raises: SchemaMismatch."""

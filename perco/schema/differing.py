@@ -2,18 +2,20 @@
 
 N10 When a program opens a store, its new tables, columns and observers are added, and nothing is taken away. A
     declaration that contradicts the catalogue is an error.
+N18 Columns and observers that it has renamed get their new names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from perco.errors import SchemaMismatch
 from perco.protocol.retention import Keep
-from perco.schema.catalogue import Catalogue
+from perco.schema.catalogue import Catalogue, renamed_observer
 from perco.schema.codes import changed
-from perco.schema.entries import ObserverEntry
+from perco.schema.entries import ObserverEntry, TableEntry
 from perco.schema.schema import Observer, Schema, Signal
 
 # The kinds of differences. Opening the store adds or changes something, leaves it though the program and the store
@@ -31,6 +33,7 @@ class Difference(NamedTuple):
 
 def differences(catalogue: Catalogue, schema: Schema) -> list[Difference]:
     """All differences between a catalogue and a schema."""
+    catalogue = catalogue.seen_by(schema)
     return [
         *_of_tables(catalogue, schema),
         *_of_observers(catalogue, schema),
@@ -50,32 +53,57 @@ def _of_tables(catalogue: Catalogue, schema: Schema) -> Iterator[Difference]:
             yield Difference(REFUSES, f"table {name}", str(error))
             continue
         before = catalogue.tables.get(name)
-        if before is None:
+        if before is None or before.dropped:
             logs = ", with a log of changes" if after.changes else ""
             yield Difference(ADDS, f"table {name}", f"keys of {after.key}{logs}")
+        numbers = {} if before is None else {entry.number: column for column, entry in before.columns.items()}
         for column, entry in after.columns.items():
-            if (before is None or column not in before.columns) and not column.startswith("_"):
+            if entry.number in numbers:
+                if numbers[entry.number] != column:
+                    yield Difference(CHANGES, f"column {name}.{numbers[entry.number]}", f"is renamed to {column}")
+            elif not column.startswith("_"):
                 yield Difference(ADDS, f"column {name}.{column}", "a signal" if entry.is_signal else entry.codec)
-        if before is not None and before.keep != after.keep:
+        if before is not None and not before.dropped and before.keep != after.keep:
             was = _kept(before.keep) if before.keep is not None else "as the store's default"
             yield Difference(CHANGES, f"table {name}", f"keeps old versions {_kept(after.keep)}; so far {was}")
 
 
 def _of_observers(catalogue: Catalogue, schema: Schema) -> Iterator[Difference]:
+    entries = catalogue.with_tables(_with_columns(catalogue, schema)).observers
     for id, observer in schema.observers.items():
-        what, entry = f"observer {id}", catalogue.observers.get(id)
+        what = f"observer {id}"
+        try:
+            before, entries = entries, renamed_observer(entries, observer, schema)
+        except SchemaMismatch as error:
+            yield Difference(REFUSES, what, str(error))
+            continue
+        entry = entries.get(id)
         table, column = observer.column.table.name, observer.column.name
         if entry is None:
             yield Difference(ADDS, what, f"on {table}.{column}; {_for_what_is_there(catalogue, observer)}")
-        elif (entry.table, entry.column) != (table, column):
+            continue
+        if id not in before:
+            [old] = set(before) - set(entries)
+            yield Difference(CHANGES, f"observer {old}", f"is renamed to {id}")
+        if (entry.table, entry.column) != (table, column):
             text = f"the store has it on {entry.table}.{entry.column}, this program on {table}.{column}"
             yield Difference(REFUSES, what, f"{text}: give the new observer an id of its own")
         else:
             yield from _of_observer(catalogue, what, observer, entry)
-    for id, entry in catalogue.observers.items():
+    for id, entry in entries.items():
         if id not in schema.observers:
             text = f"on {entry.table}.{entry.column}: this program lacks it, and its changes wait for one that has it"
             yield Difference(LEAVES, f"observer {id}", text)
+
+
+def _with_columns(catalogue: Catalogue, schema: Schema) -> dict[str, TableEntry]:
+    """The tables, with the columns of a schema, as far as it does not contradict them."""
+    tables = dict(catalogue.tables)
+    for name, table in schema.tables.items():
+        with suppress(SchemaMismatch):
+            if name in tables:
+                tables[name] = catalogue.declare(Schema(table)).tables[name]
+    return tables
 
 
 def _of_observer(catalogue: Catalogue, what: str, observer: Observer, entry: ObserverEntry) -> Iterator[Difference]:

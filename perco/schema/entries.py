@@ -306,7 +306,7 @@ def _made_again(entry: TableEntry, table: Table[Any]) -> TableEntry:
             f"table {table.name!r} was dropped, and had keys of {entry.key}: the store still has rows of it. Once the "
             f"vacuum has removed them (perco vacuum), a table with keys of {table.key.name} can have its name."
         )
-    return replace(entry, key=table.key.name, dropped=False)
+    return replace(entry, key=table.key.name, keep=None, dropped=False)
 
 
 def _merge_column(entry: TableEntry, column: Column[Any, Any] | Signal[Any]) -> TableEntry:

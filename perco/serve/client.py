@@ -484,7 +484,7 @@ class RemoteOwner:
             await self.keeper.announce()
             return
         engine.readonly = readonly
-        catalogue = await catalogues.load(self.store)
+        catalogue = (await catalogues.load(self.store)).seen_by(engine.known.schema)
         if known:
             engine.known.borrow(catalogues.schema_of(catalogue))
         elif catalogue.declare(engine.known.schema) is not catalogue:

@@ -1,0 +1,328 @@
+"""Columns and tables that are dropped: `db.drop_column`, `db.drop_table` (N17)."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+import perco
+from perco.check.check import CheckOptions, check
+from perco.database.inside import inside
+from perco.errors import CatalogueChanged, SchemaMismatch
+from perco.history import dropped
+from perco.storage import DATA, LOG, TS_MAX, WRITE, ScanQuery, ScanRequest
+from tests.component.notify.kit import (
+    LONG_S,
+    StoppedError,
+    StoppingStore,
+    client,
+    get,
+    memory,
+    put,
+    settle,
+    tablets_cells,
+)
+from tests.support.everywhere import owning
+from tests.support.places import local_of
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+LONG = "x" * 5000
+KEYS = ["a", "b", "m", "z"]
+
+
+class Shop:
+    """A program; `without`: the columns that it does not declare any more."""
+
+    def __init__(self, *without: str, key: Any = perco.TEXT, changes: bool = False, observed: str = "") -> None:
+        self.goods = perco.Table("goods", key=key, splits=["h"] if key is perco.TEXT else [], changes=changes)
+        self.columns: dict[str, perco.Column[Any, Any]] = {
+            name: self.goods.column(name, perco.TEXT, group=group)
+            for name, group in {"name": None, "text": None, "image": "images"}.items()
+            if name not in without
+        }
+        self.stock = perco.Table("stock", key=perco.TEXT)
+        self.count = self.stock.column("count", perco.INT64)
+        self.schema = perco.Schema(self.goods, self.stock)
+        if "sold" not in without:
+            self.sold = self.goods.signal("sold")
+        if observed:
+
+            @self.schema.observe(self.columns[observed], id="watch")
+            async def watch(txn: perco.Transaction, change: perco.Change[str, str]) -> None:
+                txn.set(self.count, change.key, len(change.value or ""))
+
+    def __getitem__(self, name: str) -> perco.Column[Any, Any]:
+        return self.columns[name]
+
+    async def fill(self, db: perco.Database) -> None:
+        async def write(txn: perco.Transaction) -> None:
+            for key in KEYS:
+                for name, column in self.columns.items():
+                    txn.set(column, key, LONG if name == "image" or key == "m" else f"{name} of {key}")
+
+        await db.run(write)
+
+
+def cells_of(db: perco.Database, number: int) -> set[str]:
+    """The groups in which a column of `goods` has cells."""
+    store = local_of(db).store
+    return {
+        group
+        for group in (WRITE, DATA, "data:images")
+        for table, _, column, _, _ in tablets_cells(store, group)
+        if table == "goods" and column >> 16 == number
+    }
+
+
+def number_of(db: perco.Database, column: str) -> int:
+    return inside(db).catalogue.tables["goods"].columns[column].number
+
+
+async def well(db: perco.Database) -> None:
+    found = await check(local_of(db).store, options=CheckOptions(pause_s=0.0))
+    assert not found.findings
+
+
+async def test_the_vacuum_removes_the_values_and_nothing_else() -> None:  # N17
+    local, old, new = memory(), Shop(), Shop("text", "image")
+    async with client(local, old.schema) as db:
+        await old.fill(db)
+        numbers = {name: number_of(db, name) for name in old.columns}
+    async with client(local, new.schema) as db:
+        await db.drop_column("goods", ["text", "image"])
+        assert cells_of(db, numbers["image"]) == {WRITE, "data:images"}
+        done = await db.vacuum()
+        assert done.removed.dropped >= 4 + 1 + 4 + 4, "the records, and the values apart from them"
+        assert cells_of(db, numbers["text"]) == cells_of(db, numbers["image"]) == set()
+        for key in KEYS:
+            assert await get(db, new["name"], key) == (LONG if key == "m" else f"name of {key}")
+        assert all(gone.clean for gone in inside(owning(db)).catalogue.tables["goods"].gone.values())
+        assert (await db.vacuum()).removed.dropped == 0
+        await well(db)
+
+
+async def test_a_store_is_whole_before_the_vacuum_has_been_there() -> None:  # N17
+    local, old = memory(), Shop()
+    async with client(local, old.schema) as db:
+        await old.fill(db)
+        async with db.transaction() as txn:
+            txn.signal(old.sold, "a")
+        await db.drop_column("goods", ["text", "image", "sold"])
+        await well(db)
+        await db.drop_table("goods")
+        await well(db)
+
+
+async def test_a_program_that_still_declares_a_dropped_column_is_told_where_it_uses_it() -> None:  # N17
+    local, shop = memory(), Shop()
+    async with client(local, shop.schema) as db:
+        await shop.fill(db)
+        await db.drop_column("goods", "text")
+        for use in (get(db, shop["text"], "a"), put(db, shop["text"], "a", "new")):
+            with pytest.raises(SchemaMismatch, match=r"goods\.text has been dropped, and this program still declares"):
+                await use
+        assert await get(db, shop["name"], "a") == "name of a"
+        await db.drop_column("goods", "text")  # once more: nothing happens
+        with pytest.raises(perco.UsageError, match="no column 'colour' in table 'goods'; there are: 'name', 'image'"):
+            await db.drop_column("goods", "colour")
+        with pytest.raises(perco.UsageError, match="no table 'bads' in this store; there are: 'goods', 'stock'"):
+            await db.drop_table("bads")
+
+
+async def test_a_column_that_is_declared_again_is_another_one() -> None:  # N17
+    local, old = memory(), Shop()
+    async with client(local, old.schema) as db:
+        await old.fill(db)
+        before = number_of(db, "text")
+        await db.drop_column("goods", "text")
+    again = Shop()
+    async with client(local, again.schema) as db:
+        assert number_of(db, "text") > before
+        assert await get(db, again["text"], "a") is None
+        await put(db, again["text"], "a", "new")
+        await db.vacuum()
+        assert await get(db, again["text"], "a") == "new"
+        assert cells_of(db, before) == set()
+        await well(db)
+
+
+async def test_a_transaction_that_began_before_a_drop_does_not_commit_after_it() -> None:  # N17, N10
+    local, shop = memory(), Shop()
+    async with client(local, shop.schema) as db:
+        number = number_of(db, "text")
+        txn = await db.begin()
+        txn.set(shop["text"], "a", "late")
+        txn.set(shop["name"], "a", "late")
+        await db.drop_column("goods", "text")
+        with pytest.raises(CatalogueChanged):
+            await txn.commit()
+        await db.vacuum()
+        assert cells_of(db, number) == set()
+        assert await get(db, shop["name"], "a") is None
+
+
+async def test_readers_that_began_before_a_drop_keep_the_values() -> None:  # N17, G1
+    local, shop = memory(), Shop()
+    async with client(local, shop.schema) as db:
+        await shop.fill(db)
+        number = number_of(db, "text")
+        async with db.snapshot() as snap:
+            assert await snap.get(shop["text"], "a") == "text of a"
+            await db.drop_column("goods", "text")
+            assert (await db.vacuum()).removed.dropped == 0
+            assert cells_of(db, number) == {WRITE, DATA}
+        assert (await db.vacuum()).removed.dropped > 0
+        assert cells_of(db, number) == set()
+
+
+@pytest.mark.parametrize("first", ["text", "name"])
+async def test_what_a_dead_client_left_locked_is_settled_before_its_primary_goes(first: str) -> None:  # N17, G2
+    """It may have committed at its primary, in the dropped column, and have left its other cells locked."""
+    outcomes = set()
+    for left in range(1, 8):
+        local, shop = memory(), Shop()
+        store = StoppingStore(local.store)
+        with contextlib.suppress(StoppedError, BaseExceptionGroup):
+            async with client(local, shop.schema, store=store, sweeping=False) as doomed:
+                store.left = left
+                async with doomed.transaction() as txn:
+                    txn.set(shop[first], "a", "written")
+                    txn.set(shop["name"], "z", "written")
+                    txn.set(shop.count, "q", 7)
+        async with client(local, shop.schema, sweeping=False) as db:
+            await db.drop_column("goods", "text")
+            await db.vacuum()
+            found = await get(db, shop["name"], "z"), await get(db, shop.count, "q")
+            assert found in ((None, None), ("written", 7))
+            outcomes.add(found)
+            await well(db)
+    assert len(outcomes) == 2, "it died before and after its commit"
+
+
+async def test_a_drop_is_refused_while_observers_need_the_column() -> None:  # N17
+    local, shop = memory(), Shop(observed="text")
+    async with client(local, shop.schema) as db:
+        for drop in (db.drop_column("goods", ["image", "text"]), db.drop_table("goods")):
+            with pytest.raises(perco.UsageError, match=r"'watch' observe goods: drop these observers first"):
+                await drop
+        assert "image" in inside(db).catalogue.tables["goods"].columns, "nothing was dropped"
+        await shop.fill(db)
+        async with db.worker():
+            await settle(db)
+        number = number_of(db, "text")
+        await db.drop_observer("watch")
+        await db.drop_column("goods", "text")
+        with trio.fail_after(LONG_S):
+            while cells_of(db, number):  # acknowledgements are among them
+                await db.vacuum()
+                await trio.sleep(1)  # a client reports late which reads have ended
+        assert await get(db, shop.count, "a") == len("text of a")
+        await well(db)
+
+
+async def test_a_table_goes_and_its_name_can_be_used_again() -> None:  # N17
+    local, shop, other = memory(), Shop(), Shop(key=perco.INT64)
+    async with client(local, shop.schema) as db:
+        await shop.fill(db)
+        await put(db, shop.count, "a", 7)
+        await db.drop_table("goods")
+        await db.drop_table("goods")  # once more: nothing happens
+        with pytest.raises(SchemaMismatch, match="has been dropped"):
+            await get(db, shop["name"], "a")
+    with pytest.raises(SchemaMismatch, match=r"'goods' was dropped, and had keys of text.*\(perco vacuum\)"):
+        async with client(local, other.schema):
+            pass
+    async with client(local, perco.Schema(shop.stock)) as db:
+        assert (await db.vacuum()).removed.dropped > 0
+        assert await get(db, shop.count, "a") == 7
+    async with client(local, other.schema) as db:
+        await put(db, other["name"], 3, "three")
+        async with db.snapshot() as snap:
+            assert [(row.key, row[other["name"]]) async for row in snap.scan(other.goods)] == [(3, "three")]
+        await well(db)
+
+
+async def test_a_table_with_the_same_keys_can_be_made_again_at_once() -> None:  # N17
+    local, shop, again = memory(), Shop(), Shop()
+    async with client(local, shop.schema) as db:
+        await shop.fill(db)
+        await db.drop_table("goods")
+    async with client(local, again.schema) as db:
+        async with db.snapshot() as snap:
+            assert [row async for row in snap.scan(again.goods)] == []
+        await put(db, again["name"], "a", "new")
+        await db.vacuum()
+        async with db.snapshot() as snap:
+            assert [(row.key, row[again["name"]]) async for row in snap.scan(again.goods)] == [("a", "new")]
+        assert inside(db).catalogue.keep_of("goods") == perco.Keep(), "as before it was dropped"
+        await well(db)
+
+
+async def test_a_removal_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:  # N17
+    local, shop = memory(), Shop()
+    right, calls = dropped._apply, 0
+
+    async def apply(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise perco.Unavailable("interrupted")
+        await right(*arguments)
+
+    monkeypatch.setattr(dropped, "_apply", apply)
+    monkeypatch.setattr(dropped, "_PAGE_ROWS", 1)
+    async with client(local, shop.schema) as db:
+        await shop.fill(db)
+        number = number_of(db, "text")
+        await db.drop_column("goods", "text")
+        with pytest.raises(perco.Unavailable, match="interrupted"):
+            await db.vacuum()
+        assert cells_of(db, number) == {WRITE, DATA}
+        assert not inside(owning(db)).catalogue.tables["goods"].gone[number].clean
+        await db.vacuum()
+        assert cells_of(db, number) == set()
+
+
+async def test_many_versions_of_a_value_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:  # N17
+    local, shop = memory(), Shop()
+    monkeypatch.setattr(dropped, "_CELLS", 3)
+    async with client(local, shop.schema) as db:
+        for i in range(10):
+            await put(db, shop["text"], "a", f"version {i}")
+        number = number_of(db, "text")
+        await db.drop_column("goods", "text")
+        assert (await db.vacuum()).removed.dropped == 10
+        assert cells_of(db, number) == set()
+
+
+async def test_with_a_record_goes_its_entry_in_the_log() -> None:  # N17, E1
+    local, old, new = memory(), Shop(changes=True), Shop("text", changes=True)
+    async with client(local, old.schema) as db:
+        await old.fill(db)
+    async with client(local, new.schema) as db:
+        await db.drop_column("goods", "text")
+        await db.vacuum()
+        store = local_of(db).store
+        request = ScanRequest("goods", b"", b"h", (ScanQuery(WRITE, None, 0, TS_MAX, 0),), False, 100, log=b"")
+        logged = [column >> 16 for _, [[(column, _, _)]] in (await store.scan(request)).rows]
+        assert sorted(logged) == sorted(2 * [number_of(db, name) for name in ("name", "image")])
+        async for change in db.changes("goods", since=0):
+            assert {name for row in change.rows for name in row.after} == {"name", "image"}
+            break
+        await well(db)
+
+
+async def test_two_programs_see_a_drop_while_they_run() -> None:  # N17, N10
+    local, shop, other = memory(), Shop(), Shop()
+    async with client(local, shop.schema) as db, client(local, other.schema, beside=db) as beside:
+        await shop.fill(db)
+        await db.drop_column("goods", "text")
+        with trio.fail_after(LONG_S):
+            with pytest.raises(SchemaMismatch, match="has been dropped"):
+                await put(beside, other["text"], "a", "new")
+        await put(beside, other["name"], "a", "new")
+        assert LOG not in inside(beside).catalogue.all_groups("goods")
