@@ -475,13 +475,13 @@ def schema_of(catalogue: Catalogue) -> Schema:
         table: Table[Any] = Table(name, key=codec_named(entry.key), changes=entry.changes)
         for column, known in entry.columns.items():
             if known.is_signal:
-                table.signal(column)
+                table.signal(column, was=known.names[:-1])
                 continue
             if column.startswith("_"):
                 table.hide(column, codec_named(known.codec))
                 continue
             group = known.group.partition(":")[2] or None
-            table.column(column, codec_named(known.codec), group=group)
+            table.column(column, codec_named(known.codec), group=group, was=known.names[:-1])
         tables.append(table)
     return Schema(*tables)
 

@@ -28,7 +28,7 @@ class ColumnEntry:
     number: int
     codec: str
     group: str  # the data group of its long values
-    names: tuple[str, ...] = ()  # if it was renamed (N18): all its names, the newest last
+    names: tuple[str, ...] = ()  # if it was renamed (N18): all its names, the oldest first and the newest last
 
     def pack(self) -> list[Any]:
         return [self.number, self.codec, self.group, *([list(self.names)] if self.names else [])]
@@ -157,7 +157,7 @@ class ObserverEntry:
             derives from the data that is there, so it needs no backfill (`building.py`). It is paused meanwhile.
         built: the timestamp up to which that job has seen all changes, and the one at which it has published its rows.
         code: the fingerprint of the code that this version was registered with; "": unknown.
-        names: if it was renamed (N18), all its ids, the newest last.
+        names: if it was renamed (N18), all its ids, the oldest first and the newest last.
     """
 
     number: int
@@ -276,8 +276,9 @@ def newest_name(name: str, names: tuple[str, ...]) -> str:
 
 
 def renamed(name: str, names: tuple[str, ...], to: str) -> tuple[str, ...]:
-    """All names, after a rename. A name that it had before becomes the newest again."""
-    return (*(each for each in names or (name,) if each != to), to)
+    """All names, after a rename: the oldest one stays the first, and the newest one is the last."""
+    first, *others = names or (name,)
+    return (first, *(each for each in others if each not in (first, to)), to)
 
 
 def merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
@@ -326,6 +327,11 @@ def _merge_column(entry: TableEntry, column: Column[Any, Any] | Signal[Any]) -> 
         new = replace(_entry_of(column, number), names=(*column.was, name) if column.was else ())
         return replace(entry, columns={**columns, name: new})
     known = columns[before]
+    first = known.names[0] if known.names else before
+    if first != column.first_name:
+        names = known.names if name in known.names[:-1] else known.names[:-1]
+        how = f"with was={list(names)!r}" if names else "without was="
+        raise SchemaMismatch(f"column {column!r} was made as {first!r} in this store: declare it {how}")
     if before != name:
         if before in column.table.columns or before in column.table.signals:
             raise SchemaMismatch(

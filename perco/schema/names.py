@@ -10,6 +10,20 @@ from perco.errors import UsageError
 _NAME_MAX: Final = 64
 
 
+class HasNames:
+    """A column or a signal: its name, and those that it had before, the oldest first (N18)."""
+
+    name: str
+    was: tuple[str, ...]
+
+    __slots__ = ()
+
+    @property
+    def first_name(self) -> str:
+        """The oldest of its names, by which views and sinks know it."""
+        return self.was[0] if self.was else self.name
+
+
 def must_be_name(kind: str, name: str) -> str:
     """The name. Raises: UsageError."""
     if not isinstance(name, str) or not 0 < len(name) <= _NAME_MAX or name.startswith("_"):
@@ -23,6 +37,6 @@ def earlier_names(what: str, name: str, was: str | Sequence[str]) -> tuple[str, 
     names = (was,) if isinstance(was, str) else tuple(was) if isinstance(was, Sequence) else was
     if not isinstance(names, tuple) or not all(isinstance(each, str) and 0 < len(each) <= _NAME_MAX for each in names):
         raise UsageError(f"{what}: was= takes its earlier name, or a list of them, not {was!r}")
-    if name in names:
+    if names and set(names) == {name}:
         raise UsageError(f"{what}: was= names {name!r} itself")
     return names

@@ -30,7 +30,7 @@ from perco.protocol.retention import Keep
 from perco.schema import schedules
 from perco.schema.codecs import BYTES, TEXT, TIMESTAMP, Codec, encoded
 from perco.schema.manner import Limits, Manner, limits_of, manner_of
-from perco.schema.names import earlier_names, must_be_name
+from perco.schema.names import HasNames, earlier_names, must_be_name
 from perco.schema.schedules import Due, Missed, Schedule, Times
 from perco.storage import ROW_BYTES_MAX
 
@@ -105,14 +105,12 @@ class Named(dict[str, T]):
         raise UsageError(f"there is no {self._kind} {name!r}; there are: {known}")
 
 
-class Column(Generic[K, V]):
+class Column(HasNames, Generic[K, V]):
     """A column of a table: typed by the table's key and its own codec. Made by `Table.column`."""
 
     table: Table[K]
-    name: str
     codec: Codec[V]
     group: str | None
-    was: tuple[str, ...]
 
     __slots__ = ("codec", "group", "name", "table", "was")
 
@@ -130,15 +128,13 @@ class Column(Generic[K, V]):
             raise UsageError(f"columns are given as a list: [{self!r}], not {self!r}")
 
 
-class Signal(Generic[K]):
+class Signal(HasNames, Generic[K]):
     """A column that cannot be written, only raised: `txn.signal(grown, key)`. Made by `Table.signal`.
 
     It has no value and no versions, so raising it never conflicts (N5).
     """
 
     table: Table[K]
-    name: str
-    was: tuple[str, ...]
 
     __slots__ = ("name", "table", "was")
 
@@ -218,8 +214,8 @@ class Table(Generic[K]):
 
         Args:
             group: a locality group of their own for its long values.
-            was: the name, or the names, that the column had before: if the store has it under one of them, it is
-                renamed (N18). Programs that still declare an earlier name go on using the same column.
+            was: the name, or the names, the oldest first, that the column had before: if the store has it under one
+                of them, it is renamed (N18). Programs that still declare an earlier name go on using the same column.
 
         Raises: UsageError for a name that is already in use.
         """

@@ -186,7 +186,7 @@ class Teller:
 
     def observer(self, column: Column[Any, Any]) -> str:
         """The id of the observer of a column."""
-        return f"{self.id}: {column.name}"
+        return f"{self.id}: {column.first_name}"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -392,7 +392,7 @@ class Views:
         seen = table.hide(f"_sunk {id}", BYTES) if len(columns) > 1 else None
         sinking = self.sinks[id] = Sinking(id, version, table, columns, seen, where, batch, threads)
         for column in columns:
-            name = id if len(columns) == 1 else f"{id}: {column.name}"
+            name = id if len(columns) == 1 else f"{id}: {column.first_name}"
 
             @self.schema.observe(column, id=name, version=version)
             async def observe(txn: Transaction, change: Change[Any, Any]) -> None:
@@ -560,7 +560,7 @@ class Views:
 
     def _observe_each(self, view: Each | Joined) -> None:
         for column in view.columns:
-            self._observe(column, f"{view.id}: {column.name}", view, run_each)
+            self._observe(column, f"{view.id}: {column.first_name}", view, run_each)
 
     def _observe_copier(self, view: Grouped | Joined) -> None:
         copier = view.copier

@@ -139,7 +139,8 @@ class _Plan:
             where = table, name
             if where not in self.spared:
                 if where not in self.columns:
-                    self.columns[where] = _column(self.tables[table], name)
+                    known = {column.first_name: column for column in self.tables[table].columns.values()}
+                    self.columns[where] = known.get(name) or _column(self.tables[table], name)
                 found.append(self.columns[where])
         return found
 
@@ -175,7 +176,7 @@ def _plan(db: Database, views: Views, view: str) -> _Plan:
         known = sorted({o.view for o in views.schema.observers.values() if o.view})
         raise UsageError(f"the store does not have view {view!r}; the program declares {', '.join(map(repr, known))}")
     others = [each for each in views.declared.values() if each.id != view]
-    spared = {(c.table.name, c.name) for each in others for columns in each.outputs.values() for c in columns}
+    spared = {(c.table.name, c.first_name) for each in others for columns in each.outputs.values() for c in columns}
     return _Plan(view, dict(tables), observers, memories, marks, own, kept, spared)
 
 

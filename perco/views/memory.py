@@ -59,7 +59,7 @@ class Memory:
     Attributes:
         version: the version of the view whose run this was; 0: none has run.
         seen_ts: the run has seen all changes of the owner up to this timestamp; 0 if the view does not ask.
-        columns: for each table, the names of the columns that the view could write.
+        columns: for each table, the first names (N18) of the columns that the view could write.
         rows: a digest for each row.
     """
 
@@ -134,7 +134,7 @@ def _given(table: Table[Any], row: bytes, values: dict[Column[Any, Any], Any]) -
     parts: list[bytes] = []
     later: list[Column[Any, Any]] = []
     for column in values if len(values) == 1 else sorted(values, key=_name_of):
-        value, name = values[column], column.name.encode()
+        value, name = values[column], column.first_name.encode()
         if type(value) is Later:
             must_fit(column, value)
             later.append(column)
@@ -147,7 +147,7 @@ def _given(table: Table[Any], row: bytes, values: dict[Column[Any, Any], Any]) -
 
 
 def _name_of(column: Column[Any, Any]) -> str:
-    return column.name
+    return column.first_name
 
 
 def _stored(column: Column[Any, Any], value: Any) -> bytes:

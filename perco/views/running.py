@@ -186,7 +186,7 @@ async def members(view: Grouped, snap: Snapshot, group: Any, most: int) -> list[
 
 def packed_memory(view: Owners, after: Mapping[Where, Given], seen_ts: int) -> bytes:
     """The memory of an owner that has given these rows, as stored."""
-    columns = {table.name: tuple(sorted(c.name for c in columns)) for table, columns in view.writes.items()}
+    columns = {table.name: tuple(sorted(c.first_name for c in columns)) for table, columns in view.writes.items()}
     return Memory(view.version, seen_ts, columns, {where: each.digest for where, each in after.items()}).pack()
 
 
@@ -340,14 +340,15 @@ def _numbers(teller: Teller, catalogue: Catalogue) -> list[int] | None:
 def earlier(view: Owners, before: Memory, table: Table[Any]) -> list[Column[Any, Any]]:
     """The columns of a table that the owner's last run could write, without those that another view writes now."""
     names = before.columns.get(table.name, ())
-    columns = [table.columns[name] for name in names if name in table.columns]
+    declared = {column.first_name: column for column in table.columns.values()}
+    columns = [declared[name] for name in names if name in declared]
     return [column for column in columns if view.writers.get(column, view) is view]
 
 
 def in_order(columns: Iterable[Column[Any, Any]]) -> list[Column[Any, Any]]:
     """Columns of one table by their names. A set's own order differs from process to process, and the first write of a
     transaction is its primary: so the same transaction would take other steps."""
-    return sorted(columns, key=lambda column: column.name)
+    return sorted(columns, key=lambda column: column.first_name)
 
 
 def table_of(view: Owners, txn: Transaction, name: str) -> Table[Any]:

@@ -416,7 +416,7 @@ def _copies(
     if in_place:
         return Copies(source=source, key_of=key_of, key=codec, table=source, columns={each: each for each in columns})
     table = table_of_parts(name, (*codecs_of(codec), *codecs_of(source.key)))
-    mine = {column: table.column(column.name, column.codec, group=column.group) for column in columns}
+    mine = {column: table.column(column.first_name, column.codec, group=column.group) for column in columns}
     return Copies(source=source, key_of=key_of, key=codec, table=table, columns=mine)
 
 
@@ -431,8 +431,8 @@ def _grouping(
 
 
 def _shape(version: int, sums: Iterable[Sum], ordered: Iterable[Ordered]) -> str:
-    orders = (f"{order.column.name} {order.first} {order.last}" for order in ordered)
-    return ", ".join([f"version {version}", *(f"sum {each.column.name}" for each in sums), *orders])
+    orders = (f"{order.column.first_name} {order.first} {order.last}" for order in ordered)
+    return ", ".join([f"version {version}", *(f"sum {each.column.first_name}" for each in sums), *orders])
 
 
 def _deltas(id: str, codec: Codec[Any]) -> Column[Any, bytes]:
@@ -444,7 +444,7 @@ def _order(id: str, order: Ordered, members: Copies) -> Column[Any, Any]:
     if isinstance(by, TupleCodec):
         raise UsageError(f"view {id!r}: {order.column!r} is a tuple, which cannot be part of a key")
     parts = (*codecs_of(members.key), by, *codecs_of(members.source.key))
-    return table_of_parts(f"{id}.by {order.column.name}", parts, _INTERNAL).column("value", order.column.codec)
+    return table_of_parts(f"{id}.by {order.column.first_name}", parts, _INTERNAL).column("value", order.column.codec)
 
 
 # ------------------------------------------------------------ checks
