@@ -86,7 +86,7 @@ async def drop(store: str, what: str, *, group: str | None, yes: bool, json: boo
 
 def _named(catalogue: Catalogue, what: str, group: str | None) -> tuple[str, list[str] | None]:
     """The table, and the columns to drop; None: the table itself. Raises: UsageError."""
-    tables = {name: entry for name, entry in catalogue.tables.items() if not entry.dropped}
+    tables = {catalogue.title(name): entry for name, entry in catalogue.tables.items() if not entry.dropped}
     if what in tables:  # a table's name may have dots
         if group is None:
             return what, None

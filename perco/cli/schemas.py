@@ -65,7 +65,9 @@ def _schema(what: str) -> perco.Schema:
 
 
 def _show(catalogue: Catalogue, *, json: bool) -> None:
-    catalogue = replace(catalogue, tables={n: table for n, table in catalogue.tables.items() if not table.dropped})
+    tables = {catalogue.title(name): table for name, table in catalogue.tables.items() if not table.dropped}
+    entries = {id: replace(each, table=catalogue.title(each.table)) for id, each in catalogue.observers.items()}
+    catalogue = replace(catalogue, tables=tables, observers=entries)
     columns = [
         (name, column, entry.codec, entry.group.partition(":")[2])
         for name, table in catalogue.tables.items()

@@ -117,7 +117,7 @@ async def gather(db: perco.Database) -> dict[str, Any]:
             if name in inside(db).place.store.tables()
         ],
         "dropped": [
-            f"{name}.{gone.name}"
+            f"{catalogue.title(name)}.{gone.name}"
             for name, entry in catalogue.tables.items()
             for gone in entry.gone.values()
             if not gone.clean
@@ -176,7 +176,13 @@ async def _table(db: perco.Database, folder: FolderIs, name: str, cut: int, now:
     keep = inside(db).catalogue.keep_of(name)
     kept = {"seconds": keep.seconds, "versions": keep.versions}
     since = {"ts": cut, "age_s": await age_of(db, cut, now)}
-    told = {"name": name, "dropped": entry.dropped, "key": entry.key, "keep": kept, "readable_since": since}
+    told = {
+        "name": inside(db).catalogue.title(name),
+        "dropped": entry.dropped,
+        "key": entry.key,
+        "keep": kept,
+        "readable_since": since,
+    }
     return {**told, "columns": columns, "tablets": tablets}
 
 
@@ -185,7 +191,7 @@ async def _observers(db: perco.Database, waiting: Look, now: float) -> list[dict
     return [
         {
             "id": id,
-            "table": entry.table,
+            "table": inside(db).catalogue.title(entry.table),
             "column": entry.column,
             "ready": entry.ready,
             "paused": entry.paused,

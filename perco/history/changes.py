@@ -330,7 +330,7 @@ class ChangeStream(AsyncOnly):
             if last != (number, entry.row):
                 last = number, entry.row
                 key = decoded_key(table.key, entry.row, table.name)
-                rows.append(RowChange(table.name, key, {}, {}))
+                rows.append(RowChange(table.title, key, {}, {}))
             row = rows[-1]
             for record, into in ((entry.before, row.before), (entry.record, row.after)):
                 value = value_of(record)

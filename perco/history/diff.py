@@ -41,7 +41,7 @@ async def _next(scan: Scan[Any]) -> Row[Any] | None:
 
 
 def _compared(table: Table[Any], key: Any, old: Row[Any] | None, new: Row[Any] | None) -> RowChange:
-    change = RowChange(table.name, key, {}, {})
+    change = RowChange(table.title, key, {}, {})
     for name, column in table.columns.items():
         values = [row[column] if row is not None and column in row else None for row in (old, new)]
         stored = [None if value is None else column.codec.encode(value) for value in values]

@@ -188,7 +188,7 @@ class FailedList:
         wall = cell.wall_ms / 1000
         return FailedChange(
             id,
-            table,
+            self._engine.known.catalogue.title(table),
             name,
             self._engine.known.key_of(table, row),
             ts,

@@ -72,11 +72,11 @@ class ObserverStates:
         for output in await outputs_in(store):
             if catalogue.has(output.table, output.column):
                 column = catalogue.column_name(output.table, output.column)
-                names.setdefault(output.observer, []).append((output.table, column))
+                names.setdefault(output.observer, []).append((catalogue.title(output.table), column))
         return [
             ObserverState(
                 id,
-                entry.table,
+                catalogue.title(entry.table),
                 entry.column,
                 entry.version,
                 entry.paused,

@@ -115,7 +115,8 @@ class Catalogue:
         A program that says that it has renamed a column or an observer, back to an earlier name, sees the newest name.
         """
         tables = dict(self.tables)
-        for name, table in schema.tables.items():
+        for table in schema.tables.values():
+            name = table.name
             if (entry := tables.get(name)) is not None:
                 mine = _names_here({key: column.names for key, column in entry.columns.items()}, _declared(table))
                 if mine:
@@ -158,6 +159,7 @@ class Catalogue:
         seen = self.seen_by(schema)
         tables = dict(seen.tables)
         for table in schema.tables.values():
+            self._must_not_be_renamed(table)
             tables[table.name] = merge_table(tables.get(table.name), table)
             # A table that no folder can hold must not be recorded: the store could no longer be opened.
             if len(tables[table.name].groups() - {DATA}) > GROUPS_MAX:
@@ -170,6 +172,21 @@ class Catalogue:
         alike = {id: replace(entry, manner=Manner()) for id, entry in after.observers.items()}
         binds = self.binds if (tables, alike) == (seen.tables, known) else self.version + 1
         return replace(after, version=self.version + 1, binds=binds)
+
+    def _must_not_be_renamed(self, table: Table[Any]) -> None:
+        """Raises: SchemaMismatch if the store has this table under an older name (N18)."""
+        for name, entry in self.tables.items():
+            if name != table.name and {table.title, *table.was} & {*entry.names}:
+                names = [each for each in entry.names if each != table.title]
+                raise SchemaMismatch(
+                    f"table {table.title!r} was made as {name!r} in this store: declare it with was={names!r}. (A new "
+                    "table needs another name.)"
+                )
+
+    def title(self, table: str) -> str:
+        """The newest name of a table (N18)."""
+        entry = self.tables.get(table)
+        return entry.names[-1] if entry is not None and entry.names else table
 
     def _with_observers(self, schema: Schema, before: Catalogue) -> Catalogue:
         """The same, with the observers of a schema. `before`: the catalogue without the schema's tables and columns."""
@@ -472,7 +489,8 @@ def schema_of(catalogue: Catalogue) -> Schema:
     for name, entry in catalogue.tables.items():
         if entry.dropped:
             continue
-        table: Table[Any] = Table(name, key=codec_named(entry.key), changes=entry.changes)
+        title, *was = reversed(entry.names or (name,))
+        table: Table[Any] = Table(title, key=codec_named(entry.key), changes=entry.changes, was=was[::-1])
         for column, known in entry.columns.items():
             if known.is_signal:
                 table.signal(column, was=known.names[:-1])

@@ -47,15 +47,18 @@ def differences(catalogue: Catalogue, schema: Schema) -> list[Difference]:
 
 def _of_tables(catalogue: Catalogue, schema: Schema) -> Iterator[Difference]:
     for name, table in schema.tables.items():
+        what = f"table {name}"
         try:
-            after = catalogue.declare(Schema(table)).tables[name]
+            declared = catalogue.declare(Schema(table))
         except SchemaMismatch as error:
-            yield Difference(REFUSES, f"table {name}", str(error))
+            yield Difference(REFUSES, what, str(error))
             continue
-        before = catalogue.tables.get(name)
+        before, after = catalogue.tables.get(table.name), declared.tables[table.name]
         if before is None or before.dropped:
             logs = ", with a log of changes" if after.changes else ""
-            yield Difference(ADDS, f"table {name}", f"keys of {after.key}{logs}")
+            yield Difference(ADDS, what, f"keys of {after.key}{logs}")
+        elif (title := declared.title(table.name)) != catalogue.title(table.name):
+            yield Difference(CHANGES, f"table {catalogue.title(table.name)}", f"is renamed to {title}")
         numbers = {} if before is None else {entry.number: column for column, entry in before.columns.items()}
         for column, entry in after.columns.items():
             if entry.number in numbers:
@@ -65,7 +68,7 @@ def _of_tables(catalogue: Catalogue, schema: Schema) -> Iterator[Difference]:
                 yield Difference(ADDS, f"column {name}.{column}", "a signal" if entry.is_signal else entry.codec)
         if before is not None and not before.dropped and before.keep != after.keep:
             was = _kept(before.keep) if before.keep is not None else "as the store's default"
-            yield Difference(CHANGES, f"table {name}", f"keeps old versions {_kept(after.keep)}; so far {was}")
+            yield Difference(CHANGES, what, f"keeps old versions {_kept(after.keep)}; so far {was}")
 
 
 def _of_observers(catalogue: Catalogue, schema: Schema) -> Iterator[Difference]:
@@ -80,29 +83,31 @@ def _of_observers(catalogue: Catalogue, schema: Schema) -> Iterator[Difference]:
         entry = entries.get(id)
         table, column = observer.column.table.name, observer.column.name
         if entry is None:
-            yield Difference(ADDS, what, f"on {table}.{column}; {_for_what_is_there(catalogue, observer)}")
+            yield Difference(ADDS, what, f"on {observer.column!r}; {_for_what_is_there(catalogue, observer)}")
             continue
         if id not in before:
             [old] = set(before) - set(entries)
             yield Difference(CHANGES, f"observer {old}", f"is renamed to {id}")
         if (entry.table, entry.column) != (table, column):
-            text = f"the store has it on {entry.table}.{entry.column}, this program on {table}.{column}"
+            has = f"{catalogue.title(entry.table)}.{entry.column}"
+            text = f"the store has it on {has}, this program on {observer.column!r}"
             yield Difference(REFUSES, what, f"{text}: give the new observer an id of its own")
         else:
             yield from _of_observer(catalogue, what, observer, entry)
     for id, entry in entries.items():
         if id not in schema.observers:
-            text = f"on {entry.table}.{entry.column}: this program lacks it, and its changes wait for one that has it"
+            on = f"{catalogue.title(entry.table)}.{entry.column}"
+            text = f"on {on}: this program lacks it, and its changes wait for one that has it"
             yield Difference(LEAVES, f"observer {id}", text)
 
 
 def _with_columns(catalogue: Catalogue, schema: Schema) -> dict[str, TableEntry]:
     """The tables, with the columns of a schema, as far as it does not contradict them."""
     tables = dict(catalogue.tables)
-    for name, table in schema.tables.items():
+    for table in schema.tables.values():
         with suppress(SchemaMismatch):
-            if name in tables:
-                tables[name] = catalogue.declare(Schema(table)).tables[name]
+            if table.name in tables:
+                tables[table.name] = catalogue.declare(Schema(table)).tables[table.name]
     return tables
 
 

@@ -68,6 +68,7 @@ class TableEntry:
     store's default. `added`: the numbers of the tablets that splits have made, by their first rows; the tablets with
     which the table was made are numbered in order (P4). `changes`: whether its tablets keep a log (E1). `gone`: the
     columns that were dropped, by number. `dropped`: whether the table itself was (N17); it has no columns then.
+    `names`: if the table was renamed (N18), all its names; the catalogue has it under the oldest one.
     """
 
     key: str
@@ -78,6 +79,7 @@ class TableEntry:
     changes: bool = False
     gone: dict[int, Gone] = field(default_factory=dict)
     dropped: bool = False
+    names: tuple[str, ...] = ()
 
     def named(self, names: Iterable[str]) -> str | None:
         """The column that has, or has had, the first of these names for which there is one (N18)."""
@@ -103,6 +105,8 @@ class TableEntry:
             more["gone"] = [[number, *gone] for number, gone in self.gone.items()]
         if self.dropped:
             more["dropped"] = True
+        if self.names:
+            more["names"] = list(self.names)
         return [
             self.key,
             list(self.splits),
@@ -127,6 +131,7 @@ class TableEntry:
             bool(changes),
             {number: Gone(*gone) for number, *gone in more.get("gone", ())},
             more.get("dropped", False),
+            tuple(more.get("names", ())),
         )
 
     def tablets(self) -> list[tuple[int, bytes, bytes | None]]:
@@ -284,7 +289,8 @@ def renamed(name: str, names: tuple[str, ...], to: str) -> tuple[str, ...]:
 def merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
     """A table's entry, with what a program declares. Raises: SchemaMismatch."""
     if entry is None:
-        entry = TableEntry(table.key.name, table.splits, {}, changes=table.changes)
+        names = (*table.was, table.title) if table.was else ()
+        entry = TableEntry(table.key.name, table.splits, {}, changes=table.changes, names=names)
     elif entry.dropped:
         entry = _made_again(entry, table)
     elif entry.key != table.key.name:
@@ -297,7 +303,16 @@ def merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
     declared_ones: list[Column[Any, Any] | Signal[Any]] = [*table.columns.values(), *table.signals.values()]
     for column in [*declared_ones, *table.hidden.values()]:
         entry = _merge_column(entry, column)
-    return replace(entry, keep=table.keep or entry.keep)
+    return replace(entry, keep=table.keep or entry.keep, names=_titled(entry.names, table))
+
+
+def _titled(names: tuple[str, ...], table: Table[Any]) -> tuple[str, ...]:
+    """All names of a table after a program has declared it (N18). A program that declares an earlier name, and does not
+    say that the table had the newest one before, renames nothing."""
+    newest = names[-1] if names else table.name
+    if table.title == newest or (table.title in (table.name, *names) and newest not in table.was):
+        return names
+    return renamed(table.name, names, table.title)
 
 
 def _made_again(entry: TableEntry, table: Table[Any]) -> TableEntry:
@@ -313,7 +328,7 @@ def _made_again(entry: TableEntry, table: Table[Any]) -> TableEntry:
 def _merge_column(entry: TableEntry, column: Column[Any, Any] | Signal[Any]) -> TableEntry:
     """Raises: SchemaMismatch."""
     columns, name = entry.columns, column.name
-    both = [was for was in column.was if was in columns] if name in columns else []
+    both = [was for was in column.was if was in columns and was != name] if name in columns else []
     if both:
         raise SchemaMismatch(
             f"column {column!r} is declared with was={both[0]!r}, but the store has both columns. If {name!r} was made "
@@ -329,8 +344,8 @@ def _merge_column(entry: TableEntry, column: Column[Any, Any] | Signal[Any]) -> 
     known = columns[before]
     first = known.names[0] if known.names else before
     if first != column.first_name:
-        names = known.names if name in known.names[:-1] else known.names[:-1]
-        how = f"with was={list(names)!r}" if names else "without was="
+        names = [each for each in known.names if each != name]
+        how = f"with was={names!r}" if names else "without was="
         raise SchemaMismatch(f"column {column!r} was made as {first!r} in this store: declare it {how}")
     if before != name:
         if before in column.table.columns or before in column.table.signals:

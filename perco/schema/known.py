@@ -102,7 +102,7 @@ class Known:
     def name_of(self, cell: Cellref) -> tuple[str, Any, str]:
         """(table, key, column) of a cell."""
         name = self.catalogue.column_name(cell.table, cell.column)
-        return cell.table, self.key_of(cell.table, cell.row), name
+        return self.catalogue.title(cell.table), self.key_of(cell.table, cell.row), name
 
     def key_of(self, table: str, row: bytes | None) -> Any:
         """A row's key; the row itself if it is not a key (the end of a range need not be), or its table is unknown."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from perco.errors import UsageError
+
+T = TypeVar("T")
 
 _NAME_MAX: Final = 64
 
@@ -22,6 +24,34 @@ class HasNames:
     def first_name(self) -> str:
         """The oldest of its names, by which views and sinks know it."""
         return self.was[0] if self.was else self.name
+
+
+class Named(dict[str, T]):
+    """Tables or columns by name; the error for an unknown name lists the names that exist."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def __missing__(self, name: str) -> T:
+        known = ", ".join(map(repr, self)) or "none"
+        raise UsageError(f"there is no {self._kind} {name!r}; there are: {known}")
+
+
+class Tables(Named[Any]):
+    """Tables by their newest names; a lookup also finds a table by its oldest one, which is its name in the store."""
+
+    def __missing__(self, name: str) -> Any:
+        found = self.get(name)
+        return super().__missing__(name) if found is None else found
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or any(name == table.name for table in self.values())
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The table, or the default."""
+        found = super().get(name)
+        return next((each for each in self.values() if each.name == name), default) if found is None else found
 
 
 def must_be_name(kind: str, name: str) -> str:

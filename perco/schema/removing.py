@@ -22,7 +22,7 @@ def without_columns(catalogue: Catalogue, table: str, columns: Collection[str]) 
 
     Raises: UsageError for a table or a column that the store does not have, or that observers need.
     """
-    entry = _there(catalogue, table)
+    table, entry = _there(catalogue, table)
     dropped = {gone.name for gone in entry.gone.values()}
     for name in columns:
         if name not in entry.columns and name not in dropped:
@@ -40,7 +40,7 @@ def without_table(catalogue: Catalogue, table: str) -> Catalogue:
     """
     if table in catalogue.tables and catalogue.tables[table].dropped:
         return catalogue
-    entry = _there(catalogue, table)
+    table, entry = _there(catalogue, table)
     _must_be_unused(catalogue, table, list(entry.columns))
     _must_have_no_views(catalogue, table, entry)
     after = replace(_without(entry, list(entry.columns)), dropped=True, keep=Keep(seconds=0))
@@ -72,12 +72,14 @@ def _noted(catalogue: Catalogue, columns: Mapping[tuple[str, int], Gone]) -> Cat
     return replace(catalogue, version=catalogue.version + 1, tables=tables)
 
 
-def _there(catalogue: Catalogue, table: str) -> TableEntry:
-    entry = catalogue.tables.get(table)
-    if entry is None or entry.dropped:
-        known = ", ".join(repr(name) for name, each in catalogue.tables.items() if not each.dropped) or "none"
-        raise UsageError(f"there is no table {table!r} in this store; there are: {known}")
-    return entry
+def _there(catalogue: Catalogue, name: str) -> tuple[str, TableEntry]:
+    """The table that has one of its names, as the catalogue has it. Raises: UsageError."""
+    tables = {table: entry for table, entry in catalogue.tables.items() if not entry.dropped}
+    for table, entry in tables.items():
+        if name in (table, *entry.names):
+            return table, entry
+    known = ", ".join(repr(catalogue.title(each)) for each in tables) or "none"
+    raise UsageError(f"there is no table {name!r} in this store; there are: {known}")
 
 
 def _without(entry: TableEntry, columns: Collection[str]) -> TableEntry:

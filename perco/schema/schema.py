@@ -30,7 +30,7 @@ from perco.protocol.retention import Keep
 from perco.schema import schedules
 from perco.schema.codecs import BYTES, TEXT, TIMESTAMP, Codec, encoded
 from perco.schema.manner import Limits, Manner, limits_of, manner_of
-from perco.schema.names import HasNames, earlier_names, must_be_name
+from perco.schema.names import HasNames, Named, Tables, earlier_names, must_be_name
 from perco.schema.schedules import Due, Missed, Schedule, Times
 from perco.storage import ROW_BYTES_MAX
 
@@ -93,18 +93,6 @@ def _named_cell(id: str, written: object) -> tuple[str, str]:
     return written.table.name, written.name
 
 
-class Named(dict[str, T]):
-    """Tables or columns by name; the error for an unknown name lists the names that exist."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self._kind = kind
-
-    def __missing__(self, name: str) -> T:
-        known = ", ".join(map(repr, self)) or "none"
-        raise UsageError(f"there is no {self._kind} {name!r}; there are: {known}")
-
-
 class Column(HasNames, Generic[K, V]):
     """A column of a table: typed by the table's key and its own codec. Made by `Table.column`."""
 
@@ -120,7 +108,7 @@ class Column(HasNames, Generic[K, V]):
         self.table, self.name, self.codec, self.group, self.was = table, name, codec, group, was
 
     def __repr__(self) -> str:
-        return f"{self.table.name}.{self.name}"
+        return f"{self.table.title}.{self.name}"
 
     if not TYPE_CHECKING:
 
@@ -142,21 +130,29 @@ class Signal(HasNames, Generic[K]):
         self.table, self.name, self.was = table, name, was
 
     def __repr__(self) -> str:
-        return f"{self.table.name}.{self.name}"
+        return f"{self.table.title}.{self.name}"
 
 
 class Table(Generic[K]):
     """A table: rows in the byte order of their keys.
 
     Args:
-        name: stored in the catalogue; at most 64 characters.
+        name: at most 64 characters.
+        was: the name, or the names, the oldest first, that the table had before (N18). The store keeps it under the
+            oldest one. Programs that still declare an earlier name go on using the same table.
         key: an ordered codec: BYTES, TEXT, INT64, DATE, TIMESTAMP, DECIMAL(...), Tuple(...).
         splits: keys at which the table is divided into tablets when it is made; each tablet has a writer of its own.
         keep: how long its old versions are kept; None: as last declared or, if never declared, as the schema says.
         changes: keep a log of its changes, for `db.changes` (E1). This is decided when the table is made.
+
+    Attributes:
+        name: the oldest of its names, by which the store knows it.
+        title: the newest of its names.
     """
 
     name: str
+    title: str
+    was: tuple[str, ...]
     splits: tuple[bytes, ...]
     keep: Keep | None
     changes: bool
@@ -169,6 +165,7 @@ class Table(Generic[K]):
         splits: Sequence[bytes] = (),
         keep: Keep | None = None,
         changes: bool = False,
+        was: str | Sequence[str] = (),
     ) -> None: ...
     @overload
     def __init__(
@@ -179,6 +176,7 @@ class Table(Generic[K]):
         splits: Sequence[K] = (),
         keep: Keep | None = None,
         changes: bool = False,
+        was: str | Sequence[str] = (),
     ) -> None: ...
     def __init__(
         self,
@@ -188,9 +186,12 @@ class Table(Generic[K]):
         splits: Sequence[Any] = (),
         keep: Keep | None = None,
         changes: bool = False,
+        was: str | Sequence[str] = (),
     ) -> None:
-        self.name = must_be_name("table", name)
-        if len(quote(name, safe="")) > _QUOTED_MAX:
+        self.title = must_be_name("table", name)
+        self.was = earlier_names(f"table {name!r}", name, was)
+        self.name = self.was[0] if self.was else name
+        if len(quote(self.name, safe="")) > _QUOTED_MAX:
             raise UsageError(f"table {name!r}: its name is too long for a folder name once it is percent-encoded")
         _must_be_codec(f"the key of table {name!r}", key)
         if not key.ordered:
@@ -277,7 +278,7 @@ class Table(Generic[K]):
         return row
 
     def __repr__(self) -> str:
-        return f"Table({self.name!r})"
+        return f"Table({self.title!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,13 +361,15 @@ class Schema:
 
     def __init__(self, *tables: Table[Any], keep: Keep | None = None) -> None:
         self.keep = _must_keep("a schema", keep)
-        self.tables: dict[str, Table[Any]] = Named("table")
+        self.tables: dict[str, Table[Any]] = Tables("table")
         for table in tables:
             if not isinstance(table, Table):
                 raise UsageError(f"perco.Schema takes tables, each as an argument, not {type(table).__name__}")
-            if table.name in self.tables:
-                raise UsageError(f"the schema has two tables named {table.name!r}")
-            self.tables[table.name] = table
+            for other in self.tables.values():
+                if both := {table.title, *table.was} & {other.title, *other.was}:
+                    of = "two tables" if table.title == other.title else f"tables {other.title!r} and {table.title!r}"
+                    raise UsageError(f"the schema has {of}, both of which are, or were, named {min(both)!r}")
+            self.tables[table.title] = table
         self.observers: dict[str, Observer] = {}
         self.schedules: dict[str, Schedule] = {}
 

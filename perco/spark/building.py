@@ -207,7 +207,8 @@ class _Job:
         await inside(db).keeper.catch_up()
 
     async def _build(self, db: perco.Database, ts: int, began: float) -> Built:
-        numbers = {table: number for number, table in enumerate(sorted(db.schema.tables))}
+        names = sorted(table.name for table in db.schema.tables.values())
+        numbers = {name: number for number, name in enumerate(names)}
         program = Program(self._name, self._store, ts, numbers, self._build_id, tuple(self._ids))
         sources = await self._ranges(db, ts)
         try:

@@ -270,7 +270,7 @@ async def _acknowledge(store: Store, job: str) -> int:
 
 
 def _with_ledger(schema: perco.Schema | None, beside: perco.Table[Any] | None) -> perco.Schema:
-    tables = dict(schema.tables) if schema is not None else {}
+    tables = {table.name: table for table in schema.tables.values()} if schema is not None else {}
     if beside is not None:
         ledgers.taken_in(tables.setdefault(beside.name, beside))
     whole = perco.Schema(*tables.values(), LEDGER, keep=schema.keep if schema is not None else None)

@@ -138,8 +138,10 @@ class _Fingerprint:
         elif isinstance(value, Cached):
             self._add("cached", value.id, value.version)
             self.value(value.function)
-        elif isinstance(value, Table | Column | Signal):
-            self._add("perco", repr(value))
+        elif isinstance(value, Table):
+            self._add("perco", f"Table({value.name!r})")  # N18: a rename is no change of the code
+        elif isinstance(value, Column | Signal):
+            self._add("perco", f"{value.table.name}.{value.first_name}")
         elif dataclasses.is_dataclass(value):
             self.value(type(value))
             self._map({each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)})

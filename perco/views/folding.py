@@ -174,7 +174,7 @@ async def fold(
     for order in view.orders:
         for last, size in (False, order.first), (True, order.last):
             if size:
-                best = found.tops[order.column.name, last].best()
+                best = found.tops[order.column.first_name, last].best()
                 members = [(_source_key(view, each.member), order.column.codec.decode(each.value)) for each in best]
                 ends[Ordered(order.column, 0 if last else size, size if last else 0)] = members
     return Group(None, found.tally, view.sums, ends)
@@ -194,7 +194,7 @@ def counted(view: Grouped, rows: Iterable[Row[Any]]) -> tuple[bytes, list[tuple[
     if view.deltas is None:
         return NOTHING_KEPT, []
     found = Kept.of(None, view.shape, view.sums, view.orders)
-    entries: dict[str, list[Entry]] = {order.column.name: [] for order in view.orders}
+    entries: dict[str, list[Entry]] = {order.column.first_name: [] for order in view.orders}
     cells: list[tuple[Column[Any, Any], Any, Any]] = []
     for row in rows:
         found.tally.change(view.sums, [row[each.column] for each in view.sums], 1)
@@ -203,7 +203,7 @@ def counted(view: Grouped, rows: Iterable[Row[Any]]) -> tuple[bytes, list[tuple[
             value = row[order.column]
             if value is not None:
                 cells.append((column, place_in(view, order, place, value), value))
-                entries[order.column.name].append(_entry(order, view.members.table.row(place), value))
+                entries[order.column.first_name].append(_entry(order, view.members.table.row(place), value))
     for (name, last), top in found.tops.items():
         some = sorted(entries[name])
         top.fill(some[-top.room :] if last else some[: top.room])
@@ -249,7 +249,7 @@ async def _follow(
         for member in sorted(changed):
             rows[member] = await txn.row(view.members.table, view.members.table.key.decode(member), columns)
     for order in view.orders:
-        tops = {last: top for (name, last), top in found.tops.items() if name == order.column.name}
+        tops = {last: top for (name, last), top in found.tops.items() if name == order.column.first_name}
         for member, row in rows.items():
             value = row[view.members.columns[order.column]]
             entry = None if value is None else _entry(order, member, value)
@@ -257,13 +257,13 @@ async def _follow(
                 top.change(member, entry)
         for last, top in tops.items():
             if changed is None or top.is_short:
-                await _fill(view, txn, prefix, found, order.column.name, last)
+                await _fill(view, txn, prefix, found, order.column.first_name, last)
 
 
 async def _fill(view: Grouped, txn: Transaction, prefix: tuple[Any, ...], found: Kept, name: str, last: bool) -> None:
     """Fill the list of an end of an order from the index."""
     top = found.tops[name, last]
-    ((order, column),) = [each for each in view.orders.items() if each[0].column.name == name]
+    ((order, column),) = [each for each in view.orders.items() if each[0].column.first_name == name]
     entries = []
     async for row in txn.scan(column.table, prefix=prefix, columns=[column], limit=top.room, reverse=last):
         member = view.members.table.row((*prefix, *row.key[len(prefix) + 1 :]))

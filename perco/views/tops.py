@@ -99,7 +99,7 @@ class Kept:
         for order in orders:
             for last, size in (False, order.first), (True, order.last):
                 if size:
-                    tops[order.column.name, last] = Top(size, last)
+                    tops[order.column.first_name, last] = Top(size, last)
         kept = cls(shape, Tally.empty(sums), tops)
         if stored is None:
             return kept

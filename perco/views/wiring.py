@@ -391,8 +391,9 @@ def _owned(id: str, outputs: Outputs) -> dict[Table[Any], Column[Any, bytes]]:
 
 
 def _names(columns: Columns, outputs: Outputs) -> tuple[list[str], list[str]]:
-    written = {column for found in outputs.values() for column in found}
-    return sorted(map(repr, columns)), sorted(map(repr, written))
+    """The columns that a view reads, and those that it writes, by their oldest names (N18)."""
+    written = {f"{c.table.name}.{c.first_name}" for found in outputs.values() for c in found}
+    return sorted(f"{c.table.name}.{c.first_name}" for c in columns), sorted(written)
 
 
 def table_of_parts(name: str, parts: Sequence[Codec[Any]], keep: Keep | None = None) -> Table[Any]:
