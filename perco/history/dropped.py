@@ -31,6 +31,7 @@ from perco.storage import (
     WRITE,
     Failed,
     Mutation,
+    NoReply,
     RowMutation,
     RowStore,
     ScanCell,
@@ -83,11 +84,12 @@ async def remove(
     Args:
         give_way: called after each page, with the number of cells that were removed.
 
-    Returns how many cells were removed. Raises: StoreError if the store cannot be written to.
+    Returns how many replies were lost: the next vacuum looks at the rows again. Raises: StoreError if the store cannot
+    be written to.
     """
     entry, store = catalogue.tables[table], driver.store
     queries = _queries(catalogue, table, numbers)
-    removed = 0
+    lost = 0
     start: bytes | None = b""
     while start is not None:
         page = await store.scan(ScanRequest(table, start, None, queries, False, _PAGE_ROWS))
@@ -100,12 +102,12 @@ async def remove(
             if any(len(cells) >= _CELLS for cells in found):
                 start = row  # there may be more in this row
                 break
-        await _apply(store, table, rows)
+        lost += await _apply(store, table, rows)
         count = sum(len(writes) for _, _, writes in rows)
-        removed += count
         await give_way(count)
-    await change(partial(cleaned, table=table, numbers=numbers))
-    return removed
+    if not lost:
+        await change(partial(cleaned, table=table, numbers=numbers))
+    return lost
 
 
 def _queries(catalogue: Catalogue, table: str, numbers: Collection[int]) -> tuple[ScanQuery, ...]:
@@ -132,19 +134,23 @@ def _writes(entry: TableEntry, queries: Sequence[ScanQuery], found: Sequence[Seq
                 yield LOG, column, ts, None
 
 
-async def _apply(store: RowStore, table: str, rows: Sequence[RowMutation]) -> None:
-    """Raises: StoreError."""
+async def _apply(store: RowStore, table: str, rows: Sequence[RowMutation]) -> int:
+    """Returns how many replies were lost. Raises: StoreError."""
     together = [list(rows)] if store.groups else [[row] for row in rows]
     mutations = [Mutation(table, group, None, True) for group in together if group]
+    lost = 0
     for mutation, verdict in zip(mutations, await store.apply(mutations) if mutations else (), strict=True):
         if isinstance(verdict, Failed) and isinstance(verdict.error, StoreFull) and len(mutation.rows) > 1:
             for row in mutation.rows:  # one row fits the reserve
                 [alone] = await store.apply([Mutation(table, [row], None, True)])
-                _must_be_applied(table, alone)
+                lost += _is_lost(table, alone)
         else:
-            _must_be_applied(table, verdict)
+            lost += _is_lost(table, verdict)
+    return lost
 
 
-def _must_be_applied(table: str, verdict: Verdict) -> None:
-    if verdict is not APPLIED:
+def _is_lost(table: str, verdict: Verdict) -> bool:
+    """Whether a reply was lost. Raises: StoreError, if the mutation failed."""
+    if verdict is not APPLIED and not isinstance(verdict, NoReply):
         raise_for(verdict, f"removing dropped columns of table {table!r}")
+    return verdict is not APPLIED

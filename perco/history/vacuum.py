@@ -350,7 +350,8 @@ class Vacuum:
             self._tell(self._result)
             await self._give_way()
 
-        await dropped.remove(self._driver, self._catalogue(), table, numbers, self._change, give_way)
+        catalogue = self._catalogue()
+        self._result.left += await dropped.remove(self._driver, catalogue, table, numbers, self._change, give_way)
 
     def _request(self, table: str, start: bytes, stop: bytes | None, cells: int) -> ScanRequest:
         cut, watermark = self._limits(table)

@@ -16,11 +16,12 @@ import perco
 from perco.check.check import CheckOptions, check
 from perco.database.database import Database
 from perco.database.inside import inside
-from perco.errors import CommitUnknown, SnapshotTooOld, Unavailable
+from perco.errors import CommitUnknown, SnapshotTooOld, Unavailable, WriteUnknown
 from perco.notify.options import WorkerOptions
 from perco.protocol.reads import Isolation
-from perco.storage import DATA, NOTIFY, PROTOCOL_GROUPS, ROLLBACK, TRACE, WRITE
+from perco.storage import DATA, NOTIFY, PROTOCOL_GROUPS, ROLLBACK, TRACE, TS_MAX, WRITE, ScanQuery, ScanRequest
 from perco.testing.sweep import Scenario, bare, observe
+from perco.txn.inside import engine_of
 from perco.txn.transaction import Transaction
 from tests.support.places import local_of, rows_of
 from tests.sweep.viewing import VIEWS
@@ -33,13 +34,15 @@ LONG = "x" * 300  # does not fit into a write record: it lies in the data group
 class World:
     """Lists in three tablets, what observers make of them in two, and a count of runs by change."""
 
-    def __init__(self, keep: perco.Keep | None = None) -> None:
+    def __init__(self, keep: perco.Keep | None = None, *, renamed: bool = False) -> None:
         # Both keep logs, which `check` compares with the records (E1).
-        self.lists = perco.Table("lists", key=perco.TEXT, splits=["h", "p"], changes=True)
+        table: Any = {"name": "rolls", "was": "lists"} if renamed else {"name": "lists"}
+        watched: Any = {"name": "seen", "was": "watched"} if renamed else {"name": "watched"}
+        self.lists = perco.Table(**table, key=perco.TEXT, splits=["h", "p"], changes=True)
         self.derived = perco.Table("derived", key=perco.TEXT, splits=["k"], changes=True)
         self.names = self.lists.column("names", perco.MSGPACK)
         self.gone = self.lists.column("gone", perco.TEXT)
-        self.watched = self.lists.column("watched", perco.MSGPACK)
+        self.watched = self.lists.column(codec=perco.MSGPACK, **watched)
         self.length = self.derived.column("length", perco.INT64)
         self.twice = self.derived.column("twice", perco.INT64)
         self.last = self.lists.column("last", perco.TEXT)
@@ -53,8 +56,8 @@ class World:
         key = f"{id}/{change.key}"
         txn.set(self.handled, key, [*(await txn.get(self.handled, key) or ()), change.commit_ts])
 
-    def observe_length(self) -> None:
-        @self.schema.observe(self.watched, id="length")
+    def observe_length(self, id: str = "length", was: tuple[str, ...] = ()) -> None:
+        @self.schema.observe(self.watched, id=id, was=was)
         async def length(txn: Transaction, change: perco.Change[str, Any]) -> None:
             if self.fails:
                 raise RuntimeError("told to fail")
@@ -105,7 +108,7 @@ async def drawn(db: Database) -> None:
 
 async def vacuum(db: Database) -> None:
     """One that may be cut short: the next one goes on."""
-    with contextlib.suppress(Unavailable):
+    with contextlib.suppress(Unavailable, WriteUnknown):
         await db.vacuum()
 
 
@@ -412,6 +415,76 @@ class VacuumedPinned(Vacuumed):
         await super().verify(db)
 
 
+class Dropped(Writing):
+    """A column is dropped after a transaction whose primary may lie in it, and the vacuum removes its cells. A later
+    process declares the column again, as another one, and drops it if the first process has not (N17)."""
+
+    name = "a dropped column"
+    vacuums = True
+    keys = ("a", "q")
+    padding = LONG
+    number = 5  # of the column
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.doomed = self.world.lists.column("doomed", perco.MSGPACK)
+
+    async def prepare(self, db: Database) -> None:
+        await super().prepare(db)
+        assert inside(db).catalogue.tables["lists"].columns["doomed"].number == self.number
+        async with db.transaction() as txn:
+            for key in ("b", "z"):
+                txn.set(self.doomed, key, [LONG, "old"])
+
+    async def append(self, txn: Transaction, name: str, *, delete: bool) -> None:
+        if "doomed" in engine_of(txn).known.catalogue.tables["lists"].columns:
+            txn.set(self.doomed, "b", [*(await txn.get(self.doomed, "b") or ()), name])
+        await super().append(txn, name, delete=delete)
+
+    async def drop(self, db: Database) -> None:
+        found = inside(db).catalogue.tables["lists"].columns.get("doomed")
+        if found is not None and found.number == self.number:
+            with contextlib.suppress(Unavailable, WriteUnknown):
+                await db.drop_column("lists", "doomed")
+        await vacuum(db)
+
+    async def first(self, db: Database) -> None:
+        await super().first(db)
+        await self.drop(db)
+
+    async def meet(self, db: Database) -> None:
+        await drawn(db)
+        await self.drop(db)
+
+    async def later(self, db: Database) -> None:
+        await super().later(db)
+        await self.drop(db)
+
+    async def verify(self, db: Database) -> None:
+        while self.number not in inside(db).catalogue.tables["lists"].gone:
+            await self.drop(db)
+        await super().verify(db)
+        await without_waste(db)
+        entry = inside(db).catalogue.tables["lists"]
+        assert entry.gone[self.number].clean, "N17"
+        for tablet in rows_of(db).tablets():
+            for group in PROTOCOL_GROUPS if tablet.table == "lists" else ():
+                request = ScanRequest("lists", tablet.start, None, (ScanQuery(group, None, 0, TS_MAX, 1 << 16),))
+                columns = {column >> 16 for _, [cells] in tablet.scan(request).rows for column, _, _ in cells}
+                assert self.number not in columns, f"N17: a cell in {group}"
+        if "doomed" in entry.columns:  # another one, which a later process has declared
+            async with db.snapshot() as snap:
+                names = await snap.get(self.doomed, "b") or []
+                assert not {"old", "first"} & set(names), "N17: its number was given again"
+
+
+class DroppedLastAgent(Dropped):
+    """The cells of the other tablets are prewritten, then the primary's commits in one step (C7)."""
+
+    name = "a dropped column, last agent"
+    one_step = True
+
+
 class Undone(Scenario):
     """A cell that was put together with one that stays, and then deleted and removed, does not come back: not by a late
     mutation, not after a restart (T13)."""
@@ -704,6 +777,30 @@ class VacuumedObserver(Observing):
         assert (left[WRITE], left[NOTIFY], left[ROLLBACK]) == (2 + 2 * 2, 0, 0), "G3, G4"
 
 
+class Renamed(Observing):
+    """An older program made the change; a newer one, which calls the table, the column and the observer otherwise, runs
+    the observer for it, and makes another one (N18)."""
+
+    name = "renamed"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.old, self.world = self.world, World(renamed=True)
+        self.world.observe_length("size", ("length",))
+        self.before, self.schema = self.old.schema, self.world.schema
+
+    async def prepare(self, db: Database) -> None:
+        new, self.world = self.world, self.old
+        await super().prepare(db)
+        self.world = new
+
+    async def verify(self, db: Database) -> None:
+        await super().verify(db)
+        catalogue = inside(db).catalogue
+        assert list(catalogue.observers) == ["size"], "N18"
+        assert (catalogue.title("lists"), "seen" in catalogue.tables["lists"].columns) == ("rolls", True), "N18"
+
+
 class TwoObservers(Observing):
     name = "two on one column"
     observers = ("length", "last")
@@ -905,11 +1002,14 @@ _OVER_TABLETS: list[type[Scenario]] = [
     Vacuumed,
     VacuumedLastAgent,
     VacuumedPinned,
+    Dropped,
+    DroppedLastAgent,
     Undone,
     ObserverRun,
     ObserverLastAgent,
     ObserverChain,
     VacuumedObserver,
+    Renamed,
     TwoObservers,
     Load,
     Signalling,

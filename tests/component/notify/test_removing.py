@@ -266,12 +266,12 @@ async def test_a_removal_that_was_interrupted_goes_on(monkeypatch: pytest.Monkey
     local, shop = memory(), Shop()
     right, calls = dropped._apply, 0
 
-    async def apply(*arguments: Any) -> None:
+    async def apply(*arguments: Any) -> int:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise perco.Unavailable("interrupted")
-        await right(*arguments)
+        return await right(*arguments)
 
     monkeypatch.setattr(dropped, "_apply", apply)
     monkeypatch.setattr(dropped, "_PAGE_ROWS", 1)

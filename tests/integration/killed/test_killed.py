@@ -20,6 +20,8 @@ from tests.integration.killed.zygote import Zygote, notes, options, zygote
 from tests.support.copies import copy_as_itself
 from tests.sweep.scenarios import (
     Delete,
+    Dropped,
+    DroppedLastAgent,
     GivenUp,
     GivenUpInOneStep,
     GrowingInOneStep,
@@ -30,6 +32,7 @@ from tests.sweep.scenarios import (
     ObserverRun,
     OneStep,
     ReadLockedVacuumed,
+    Renamed,
     Signalling,
     SignallingInOneStep,
     Swept,
@@ -59,6 +62,9 @@ SWEPT: list[tuple[Callable[[], Scenario], int]] = [
     (Vacuumed, 10),
     (VacuumedObserver, 10),
     (VacuumedPinned, 10),
+    (Renamed, 4),
+    (Dropped, 8),
+    (DroppedLastAgent, 8),
     (Undone, 7),
     (ReadLockedVacuumed, 8),
 ]
@@ -100,7 +106,7 @@ class Store:
                     await scenario.later(db)
                     await observe(db)
                 await scenario.verify(db)
-            async with perco.open(self.path, scenario.schema, readonly=True) as db:  # phase two has ended
+            async with perco.open(self.path, readonly=True) as db:  # phase two has ended
                 result = await check(
                     inside(db).driver.store, ts=await inside(db).oracle.draw(), options=CheckOptions(pause_s=0.0)
                 )
