@@ -32,6 +32,7 @@ _REMOVED = {  # singular and plural
     "notes": ("note of the clock", "notes of the clock"),
     "system": ("old version of the store's own rows", "old versions of the store's own rows"),
     "log": ("entry of a log of changes", "entries of logs of changes"),
+    "dropped": ("cell of what was dropped", "cells of what was dropped"),
 }
 _KINDS = {
     "transaction": "an open transaction or snapshot",

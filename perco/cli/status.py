@@ -230,7 +230,7 @@ def _render(found: dict[str, Any], *, groups: bool) -> None:
             ),
             *([("failed", f"{counted(found['failed'], 'change')}: perco failed list")] if found["failed"] else []),
             *(
-                [("dropped", f"{some(found['dropped'])}: the vacuum has not removed them yet")]
+                [("dropped", f"{some(found['dropped'])}: still to be removed (perco vacuum)")]
                 if found["dropped"]
                 else []
             ),

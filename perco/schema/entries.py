@@ -90,9 +90,8 @@ class TableEntry:
         return None
 
     def groups(self) -> set[str]:
-        """The data groups of its columns, and of those whose cells have not been removed yet."""
-        gone = {each.group for each in self.gone.values() if not each.clean}
-        return {column.group for column in self.columns.values()} | gone
+        """The data groups of its columns, and of those that were dropped: its tablets keep them."""
+        return {each.group for each in self.columns.values()} | {each.group for each in self.gone.values()}
 
     def next_number(self) -> int:
         """The number of the next column."""

@@ -476,12 +476,7 @@ class Schema:
             is_serializable(isolation)
         _must_declare(id, column, version, backfill)
         manner = manner_of(id, delay_s, max_delay_s, priority)
-        before = earlier_names(f"observer {id!r}", id, was)
-        if id in self.observers:
-            raise UsageError(f"there are two observers with the id {id!r}")
-        for other in self.observers.values():
-            if both := {id, *before} & {other.id, *other.was}:
-                raise UsageError(f"{min(both)!r} is an id of observer {other.id!r} and, earlier or now, of {id!r}")
+        before = self._must_be_new(id, was)
         if self.tables.get(column.table.name) is not column.table:
             raise SchemaMismatch(f"observer {id!r}: table {column.table.name!r} is not in this schema")
 
@@ -501,6 +496,16 @@ class Schema:
             return function
 
         return register
+
+    def _must_be_new(self, id: str, was: str | Sequence[str]) -> tuple[str, ...]:
+        """The earlier ids of a new observer. Raises: UsageError if one of its ids is another observer's, too."""
+        before = earlier_names(f"observer {id!r}", id, was)
+        if id in self.observers:
+            raise UsageError(f"there are two observers with the id {id!r}")
+        for other in self.observers.values():
+            if both := {id, *before} & {other.id, *other.was}:
+                raise UsageError(f"{min(both)!r} is an id of observer {other.id!r} and, earlier or now, of {id!r}")
+        return before
 
     def every(
         self,

@@ -33,7 +33,9 @@ loaded = perco.Table("loaded", key=perco.INT64)
 size = loaded.column("size", perco.INT64)
 logged = perco.Table("logged", key=perco.TEXT, changes=True)
 kept = logged.column("kept", perco.INT64)
-SCHEMA = perco.Schema(docs, sums, loaded, logged, keep=perco.Keep(seconds=0))
+rest = perco.Table("rest", key=perco.TEXT)
+old = rest.column("old", perco.TEXT)
+SCHEMA = perco.Schema(docs, sums, loaded, logged, rest, keep=perco.Keep(seconds=0))
 elsewhere = perco.Table("elsewhere", key=perco.TEXT).column("n", perco.INT64)  # not in the schema
 
 LONG = 60.0  # seconds, for what ends by itself
@@ -477,6 +479,19 @@ async def dropping(asked: Asked) -> Any:
     told = [await asked.told(db.drop_observer, which) for which in ("none", ["none"], [], [7], 7)]
     async with asked.block(db.worker()):
         told += [await asked.told(db.drop_observer, "double")]
+    return told
+
+
+@covers("Database.drop_column", "Database.drop_table")
+async def removing(asked: Asked) -> Any:
+    db = asked.db
+    wrong: list[Any] = [("docs", "none"), ("none", "x"), ("docs", [7]), (7, ""), ("docs", "n")]
+    told = [await asked.told(db.drop_column, *which) for which in wrong]
+    told += [await asked.told(db.drop_table, which) for which in ("none", 7, "docs")]
+    told += [await asked.told(db.drop_column, "rest", ["old"]), await asked.told(db.drop_column, "rest", "old")]
+    told += [await asked.told(db.drop_table, "rest"), await asked.told(db.drop_table, "rest")]
+    async with asked.block(db.snapshot()) as snap:
+        told.append(await asked.told(snap.get, old, "key"))
     return told
 
 

@@ -112,6 +112,8 @@ READS: Final[dict[str, Case]] = {
     "wait_for": told("wait_for", 1, timeout=LONG),
     "freshness": told("freshness"),
     "drop_observer": told("drop_observer", "double"),
+    "drop_column": told("drop_column", "docs", "title"),
+    "drop_table": told("drop_table", "sums"),
     "pause": told("pause", "double"),
     "resume": told("resume", "double"),
     "paused": told("paused"),
@@ -124,4 +126,5 @@ REFUSED: Final = {
     *("run", "attempts", "transaction", "begin", "outcome", "pin", "pinned", "drop_pin", "worker"),
     *("vacuum", "split", "compact", "backup", "bulk_load", "backfill", "is_idle", "wait_idle", "wait_for", "freshness"),
     *("pause", "resume", "replay_failed", "drop_failed", "drop_observer"),
+    *("drop_column", "drop_table"),
 }
