@@ -16,65 +16,29 @@ each column's number and observers, in the catalogue (`catalogue.py`). The two a
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args, overload
 from urllib.parse import quote
 
 from perco.errors import SchemaMismatch, TooLarge, UsageError
 from perco.protocol.reads import Isolation, is_serializable
 from perco.protocol.retention import Keep
-from perco.schema import schedules
-from perco.schema.codecs import BYTES, TEXT, TIMESTAMP, Codec, encoded
+from perco.schema import converting, schedules
+from perco.schema.codecs import BYTES, MSGPACK, TEXT, TIMESTAMP, Codec, encoded
 from perco.schema.manner import Limits, Manner, limits_of, manner_of
 from perco.schema.names import HasNames, Named, Tables, earlier_names, must_be_name
 from perco.schema.schedules import Due, Missed, Schedule, Times
+from perco.schema.stated import must_be_codec, must_convert, must_keep, must_observe
 from perco.storage import ROW_BYTES_MAX
 
 K = TypeVar("K")
 V = TypeVar("V")
+W = TypeVar("W")
 T = TypeVar("T")
 
 _QUOTED_MAX = 240  # the name of a tablet's folder is the table's quoted name and a number
-
-
-_CODECS: Final = {
-    **{str: "TEXT", bytes: "BYTES", int: "INT64", float: "FLOAT64", bool: "BOOL", dict: "JSON", list: "JSON"},
-    **{date: "DATE", datetime: "TIMESTAMP", Decimal: "DECIMAL(precision, scale)"},
-}
-
-
-def _must_be_codec(what: str, codec: object) -> None:
-    if isinstance(codec, Codec):
-        return
-    hint = f"perco.{_CODECS[codec]}" if isinstance(codec, type) and codec in _CODECS else "perco.TEXT or another codec"
-    raise UsageError(f"{what} takes {hint}, not {codec!r}")
-
-
-def _must_keep(what: str, keep: object) -> Keep | None:
-    if keep is None or isinstance(keep, Keep):
-        return keep
-    raise UsageError(f"{what} takes keep=perco.Keep(seconds=...), not {keep!r}")
-
-
-def _must_observe(id: str, function: object) -> None:
-    """Raises UsageError if this cannot be an observer's function, as far as its signature shows."""
-    inner = inspect.unwrap(function) if callable(function) else function
-    plain = inspect.isroutine(inner) and not inspect.ismethod(inner) and not inspect.iscoroutinefunction(inner)
-    if not callable(function) or plain:
-        raise UsageError(
-            f"observer {id!r} must be an `async def` function of (txn, change), or a plain one under "
-            f"@perco.sync.observer, not {function!r}"
-        )
-    try:
-        inspect.signature(function).bind(None, None)
-    except TypeError as error:
-        raise UsageError(f"observer {id!r} is called with (txn, change); {function!r} cannot be: {error}") from None
-    except ValueError:
-        pass
 
 
 def _must_declare(id: str, column: object, version: object, backfill: object) -> None:
@@ -193,7 +157,7 @@ class Table(Generic[K]):
         self.name = self.was[0] if self.was else name
         if len(quote(self.name, safe="")) > _QUOTED_MAX:
             raise UsageError(f"table {name!r}: its name is too long for a folder name once it is percent-encoded")
-        _must_be_codec(f"the key of table {name!r}", key)
+        must_be_codec(f"the key of table {name!r}", key)
         if not key.ordered:
             raise UsageError(f"table {name!r}: {key.name} does not keep order and cannot be a key")
         self.key: Codec[K] = key
@@ -203,7 +167,7 @@ class Table(Generic[K]):
         if isinstance(splits, str | bytes):
             raise UsageError(f"table {name!r}: splits= takes a list of keys, such as [{splits!r}], not {splits!r}")
         self.splits = tuple(sorted({self.row(split) for split in splits} - {b""}))
-        self.keep = _must_keep(f"table {name!r}", keep)
+        self.keep = must_keep(f"table {name!r}", keep)
         if not isinstance(changes, bool):
             raise UsageError(f"table {name!r} takes changes=True or changes=False, not {changes!r}")
         self.changes = changes
@@ -221,7 +185,7 @@ class Table(Generic[K]):
         Raises: UsageError for a name that is already in use.
         """
         must_be_name("column", name)
-        _must_be_codec(f"column {name!r} of table {self.name!r}", codec)
+        must_be_codec(f"column {name!r} of table {self.name!r}", codec)
         before = self._must_be_new(name, was)
         if group is not None:
             must_be_name("group", group)
@@ -360,7 +324,7 @@ class Schema:
     keep: Keep | None
 
     def __init__(self, *tables: Table[Any], keep: Keep | None = None) -> None:
-        self.keep = _must_keep("a schema", keep)
+        self.keep = must_keep("a schema", keep)
         self.tables: dict[str, Table[Any]] = Tables("table")
         for table in tables:
             if not isinstance(table, Table):
@@ -486,13 +450,40 @@ class Schema:
         written = None if writes is None else frozenset(_named_cell(id, each) for each in writes)
 
         def register(function: ObserverFunction[Any, Any]) -> ObserverFunction[Any, Any]:
-            _must_observe(id, function)
+            must_observe(id, function)
             self.observers[id] = Observer(
                 *(id, column, function, backfill, isolation, version, manner),
                 writes=written,
                 limits=limits,
                 was=before,
             )
+            return function
+
+        return register
+
+    def convert(
+        self, source: Column[K, V], target: Column[K, W], *, id: str, version: int = 1
+    ) -> Callable[[Callable[[V], W | None]], Callable[[V], W | None]]:
+        """Fill a column with the converted values of another one of the same table: the existing ones, in the
+        background, and each change from then on. `@schema.convert(cents, euros, id="euros")` above a plain function of
+        a value.
+
+        It registers an observer, which workers run, with this id and version: it counts in `waiting` and `lag`, and can
+        be paused and dropped. A change of the target by a program stays, if it is newer than the source's (N19).
+        docs/evolving.md says how to change a column's codec with it.
+
+        Args:
+            version: raise it when the function has changed: all values are converted again.
+
+        Raises: UsageError for columns of different tables.
+        """
+        if not isinstance(source, Column) or not isinstance(target, Column) or source.table is not target.table:
+            raise UsageError(f"conversion {id!r} takes two columns of one table, not {source!r} and {target!r}")
+        mark = target.table.hide(f"_converted {id}", MSGPACK)
+
+        def register(function: Callable[[V], W | None]) -> Callable[[V], W | None]:
+            run = converting.observer(target, mark, version, must_convert(id, function))
+            self.observe(source, id=id, version=version, writes=[target, mark])(run)
             return function
 
         return register
@@ -572,7 +563,7 @@ class Schema:
         observe = self.observe(column, id=id, version=version, backfill=False, attempts=attempts, timeout_s=timeout_s)
 
         def register(function: DueFunction) -> DueFunction:
-            _must_observe(id, function)
+            must_observe(id, function)
 
             async def run(txn: Any, change: Change[str, datetime]) -> None:
                 if change.value is None:

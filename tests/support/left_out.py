@@ -406,7 +406,6 @@ NO_LOGS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     LeftOut(
         "reads a log of changes: a store in a database keeps none, and refuses such a table",
         {
-            "component/notify/test_removing.py": ("test_with_a_record_goes_its_entry_in_the_log",),
             "scenarios/test_changes.py": (
                 "test_transactions_come_whole_and_in_order_with_values_before_and_after",
                 "test_each_transaction_is_a_place_to_resume_at",

@@ -8,6 +8,7 @@ import pytest
 
 from tests.testing import (  # noqa: F401 - they add to COMPONENTS
     mutants_bigtable,
+    mutants_evolving,
     mutants_fresh,
     mutants_holding,
     mutants_loading,

@@ -92,9 +92,7 @@ async def test_what_a_program_renames_is_told_before_and_shown_afterwards(tmp_pa
     assert exported.code == 0
     assert b'"body"' in (tmp_path / "documents.jsonl").read_bytes()
     shown = json.loads((await run("observers", store, "--json")).out)
-    assert [(each["id"], each["table"], each["column"]) for each in shown["observers"]] == [
-        ("length", "documents", "body")
-    ]
+    assert [(each["id"], each["table"], each["column"]) for each in shown] == [("length", "documents", "body")]
     async with perco.open(store, schema) as db:  # the older program, which is still deployed
         async with db.transaction() as txn:
             txn.set(contents, "later", b"12345")

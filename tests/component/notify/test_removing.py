@@ -14,7 +14,7 @@ from perco.check.check import CheckOptions, check
 from perco.database.inside import inside
 from perco.errors import CatalogueChanged, SchemaMismatch
 from perco.history import dropped
-from perco.storage import DATA, LOG, TS_MAX, WRITE, ScanQuery, ScanRequest
+from perco.storage import DATA, WRITE
 from tests.component.notify.kit import (
     LONG_S,
     StoppedError,
@@ -37,8 +37,8 @@ KEYS = ["a", "b", "m", "z"]
 class Shop:
     """A program; `without`: the columns that it does not declare any more."""
 
-    def __init__(self, *without: str, key: Any = perco.TEXT, changes: bool = False, observed: str = "") -> None:
-        self.goods = perco.Table("goods", key=key, splits=["h"] if key is perco.TEXT else [], changes=changes)
+    def __init__(self, *without: str, key: Any = perco.TEXT, observed: str = "") -> None:
+        self.goods = perco.Table("goods", key=key, splits=["h"] if key is perco.TEXT else [])
         self.columns: dict[str, perco.Column[Any, Any]] = {
             name: self.goods.column(name, perco.TEXT, group=group)
             for name, group in {"name": None, "text": None, "image": "images"}.items()
@@ -122,9 +122,11 @@ async def test_a_program_that_still_declares_a_dropped_column_is_told_where_it_u
     async with client(local, shop.schema) as db:
         await shop.fill(db)
         await db.drop_column("goods", "text")
-        for use in (get(db, shop["text"], "a"), put(db, shop["text"], "a", "new")):
-            with pytest.raises(SchemaMismatch, match=r"goods\.text has been dropped, and this program still declares"):
-                await use
+        told = r"goods\.text has been dropped, and this program still declares"
+        with pytest.raises(SchemaMismatch, match=told):
+            await get(db, shop["text"], "a")
+        with pytest.raises(SchemaMismatch, match=told):
+            await put(db, shop["text"], "a", "new")
         assert await get(db, shop["name"], "a") == "name of a"
         await db.drop_column("goods", "text")  # once more: nothing happens
         with pytest.raises(perco.UsageError, match="no column 'colour' in table 'goods'; there are: 'name', 'image'"):
@@ -137,15 +139,15 @@ async def test_a_column_that_is_declared_again_is_another_one() -> None:  # N17
     local, old = memory(), Shop()
     async with client(local, old.schema) as db:
         await old.fill(db)
-        before = number_of(db, "text")
-        await db.drop_column("goods", "text")
+        before = number_of(db, "image")
+        await db.drop_column("goods", ["image", "sold"])  # those with the highest numbers
     again = Shop()
     async with client(local, again.schema) as db:
-        assert number_of(db, "text") > before
-        assert await get(db, again["text"], "a") is None
-        await put(db, again["text"], "a", "new")
+        assert number_of(db, "image") > before
+        assert await get(db, again["image"], "a") is None
+        await put(db, again["image"], "a", "new")
         await db.vacuum()
-        assert await get(db, again["text"], "a") == "new"
+        assert await get(db, again["image"], "a") == "new"
         assert cells_of(db, before) == set()
         await well(db)
 
@@ -206,9 +208,11 @@ async def test_what_a_dead_client_left_locked_is_settled_before_its_primary_goes
 async def test_a_drop_is_refused_while_observers_need_the_column() -> None:  # N17
     local, shop = memory(), Shop(observed="text")
     async with client(local, shop.schema) as db:
-        for drop in (db.drop_column("goods", ["image", "text"]), db.drop_table("goods")):
-            with pytest.raises(perco.UsageError, match=r"'watch' observe goods: drop these observers first"):
-                await drop
+        refused = r"'watch' observe goods: drop these observers first"
+        with pytest.raises(perco.UsageError, match=refused):
+            await db.drop_column("goods", ["image", "text"])
+        with pytest.raises(perco.UsageError, match=refused):
+            await db.drop_table("goods")
         assert "image" in inside(db).catalogue.tables["goods"].columns, "nothing was dropped"
         await shop.fill(db)
         async with db.worker():
@@ -299,23 +303,6 @@ async def test_many_versions_of_a_value_go_in_parts(monkeypatch: pytest.MonkeyPa
         assert cells_of(db, number) == set()
 
 
-async def test_with_a_record_goes_its_entry_in_the_log() -> None:  # N17, E1
-    local, old, new = memory(), Shop(changes=True), Shop("text", changes=True)
-    async with client(local, old.schema) as db:
-        await old.fill(db)
-    async with client(local, new.schema) as db:
-        await db.drop_column("goods", "text")
-        await db.vacuum()
-        store = local_of(db).store
-        request = ScanRequest("goods", b"", b"h", (ScanQuery(WRITE, None, 0, TS_MAX, 0),), False, 100, log=b"")
-        logged = [column >> 16 for _, [[(column, _, _)]] in (await store.scan(request)).rows]
-        assert sorted(logged) == sorted(2 * [number_of(db, name) for name in ("name", "image")])
-        async for change in db.changes("goods", since=0):
-            assert {name for row in change.rows for name in row.after} == {"name", "image"}
-            break
-        await well(db)
-
-
 async def test_two_programs_see_a_drop_while_they_run() -> None:  # N17, N10
     local, shop, other = memory(), Shop(), Shop()
     async with client(local, shop.schema) as db, client(local, other.schema, beside=db) as beside:
@@ -325,4 +312,3 @@ async def test_two_programs_see_a_drop_while_they_run() -> None:  # N17, N10
             with pytest.raises(SchemaMismatch, match="has been dropped"):
                 await put(beside, other["text"], "a", "new")
         await put(beside, other["name"], "a", "new")
-        assert LOG not in inside(beside).catalogue.all_groups("goods")

@@ -1,0 +1,44 @@
+"""Fills a column with the converted values of another one: the function of an observer.
+
+N19 The target gets the converted value of the source's newest change, unless a program has written the target since
+    that change. A hidden column beside the target has the version of the conversion, and the commit timestamp of the
+    change that it has converted. It is written with the target, so the two have the same commit timestamp, unless a
+    program has written the target in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perco.schema.schema import Change, Column
+
+
+def observer(
+    target: Column[Any, Any], mark: Column[Any, Any], version: int, convert: Callable[[Any], Any]
+) -> Callable[[Any, Change[Any, Any]], Awaitable[None]]:
+    """The function of the observer of the source.
+
+    Args:
+        mark: the hidden column.
+        convert: of a value of the source.
+    """
+
+    async def run(txn: Any, change: Change[Any, Any]) -> None:
+        found = await txn.row(target.table, change.key, [target, mark])
+        written, marked = found.commit_ts(target), found.commit_ts(mark)
+        seen = found[mark][1] if found[mark] else 0
+        # A program has written the target since the change. The vacuum may have removed the trace of a delete.
+        if written != marked and (written > change.commit_ts or seen == change.commit_ts):
+            return
+        value = None if change.value is None else convert(change.value)
+        if value is None and found[target] is None and not marked:
+            return
+        if value is None:
+            txn.delete(target, change.key)
+        else:
+            txn.set(target, change.key, value)
+        txn.set(mark, change.key, [version, change.commit_ts])
+
+    return run
