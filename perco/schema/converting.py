@@ -9,23 +9,21 @@ N19 The target gets the converted value of the source's newest change, unless a 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from perco.schema.schema import Change, Column
+from typing import Any
 
 
 def observer(
-    target: Column[Any, Any], mark: Column[Any, Any], version: int, convert: Callable[[Any], Any]
-) -> Callable[[Any, Change[Any, Any]], Awaitable[None]]:
+    target: Any, mark: Any, version: int, convert: Callable[[Any], Any]
+) -> Callable[[Any, Any], Awaitable[None]]:
     """The function of the observer of the source.
 
     Args:
+        target: a `Column`.
         mark: the hidden column.
         convert: of a value of the source.
     """
 
-    async def run(txn: Any, change: Change[Any, Any]) -> None:
+    async def run(txn: Any, change: Any) -> None:
         found = await txn.row(target.table, change.key, [target, mark])
         written, marked = found.commit_ts(target), found.commit_ts(mark)
         seen = found[mark][1] if found[mark] else 0

@@ -431,8 +431,7 @@ class Schema:
             rate: at most so many of its runs begin per second, in all workers together (N15).
             backoff_s: the first and the longest pause after a failed run, in seconds; each pause is twice as long as
                 the one before. By default as in `BackoffOptions`.
-            was: the id, or the ids, that the observer had before: if the store has it under one of them, it is renamed,
-                and keeps its changes and acknowledgements (N18).
+            was: the id, or the ids, that the observer had before: it is renamed, and keeps what waits for it (N18).
 
         The function may raise `perco.Retry`, to be run later, and `perco.GiveUp`.
         """
@@ -451,12 +450,8 @@ class Schema:
 
         def register(function: ObserverFunction[Any, Any]) -> ObserverFunction[Any, Any]:
             must_observe(id, function)
-            self.observers[id] = Observer(
-                *(id, column, function, backfill, isolation, version, manner),
-                writes=written,
-                limits=limits,
-                was=before,
-            )
+            first = (id, column, function, backfill, isolation, version, manner)
+            self.observers[id] = Observer(*first, writes=written, limits=limits, was=before)
             return function
 
         return register

@@ -156,12 +156,13 @@ def stale_snapshot(patch: pytest.MonkeyPatch) -> None:
     "N12 the number of a dropped observer is given again",
 )
 def number_again(patch: pytest.MonkeyPatch) -> None:
-    right = Catalogue._merge_observers
+    right = Catalogue._with_observers
 
-    def merge(self: Any, schema: Any) -> Any:
-        return right(dataclasses.replace(self, dropped={}), schema)
+    def merge(self: Any, schema: Any, before: Any) -> Any:
+        merged = right(dataclasses.replace(self, dropped={}), schema, before)
+        return dataclasses.replace(merged, dropped=self.dropped)
 
-    patch.setattr(Catalogue, "_merge_observers", merge)
+    patch.setattr(Catalogue, "_with_observers", merge)
 
 
 @by(

@@ -32,7 +32,7 @@ async def test_with_a_record_goes_its_entry_in_the_log(tmp_path: Path) -> None: 
         await db.drop_column("docs", "body")
         assert await logged(db) == {1, 2}
     schema, [note] = program("note")
-    async with perco.open(tmp_path / "store", schema) as db:  # what is to be removed is known to a later process
+    async with perco.open(tmp_path / "store", schema) as db:  # a later process removes the cells
         assert (await db.vacuum()).removed.dropped == 50 + 50 + 25
         assert await logged(db) == {2}
         found = [row.after async for changes in db.changes("docs", since=0) for row in changes.rows]
