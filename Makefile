@@ -20,7 +20,7 @@ SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/tes
   tests/integration/storage/test_missing.py tests/integration/copying tests/integration/views tests/integration/llamaindex \
   tests/integration/bench/test_derive.py $(filter-out tests/examples/test_spark_pipeline.py,$(wildcard tests/examples/test_*.py))
 
-.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-bigtable-live test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss soak clean help
+.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-bigtable-live test-spark test-types test-wheel test-pythons check format bench docs simulate sweep powerloss soak clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -108,7 +108,7 @@ test-all: EACH = 1
 test-all: SOME = 3
 test-all: POSTGRESQL = tests/scenarios/test_hermitage.py tests/scenarios/test_one_step.py
 test-all: test test-faults test-mutants test-everywhere test-postgresql test-spark ## all of them, in part: what CI runs
-	$(MAKE) --no-print-directory -j2 test-types test-wheel
+	$(MAKE) --no-print-directory -j2 test-types test-wheel docs
 
 check: test
 
@@ -134,6 +134,11 @@ soak: .venv/.dev build/bigtable-emulator ## processes killed and calls lost over
 	$(BIN)/python -m tests.soak bigtable
 	$(BIN)/python -m tests.soak.web bigtable
 
+docs: .venv/.docs ## the documentation site, in build/site; a link that leads nowhere is an error
+	$(BIN)/python tools/site.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
+
 clean: ## remove what was installed and drawn
 	rm -rf .venv bench/out
 
@@ -157,6 +162,11 @@ clean: ## remove what was installed and drawn
 	@echo "installing perco[dev] into .venv (once) ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ .venv/.web .venv/.spark
+
+.venv/.docs: .venv/.dev
+	@echo "installing perco[docs] into .venv (once) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,docs]'
+	@touch $@
 
 .venv/.bench: .venv/.dev
 	@echo "installing perco[bench], with what it is compared with, into .venv (once) ..."
