@@ -25,6 +25,7 @@ from bench.deriving.systems import Reader, System, disk_mib
 
 PAUSE_S: Final = 0.3  # at most, before an edit: so that edits do not follow the beat of a system that polls
 EDIT_S: Final = 60.0  # until an edit must be visible
+AFTER_KILL_S, AFTER_KILL = 60.0, 10  # until it is right after a kill: so long, and so many times as long as its build
 SETTLE_S: Final = 10.0  # for which a table may go on to differ, after its system says that it is up to date
 SAMPLE: Final = 64  # documents that are looked at until all are right, if a system cannot say that it is up to date
 VERSIONS: Final = 2
@@ -146,7 +147,8 @@ class Side:
             running.kill()
         self.found.killed += 1
         with self._running() as running:
-            self.found.killed_build = self._until_ready(running)
+            limit_s = min(self.limit_s, AFTER_KILL_S + AFTER_KILL * self.found.build.seconds)
+            self.found.killed_build = self._until_ready(running, limit_s)
             with self.system.reader(self.job) as reader:
                 self._compare("killed in the build", reader)
 
@@ -187,16 +189,17 @@ class Side:
         with self.system.reader(self.job) as reader:
             yield reader
 
-    def _until_ready(self, running: Running) -> Cost:
+    def _until_ready(self, running: Running, limit_s: float | None = None) -> Cost:
         """Until it is up to date, as it says itself or, if it cannot tell, as the reader sees."""
+        limit_s = limit_s or self.limit_s
         if self.system.announces:
             if not running.ready:
-                running.heard("ready", self.limit_s)
+                running.heard("ready", limit_s)
         else:
             numbers = {0, self.documents - 1, *(self._rng.randrange(self.documents) for _ in range(SAMPLE))}
             with self.system.reader(self.job) as reader:
                 for number in numbers:
-                    self._until_visible(running, reader, number, self.limit_s)
+                    self._until_visible(running, reader, number, limit_s)
         return running.cost()
 
     def _edit(self, running: Running, reader: Reader) -> float:
