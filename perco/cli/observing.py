@@ -37,11 +37,13 @@ async def observers(store: str, *, draw: bool, mermaid: bool, json: bool) -> int
                 state.version,
                 waiting.get(state.id, 0),
                 graph.condition(state),
+                ", ".join(f"{name}={value}" for name, value in state.limits.items()),
             )
             for state in found
         ]
-        head = ("observer", "observes", "writes", "version", "waiting", "state")
-        show_table(head, rows, numbers=["version", "waiting"], spare=["version"])
+        head = ["observer", "observes", "writes", "version", "waiting", "state", "limits"]
+        last = len(head) if any(state.limits for state in found) else -1
+        show_table(head[:last], [row[:last] for row in rows], numbers=["version", "waiting"], spare=["version"])
     return FINE
 
 

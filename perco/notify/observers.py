@@ -9,8 +9,9 @@ N12 So does a drop. A drop then settles what transactions under an earlier versi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -37,6 +38,7 @@ class ObserverState:
         outputs: (table, column) of the cells that its runs have written, and of the signals that they have raised, as
             far as workers have noted them.
         tripped: the error of the last run, if the observer is tripped in some worker (N14); "": it is not.
+        limits: the delays, the priority, and the limits that its declaration states, by name: "rate", "delay_s" ...
     """
 
     id: str
@@ -47,6 +49,7 @@ class ObserverState:
     ready: bool
     outputs: tuple[tuple[str, str], ...]
     tripped: str = ""
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ObserverStates:
@@ -83,6 +86,7 @@ class ObserverStates:
                 entry.ready,
                 tuple(sorted(names.get(entry.number, ()))),
                 trips[entry.number].error if entry.number in trips else "",
+                {**entry.manner.stated(), **entry.limits.stated()},
             )
             for id, entry in sorted(catalogue.observers.items())
         ]

@@ -43,7 +43,6 @@ from perco.schema.entries import (
     unpack_keep,
 )
 from perco.schema.lost import unknown_if_lost
-from perco.schema.manner import Manner
 from perco.schema.marker import MARKER_TS, refusal, unpack_marker
 from perco.schema.schema import Column, Observer, Schema, Signal, Table
 from perco.schema.tombstones import Tombstone, pack_tombstones, unpack_tombstones
@@ -168,8 +167,8 @@ class Catalogue:
         after = replace(after, keep=schema.keep or self.keep)
         if (after.tables, after.observers, after.keep) == (seen.tables, seen.observers, seen.keep):
             return seen
-        known = {id: replace(entry, manner=Manner()) for id, entry in seen.observers.items()}
-        alike = {id: replace(entry, manner=Manner()) for id, entry in after.observers.items()}
+        known = {id: entry.without_manner() for id, entry in seen.observers.items()}
+        alike = {id: entry.without_manner() for id, entry in after.observers.items()}
         binds = self.binds if (tables, alike) == (seen.tables, known) else self.version + 1
         return replace(after, version=self.version + 1, binds=binds)
 
@@ -215,6 +214,7 @@ class Catalogue:
                 observer.version,
                 whole=nothing or observer.backfill,
                 manner=observer.manner,
+                limits=observer.limits,
                 code=code_of(observer),
                 told=observer.told,
                 names=(*observer.was, observer.id) if observer.was else (),

@@ -121,6 +121,8 @@ def _of_observer(catalogue: Catalogue, what: str, observer: Observer, entry: Obs
         yield Difference(CHANGES, what, f"{versions}; {_for_what_is_there(catalogue, observer)}")
     if observer.manner != entry.manner:
         yield Difference(CHANGES, what, f"{_manner_of(entry)} becomes {_manner_of(observer)}")
+    if observer.limits != entry.limits:
+        yield Difference(CHANGES, what, f"{_limits_of(entry)} becomes {_limits_of(observer)}")
     if entry.paused:
         yield Difference(LEAVES, what, "is paused: it does not run until it is resumed")
 
@@ -136,6 +138,10 @@ def _manner_of(observer: Observer | ObserverEntry) -> str:
     manner = observer.manner
     delay = f"a delay of {manner.delay_s:g} s (at most {manner.max_delay_s:g} s)" if manner.delay_s else "no delay"
     return f"{delay} and priority {manner.priority}"
+
+
+def _limits_of(observer: Observer | ObserverEntry) -> str:
+    return ", ".join(f"{name}={value}" for name, value in observer.limits.stated().items()) or "no limits"
 
 
 def _of_retention(catalogue: Catalogue, schema: Schema) -> Iterator[Difference]:

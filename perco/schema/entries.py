@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from perco.errors import SchemaMismatch
 from perco.protocol.retention import Keep
-from perco.schema.manner import Manner
+from perco.schema.manner import Limits, Manner
 from perco.schema.schema import Column, Observer, Signal, Table
 from perco.storage import DATA
 
@@ -155,7 +155,8 @@ class ObserverEntry:
         version: the highest version that was declared. Runs of a lower version no longer count (N3).
         at: a timestamp drawn after the registration was announced; transactions that began after it know of the
             registration. The backfill puts its notify cells at this timestamp. 0: not drawn yet, or not needed.
-        manner: when the observer runs, as last declared for this version.
+        manner, limits: when the observer runs, and within which limits, as last declared for this version. A worker
+            goes by what its own program declares.
         told: True if a change may leave it without a notification, because its work was done with the change (V12).
         paused: True if it does not run until it is resumed; `building`: the id of a job that makes all that it
             derives from the data that is there, so it needs no backfill (`building.py`). It is paused meanwhile.
@@ -173,6 +174,7 @@ class ObserverEntry:
     at: int = 0
     whole: bool = False
     manner: Manner = Manner()
+    limits: Limits = Limits()
     paused: bool = False
     told: bool = False
     building: str = ""
@@ -199,6 +201,8 @@ class ObserverEntry:
             more["built"] = list(self.built)
         if self.code:
             more["code"] = self.code
+        if limits := self.limits.stated():
+            more["limits"] = limits
         if self.manner != Manner():
             more["manner"] = [self.manner.delay_s, self.manner.max_delay_s, self.manner.priority]
         if self.names:
@@ -213,11 +217,17 @@ class ObserverEntry:
         if "manner" in found:
             delay_s, max_delay_s, priority = found["manner"]
             found["manner"] = Manner(delay_s=delay_s, max_delay_s=max_delay_s, priority=priority)
+        if "limits" in found:
+            found["limits"] = Limits.of(found["limits"])
         if "built" in found:
             found["built"] = tuple(found["built"])
         if "names" in found:
             found["names"] = tuple(found["names"])
         return cls(number, table, column, since, ready, **found)
+
+    def without_manner(self) -> ObserverEntry:
+        """The entry without what writers and other workers need not know."""
+        return replace(self, manner=Manner(), limits=Limits())
 
     def declared(self, observer: Observer, since: int) -> ObserverEntry:
         """The entry after another declaration; this entry if nothing changes.
@@ -234,7 +244,7 @@ class ObserverEntry:
         if observer.version < self.version:
             return self
         if observer.version == self.version:
-            return replace(self, manner=observer.manner, told=observer.told)
+            return replace(self, manner=observer.manner, limits=observer.limits, told=observer.told)
         # If the backfill of an earlier version is not complete, this version needs it, too.
         again = (observer.backfill and not isinstance(observer.column, Signal)) or not self.ready
         return replace(
@@ -245,6 +255,7 @@ class ObserverEntry:
             at=0,
             whole=self.whole or again,
             manner=observer.manner,
+            limits=observer.limits,
             code=code_of(observer),
             told=observer.told,
             built=(0, 0) if again else self.built,

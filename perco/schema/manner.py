@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from perco.errors import UsageError, must_be_number
 
@@ -25,6 +26,10 @@ class Manner:
     delay_s: float = 0.0
     max_delay_s: float = 0.0
     priority: int = 0
+
+    def stated(self) -> dict[str, Any]:
+        """Those that differ from the defaults, by name."""
+        return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
 
 
 def manner_of(id: str, delay_s: float, max_delay_s: float | None, priority: int) -> Manner:
@@ -63,6 +68,19 @@ class Limits:
     timeout_s: float = 0.0
     rate: float = 0.0
     backoff_s: tuple[float, float] | None = None
+
+    def stated(self) -> dict[str, Any]:
+        """Those that differ from the defaults, by name."""
+        return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
+
+    @classmethod
+    def of(cls, stated: Mapping[str, Any]) -> Limits:
+        """As `stated` gives them, after they were stored. Raises: TypeError."""
+        found = dict(stated)
+        if "backoff_s" in found:
+            first, longest = found["backoff_s"]
+            found["backoff_s"] = (float(first), float(longest))
+        return cls(**found)
 
 
 _RATE_LEAST, _RATE_MOST = 1 / 86400, 100_000  # runs per second

@@ -252,3 +252,22 @@ async def test_an_observer_that_no_program_declares_is_dropped(tmp_path: Path) -
     assert (await run("check", store)).code == 0
     wrong = await run("observers", store, "--drop", "none")
     assert (wrong.code, "there is no observer 'none'" in wrong.err) == (2, True)
+
+
+async def test_limits_are_shown_as_they_were_declared_last(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    limited = perco.Schema(docs)
+
+    @limited.observe(contents, id="measure", delay_s=2.0, rate=5, concurrency=4)
+    async def measure(txn: perco.Transaction, change: perco.Change[str, bytes]) -> None: ...
+
+    async with perco.open(store, limited):
+        pass
+    shown = (await run("observers", store)).out.splitlines()
+    assert shown[0].split() == ["observer", "observes", "writes", "version", "waiting", "state", "limits"]
+    assert shown[1].endswith("delay_s=2.0, max_delay_s=20.0, concurrency=4, rate=5.0")
+    [found] = json.loads((await run("observers", store, "--json")).out)
+    assert found["limits"] == {"delay_s": 2.0, "max_delay_s": 20.0, "concurrency": 4, "rate": 5.0}
+    async with perco.open(store, schema):  # a program that states none
+        pass
+    assert "limits" not in (await run("observers", store)).out

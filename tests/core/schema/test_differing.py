@@ -93,6 +93,33 @@ def test_when_an_observer_runs() -> None:
     ]
 
 
+def test_within_which_limits_an_observer_runs() -> None:
+    effect = "no limits becomes concurrency=4, rate=2.5, backoff_s=(1.0, 60.0)"
+    limited = Program().parsing(concurrency=4, rate=2.5, backoff_s=(1, 60))
+    assert found(catalogue(Program().parsing()), limited) == [(CHANGES, "observer parse", effect)]
+    assert found(catalogue(limited), limited) == []
+    stored = Catalogue.unpack(catalogue(limited).pack())
+    assert stored == catalogue(limited)
+    assert stored.binds == catalogue(Program().parsing()).binds, "no transaction need know of it"
+
+
+def test_what_is_renamed() -> None:  # N18
+    before = catalogue(Program().parsing())
+    docs = perco.Table("pages", key=perco.TEXT, was="docs")
+    body = docs.column("text", perco.TEXT, was="body")
+    docs.signal("grown")
+    after = Program()
+    after.docs, after.body, after.schema = docs, body, perco.Schema(docs)
+    after.observe(body, "read", was="parse")
+    assert found(before, after) == [
+        (CHANGES, "table docs", "is renamed to pages"),
+        (CHANGES, "column pages.body", "is renamed to text"),
+        (CHANGES, "observer parse", "is renamed to read"),
+    ]
+    assert found(before.declare(after.schema), after) == []
+    assert found(before.declare(after.schema), Program().parsing()) == [], "the older program changes nothing"
+
+
 def test_observers_that_the_program_lacks_or_that_are_paused() -> None:
     before = catalogue(Program().parsing())
     effect = "on docs.body: this program lacks it, and its changes wait for one that has it"
