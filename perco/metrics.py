@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from weakref import WeakKeyDictionary
 
 import trio
 
@@ -34,7 +35,7 @@ from perco.errors import PercoError, UsageError, must_be_number
 from perco.notify.lagging import Lag
 from perco.notify.options import ObserverCounters
 from perco.rpc import addresses
-from perco.storage import TabletStatistics
+from perco.storage import Tablet, TabletStatistics
 from perco.sync import calling as sync_calling
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ AnyDatabase: TypeAlias = Database | perco.aio.Database | perco.sync.Database
 log: logging.Logger = logging.getLogger("perco.store")
 
 _SYSTEM: Final = "perco"
+_WRITES: Final = object()  # under which an open store keeps the durations of its tablets' write transactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Sample:
         runs_s: how long committed runs took, by observer.
         lag: how far observers lag behind; None: this process does not own the store.
         commits_s: how long commits took.
+        writes_s: how long write transactions of this process's tablets took, by table.
         taken_at: when this sample was taken, by the monotonic clock.
     """
 
@@ -67,6 +70,7 @@ class Sample:
     runs_s: Mapping[str, Durations]
     lag: Mapping[str, Lag] | None
     commits_s: Durations
+    writes_s: Mapping[str, Durations]
     taken_at: float
 
 
@@ -114,7 +118,22 @@ class StoreCollector:
             tripped = frozenset(names[number] for number in worker.breakers.tripped if number in names)
             observers, runs_s = worker.statistics(), worker.durations
         commits_s = parts.driver.durations or Durations()
-        return Sample(self._db.statistics(), observers, tripped, runs_s, lag, commits_s, time.monotonic())
+        statistics, writes_s = self._db.statistics(), self._written()
+        return Sample(statistics, observers, tripped, runs_s, lag, commits_s, writes_s, time.monotonic())
+
+    def _written(self) -> dict[str, Durations]:
+        """How long the write transactions of this process's tablets took, by table. A tablet begins to count when it
+        is seen first; each has a thread of its own."""
+        parts = inside(self._db)
+        counted: WeakKeyDictionary[Tablet, Durations] = parts.engine.kept.setdefault(_WRITES, WeakKeyDictionary())
+        for tablet in parts.place.store.tablets_here():
+            if tablet not in counted:
+                counted[tablet] = Durations()
+                tablet.on_written = counted[tablet].note
+        out: dict[str, Durations] = {}
+        for tablet, durations in list(counted.items()):
+            out.setdefault(tablet.table, Durations()).add(durations)
+        return out
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, as of the last sample; none once the store is closed. Any thread."""
@@ -255,6 +274,9 @@ Values = Iterable[tuple[list[str], float]]
 def _metrics(sample: Sample) -> Iterator[Metric]:
     yield from _of_transactions(sample)
     yield from _of_tablets(sample.statistics.tablets)
+    what = "Duration of the write transactions of a table's tablets, each with its fsync"
+    written = (([table], durations) for table, durations in sample.writes_s.items())
+    yield _histogram("perco_batch_duration_seconds", what, ["table"], written)
     if sample.observers is not None:
         yield from _of_observers(sample, sample.observers)
     if sample.lag is not None:

@@ -33,6 +33,11 @@ class Durations:
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.total_s += seconds
 
+    def add(self, other: Durations) -> None:
+        """Add what another one has counted."""
+        self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
+        self.total_s += other.total_s
+
     def cumulative(self) -> list[int]:
         """For each bucket, how many durations were in it or in one below it."""
         total, found = 0, []

@@ -76,6 +76,7 @@ class ServedTablet:
     placed: trio.Event
     floor: int
     all_groups: list[str]
+    on_written: Callable[[float], object] | None = None
 
     queues = True
 

@@ -117,6 +117,8 @@ class LmdbTablet:
     options: BatchOptions
     floor: int
 
+    on_written: Callable[[float], object] | None = None
+
     queues = True
 
     def __init__(
@@ -393,12 +395,16 @@ class LmdbTablet:
             mutations, room, done, written, empty = work
             self.engine.busy = True
             verdicts: Sequence[Verdict]
+            tell = self.on_written
+            began = time.perf_counter() if tell is not None else 0.0
             try:
                 verdicts = self._commit(mutations, room, written, empty)
             except Exception as error:  # after any error, the thread goes on, and no caller waits forever
                 verdicts = [NoReply(f"{type(error).__name__}: {error}")] * len(mutations)
             if written is not None:
                 written.tell()
+            if tell is not None:
+                tell(time.perf_counter() - began)
             done(verdicts)
             self.engine.busy = False
             self._handover.handed_in()

@@ -81,12 +81,18 @@ class TabletStatistics:
 
 
 class Tablet(Protocol):
-    """The row store's interface to a tablet; reads are synchronous and short (S3)."""
+    """The row store's interface to a tablet; reads are synchronous and short (S3).
+
+    Attributes:
+        on_written: called on the writer's thread after each write transaction, with its duration in seconds; None:
+            nobody asks. A tablet without a writer's thread in this process never calls it.
+    """
 
     table: str
     start: bytes
     queues: bool
     floor: int
+    on_written: Callable[[float], object] | None
 
     def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells: ...
     def scan(self, request: ScanRequest) -> ScanPage: ...
@@ -121,6 +127,7 @@ class MemoryTablet:
     start: bytes
     engine: MemoryEngine
     floor: int
+    on_written: Callable[[float], object] | None = None
 
     queues = False
 
