@@ -301,7 +301,11 @@ def _placed(catalogue: Catalogue, former: Catalogue) -> tuple[Catalogue, Catalog
             tables[name] = every[name] = replace(entry, added={})
             continue
         tables[name] = replace(entry, splits=known.splits, added=known.added)
-        gone = {f"{column} of before": each for column, each in known.columns.items() if each.group not in _own(entry)}
+        gone = {
+            f"{column} of before": replace(each, names=())
+            for column, each in known.columns.items()
+            if each.group not in _own(entry)
+        }
         every[name] = replace(tables[name], columns={**entry.columns, **gone})
     return replace(catalogue, tables=tables), replace(catalogue, tables=every)
 

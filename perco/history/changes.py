@@ -303,12 +303,11 @@ class ChangeStream(AsyncOnly):
 
     def _columns(self, table: Table[Any]) -> dict[int, Column[Any, Any]]:
         """The declared columns of a table, by the numbers that the store's cells use."""
-        entry = self._engine.known.catalogue.tables[table.name]
-        return {
-            column_of(entry.columns[name].number): column
-            for name, column in table.columns.items()
-            if name in entry.columns
-        }
+        known = self._engine.known
+        for column in table.columns.values():
+            known.must_be_column(column)  # N17: it may have been dropped
+        columns = known.catalogue.tables[table.name].columns
+        return {column_of(columns[name].number): column for name, column in table.columns.items()}
 
     def _rows(
         self,

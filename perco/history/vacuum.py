@@ -238,7 +238,7 @@ class Vacuum:
 
     def _tables(self) -> list[str]:
         made = set(self._backend.store.tables())
-        return [table for table in self._catalogue().tables if table in made]
+        return [name for name, entry in self._catalogue().tables.items() if name in made and not entry.is_empty()]
 
     # ------------------------------------------------------------ locks
 

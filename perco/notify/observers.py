@@ -144,11 +144,16 @@ class ObserverStates:
         self._engine.driver.quiet()  # N7: waiting tasks look again
         return removed
 
+    def _has(self, tombstone: Tombstone) -> bool:
+        """Whether the column that a dropped observer observed is still there (N17)."""
+        entry = self._engine.known.catalogue.tables.get(tombstone.table)
+        return entry is not None and tombstone.column in entry.columns
+
     async def _clean(self, id: str) -> int:
         """Remove what waits for a dropped observer (N12). Returns how many changes this was."""
         removed = 0
         for number, tombstone in list(self._engine.known.catalogue.dropped.items()):
-            if tombstone.id == id:
+            if tombstone.id == id and self._has(tombstone):
                 removed += await remove_changes(self._engine.driver, self._engine.known.catalogue, number)
                 await forget_outputs(self._engine.driver.store, number)
                 await note_trip(self._engine.driver.store, number, None)

@@ -14,7 +14,7 @@ N10  Each version of the catalogue is a cell of the system table, with the versi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -175,7 +175,13 @@ class Catalogue:
     def _must_not_be_renamed(self, table: Table[Any]) -> None:
         """Raises: SchemaMismatch if the store has this table under an older name (N18)."""
         for name, entry in self.tables.items():
-            if name != table.name and {table.title, *table.was} & {*entry.names}:
+            if name != table.name and name in (table.title, *table.was) and not entry.dropped:
+                raise SchemaMismatch(
+                    f"table {table.title!r} is declared with was={list(table.was)!r}, but the store has tables "
+                    f"{table.name!r} and {name!r}. If {name!r} was made by mistake, drop it (perco drop STORE {name}); "
+                    "if it has rows, declare both, under other names, and copy them."
+                )
+            if name != table.name and not entry.dropped and {table.title, *table.was} & {*entry.names}:
                 names = [each for each in entry.names if each != table.title]
                 raise SchemaMismatch(
                     f"table {table.title!r} was made as {name!r} in this store: declare it with was={names!r}. (A new "
@@ -187,6 +193,15 @@ class Catalogue:
         entry = self.tables.get(table)
         return entry.names[-1] if entry is not None and entry.names else table
 
+    def shared_id(self, id: str) -> str:
+        """An observer's oldest id, by which processes speak of it to each other: each may declare another one (N18)."""
+        entry = self.observers.get(id)
+        return entry.names[0] if entry is not None and entry.names else id
+
+    def own_id(self, shared: str) -> str:
+        """The id that an observer has here, given its oldest one."""
+        return next((id for id, entry in self.observers.items() if entry.names[:1] == (shared,)), shared)
+
     def _with_observers(self, schema: Schema, before: Catalogue) -> Catalogue:
         """The same, with the observers of a schema. `before`: the catalogue without the schema's tables and columns."""
         observers = dict(self.observers)
@@ -194,8 +209,11 @@ class Catalogue:
         for observer in schema.observers.values():
             observers = renamed_observer(observers, observer, schema)
             entry = observers.get(observer.id)
+            writes = self._numbers_of(observer.writes)
             if entry is not None:
-                observers[observer.id] = entry.declared(observer, self.version + 1)
+                declared = entry.declared(observer, self.version + 1)
+                current = declared.version == observer.version
+                observers[observer.id] = replace(declared, writes=writes) if current else declared
                 continue
             number = max(taken, default=0) + 1
             if number > _OBSERVERS_MAX:
@@ -218,8 +236,19 @@ class Catalogue:
                 code=code_of(observer),
                 told=observer.told,
                 names=(*observer.was, observer.id) if observer.was else (),
+                writes=writes,
             )
         return replace(self, observers=observers)
+
+    def _numbers_of(self, writes: Collection[tuple[str, str]] | None) -> tuple[tuple[str, int], ...]:
+        """The columns and signals that an observer's declaration says that it writes, by their numbers."""
+        return tuple(
+            sorted(
+                (table, self.tables[table].columns[name].number)
+                for table, name in writes or ()
+                if table in self.tables and name in self.tables[table].columns
+            )
+        )
 
     def began_at(self, id: str, version: int, at: int) -> Catalogue:
         """The next version, in which the observer's backfill puts its notify cells at the timestamp `at` (N10)."""
@@ -351,10 +380,11 @@ def renamed_observer(
     """The observers, after a declared rename of this one (N18). Raises: SchemaMismatch."""
     id = observer.id
     if id in observers:
-        if both := [was for was in observer.was if was in observers]:
+        known = {each: key for key, entry in observers.items() if key != id for each in (key, *entry.names)}
+        if both := [known[was] for was in observer.was if was in known]:
             raise SchemaMismatch(
-                f"observer {id!r} is declared with was={both[0]!r}, but the store has both observers. Drop the one "
-                "that is not used: perco observers STORE --drop ID"
+                f"observer {id!r} is declared with was={list(observer.was)!r}, but the store also has observer "
+                f"{both[0]!r}. Drop the one that is not used: perco observers STORE --drop ID"
             )
         return observers
     names = {id, *observer.was}

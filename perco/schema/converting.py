@@ -1,15 +1,20 @@
 """Fills a column with the converted values of another one: the function of an observer.
 
-N19 The target gets the converted value of the source's newest change, unless a program has written the target since
-    that change. A hidden column beside the target has the version of the conversion, and the commit timestamp of the
-    change that it has converted. It is written with the target, so the two have the same commit timestamp, unless a
-    program has written the target in between.
+N19 The target gets the converted value of the source's newest change, unless a program has written the target with that
+    change, or since. A hidden column beside the target has the version of the conversion, and the commit timestamp of
+    the change that it has converted. It is written with the target, so the two have the same commit timestamp, unless a
+    program has written the target since. It is dropped with the target, and all conversions into the target share it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+
+def mark_of(target: str) -> str:
+    """The name of the hidden column beside a target. `target`: its oldest name."""
+    return f"_converted {target}"
 
 
 def observer(
@@ -28,7 +33,7 @@ def observer(
         written, marked = found.commit_ts(target), found.commit_ts(mark)
         seen = found[mark][1] if found[mark] else 0
         # A program has written the target since the change. The vacuum may have removed the trace of a delete.
-        if written != marked and (written > change.commit_ts or seen == change.commit_ts):
+        if written != marked and (written >= change.commit_ts or seen == change.commit_ts):
             return
         value = None if change.value is None else convert(change.value)
         if value is None and found[target] is None and not marked:

@@ -37,6 +37,10 @@ class ColumnEntry:
     def unpack(cls, number: int, codec: str, group: str, names: Iterable[str] = ()) -> ColumnEntry:
         return cls(number, codec, group, tuple(names))
 
+    def first_name(self, name: str) -> str:
+        """The oldest name of a column that has this name here."""
+        return self.names[0] if self.names else name
+
     @property
     def is_signal(self) -> bool:
         """Whether this is a signal, which can only be raised (N5)."""
@@ -47,13 +51,14 @@ class Gone(NamedTuple):
     """A column that was dropped (N17).
 
     Attributes:
-        name: its name then; `codec` and `group`, as in `ColumnEntry`.
+        name, first_name: its name then, and its oldest one; `codec` and `group`, as in `ColumnEntry`.
         at: a timestamp drawn after the drop was announced, so every transaction that has written the column began
             before it; 0: not drawn yet.
         clean: whether its cells have been removed.
     """
 
     name: str
+    first_name: str
     codec: str
     group: str
     at: int = 0
@@ -92,6 +97,10 @@ class TableEntry:
     def groups(self) -> set[str]:
         """The data groups of its columns, and of those that were dropped: its tablets keep them."""
         return {each.group for each in self.columns.values()} | {each.group for each in self.gone.values()}
+
+    def is_empty(self) -> bool:
+        """Whether the table was dropped, and has no cells any more."""
+        return self.dropped and all(gone.clean for gone in self.gone.values())
 
     def next_number(self) -> int:
         """The number of the next column."""
@@ -163,6 +172,7 @@ class ObserverEntry:
         built: the timestamp up to which that job has seen all changes, and the one at which it has published its rows.
         code: the fingerprint of the code that this version was registered with; "": unknown.
         names: if it was renamed (N18), all its ids, the oldest first and the newest last.
+        writes: (table, number) of the columns and signals that its runs may write, if its declaration says so.
     """
 
     number: int
@@ -181,6 +191,7 @@ class ObserverEntry:
     built: tuple[int, int] = (0, 0)
     code: str = ""
     names: tuple[str, ...] = ()
+    writes: tuple[tuple[str, int], ...] = ()
 
     def pack(self, column: str) -> list[Any]:
         """The first five fields, and the other fields that differ from their defaults. `column`: its newest name."""
@@ -207,6 +218,8 @@ class ObserverEntry:
             more["manner"] = [self.manner.delay_s, self.manner.max_delay_s, self.manner.priority]
         if self.names:
             more["names"] = list(self.names)
+        if self.writes:
+            more["writes"] = list(self.writes)
         return [self.number, self.table, column, self.since, self.ready, more]
 
     @classmethod
@@ -223,11 +236,13 @@ class ObserverEntry:
             found["built"] = tuple(found["built"])
         if "names" in found:
             found["names"] = tuple(found["names"])
+        if "writes" in found:
+            found["writes"] = tuple((table, number) for table, number in found["writes"])
         return cls(number, table, column, since, ready, **found)
 
     def without_manner(self) -> ObserverEntry:
         """The entry without what writers and other workers need not know."""
-        return replace(self, manner=Manner(), limits=Limits())
+        return replace(self, manner=Manner(), limits=Limits(), writes=())
 
     def declared(self, observer: Observer, since: int) -> ObserverEntry:
         """The entry after another declaration; this entry if nothing changes.
@@ -304,12 +319,9 @@ def merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
     elif entry.dropped:
         entry = _made_again(entry, table)
     elif entry.key != table.key.name:
-        raise SchemaMismatch(
-            f"table {table.name!r} has keys of {entry.key} in the store and of {table.key.name} in the schema. "
-            "Declare it as it was made, or use another name."
-        )
+        raise SchemaMismatch(_other_key(entry, table))
     if table.changes and not entry.changes:
-        raise SchemaMismatch(f"table {table.name!r} was made without changes=True, and cannot get a log later")
+        raise SchemaMismatch(f"table {table.title!r} was made without changes=True, and cannot get a log later")
     declared_ones: list[Column[Any, Any] | Signal[Any]] = [*table.columns.values(), *table.signals.values()]
     for column in [*declared_ones, *table.hidden.values()]:
         entry = _merge_column(entry, column)
@@ -327,12 +339,15 @@ def _titled(names: tuple[str, ...], table: Table[Any]) -> tuple[str, ...]:
 
 def _made_again(entry: TableEntry, table: Table[Any]) -> TableEntry:
     """The entry of a table that is declared again after a drop (N17). Raises: SchemaMismatch."""
-    if entry.key != table.key.name and not all(gone.clean for gone in entry.gone.values()):
+    clean = all(gone.clean for gone in entry.gone.values())
+    if entry.key != table.key.name and not clean:
         raise SchemaMismatch(
-            f"table {table.name!r} was dropped, and had keys of {entry.key}: the store still has rows of it. Once the "
+            f"table {table.title!r} was dropped, and had keys of {entry.key}: the store still has rows of it. Once the "
             f"vacuum has removed them (perco vacuum), a table with keys of {table.key.name} can have its name."
         )
-    return replace(entry, key=table.key.name, keep=None, dropped=False)
+    names = (*table.was, table.title) if table.was else ()
+    changes = entry.changes or (clean and table.changes)  # no record is without an entry in the log (E1)
+    return replace(entry, key=table.key.name, keep=None, dropped=False, names=names, changes=changes)
 
 
 def _merge_column(entry: TableEntry, column: Column[Any, Any] | Signal[Any]) -> TableEntry:
@@ -342,7 +357,7 @@ def _merge_column(entry: TableEntry, column: Column[Any, Any] | Signal[Any]) -> 
     if both:
         raise SchemaMismatch(
             f"column {column!r} is declared with was={both[0]!r}, but the store has both columns. If {name!r} was made "
-            f"by mistake, drop it (perco drop STORE {column!r}); if it has values, declare both and copy them."
+            "by mistake, drop it (perco drop); if it has values, declare both and copy them."
         )
     before = name if name in columns else entry.named([name, *column.was])
     if before is None:
@@ -352,11 +367,7 @@ def _merge_column(entry: TableEntry, column: Column[Any, Any] | Signal[Any]) -> 
         new = replace(_entry_of(column, number), names=(*column.was, name) if column.was else ())
         return replace(entry, columns={**columns, name: new})
     known = columns[before]
-    first = known.names[0] if known.names else before
-    if first != column.first_name:
-        names = [each for each in known.names if each != name]
-        how = f"with was={names!r}" if names else "without was="
-        raise SchemaMismatch(f"column {column!r} was made as {first!r} in this store: declare it {how}")
+    must_agree(entry, column, replace(known, names=known.names or (before,)))
     if before != name:
         if before in column.table.columns or before in column.table.signals:
             raise SchemaMismatch(
@@ -365,10 +376,28 @@ def _merge_column(entry: TableEntry, column: Column[Any, Any] | Signal[Any]) -> 
             )
         known = replace(known, names=renamed(before, known.names, name))  # N18
         columns = {name if key == before else key: known if key == before else each for key, each in columns.items()}
-    declared = _entry_of(column, known.number)
-    if replace(known, names=()) != declared:
+    return replace(entry, columns=columns)
+
+
+def must_agree(entry: TableEntry, column: Column[Any, Any] | Signal[Any], stored: ColumnEntry) -> None:
+    """Check that a column is what its declaration says (N10, N18). Raises: SchemaMismatch."""
+    first = stored.names[0] if stored.names else column.name
+    if first != column.first_name:
+        names = [each for each in stored.names if each != column.name]
+        how = f"with was={names!r}" if names else "without was="
+        raise SchemaMismatch(f"column {column!r} was made as {first!r} in this store: declare it {how}")
+    declared = _entry_of(column, stored.number)
+    if replace(stored, names=()) != declared:
         raise SchemaMismatch(
-            f"column {column!r} is {_told(known)} in the store, and {_told(declared)} in the schema. "
+            f"column {column!r} is {_told(stored)} in the store, and {_told(declared)} in the schema. "
             "Declare it as it was made, or use another name."
         )
-    return replace(entry, columns=columns)
+    if entry.key != column.table.key.name:
+        raise SchemaMismatch(_other_key(entry, column.table))
+
+
+def _other_key(entry: TableEntry, table: Table[Any]) -> str:
+    return (
+        f"table {table.title!r} has keys of {entry.key} in the store and of {table.key.name} in the schema. "
+        "Declare it as it was made, or use another name."
+    )

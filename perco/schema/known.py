@@ -12,6 +12,7 @@ from perco.errors import SchemaMismatch, UsageError
 from perco.protocol.records import Cellref
 from perco.schema.catalogue import Bound, Catalogue
 from perco.schema.codecs import codec_named
+from perco.schema.entries import must_agree
 from perco.schema.schema import Column, Schema, Signal, Table
 
 
@@ -34,6 +35,7 @@ class Known:
         self.catalogue = Catalogue()
         self.bounds: dict[Column[Any, Any], Bound] = {}
         self.signals: dict[Signal[Any], Bound] = {}
+        self._numbers: dict[tuple[str, str], int] = {}  # of the columns, as they were when the store was opened
 
     def borrow(self, schema: Schema) -> None:
         """Use a schema that was made from the store's catalogue."""
@@ -45,6 +47,12 @@ class Known:
             return False
         self.catalogue = catalogue
         self.forget()
+        for table in self.schema.tables.values():
+            if (entry := catalogue.tables.get(table.name)) is not None:
+                columns: list[Column[Any, Any] | Signal[Any]] = [*table.columns.values(), *table.signals.values()]
+                for column in columns:
+                    if column.name in entry.columns:
+                        self._numbers.setdefault((table.name, column.first_name), entry.columns[column.name].number)
         return True
 
     def forget(self) -> None:
@@ -91,11 +99,24 @@ class Known:
         known = self.schema.tables.get(column.table.name)
         if known is not column.table and not (self.borrowed and known is not None and _declares(known, column)):
             raise SchemaMismatch(f"{column!r} is not in the schema that this store was opened with")
+        self._must_be_the_same(column)
+
+    def _must_be_the_same(self, column: Column[Any, Any] | Signal[Any]) -> None:
+        """N17: what the store has under this name must be what the program declared when it opened the store. Another
+        program may have dropped it since, and made another one. Raises: SchemaMismatch."""
         entry = self.catalogue.tables[column.table.name]
-        if column.name not in entry.columns and column.name in {gone.name for gone in entry.gone.values()}:
-            raise SchemaMismatch(f"{column!r} has been dropped, and this program still declares it")  # N17
-        if column.name not in entry.columns:
+        stored = entry.columns.get(column.name)
+        seen = self._numbers.get((column.table.name, column.first_name))
+        gone = entry.gone.get(seen) if seen is not None else None
+        if gone is None and stored is None:
+            gone = next((each for each in entry.gone.values() if each.first_name == column.first_name), None)
+        if gone is not None or (stored is not None and seen not in (None, stored.number)):
+            again = "; another column has its name now" if stored is not None else ""
+            raise SchemaMismatch(f"{column!r} has been dropped, and this program still declares it{again}")
+        if stored is None:
             raise SchemaMismatch(f"{column!r} was declared after the store was opened; open it with the whole schema")
+        if not self.borrowed:  # such a schema reads columns as bytes if their codec is unknown
+            must_agree(entry, column, stored)
 
     # ------------------------------------------------------------ names for error messages
 

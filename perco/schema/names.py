@@ -22,7 +22,7 @@ class HasNames:
 
     @property
     def first_name(self) -> str:
-        """The oldest of its names, by which views and sinks know it."""
+        """The oldest of its names, by which views know it."""
         return self.was[0] if self.was else self.name
 
 

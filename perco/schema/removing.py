@@ -14,6 +14,7 @@ from dataclasses import replace
 from perco.errors import UsageError
 from perco.protocol.retention import Keep
 from perco.schema.catalogue import Catalogue
+from perco.schema.converting import mark_of
 from perco.schema.entries import Gone, TableEntry
 
 
@@ -25,12 +26,13 @@ def without_columns(catalogue: Catalogue, table: str, columns: Collection[str]) 
     table, entry = _there(catalogue, table)
     dropped = {gone.name for gone in entry.gone.values()}
     for name in columns:
-        if name not in entry.columns and name not in dropped:
+        if name.startswith("_") or (name not in entry.columns and name not in dropped):
             known = ", ".join(repr(each) for each in entry.columns if not each.startswith("_")) or "none"
             raise UsageError(f"there is no column {name!r} in table {table!r}; there are: {known}")
     gone = [name for name in columns if name in entry.columns]
     _must_be_unused(catalogue, table, gone)
-    return _next(catalogue, table, _without(entry, gone)) if gone else catalogue
+    marks = {mark_of(entry.columns[name].first_name(name)) for name in gone} & set(entry.columns)  # N19
+    return _next(catalogue, table, _without(entry, [*gone, *marks])) if gone else catalogue
 
 
 def without_table(catalogue: Catalogue, table: str) -> Catalogue:
@@ -38,7 +40,8 @@ def without_table(catalogue: Catalogue, table: str) -> Catalogue:
 
     Raises: UsageError for a table that the store does not have, or that observers need.
     """
-    if table in catalogue.tables and catalogue.tables[table].dropped:
+    live = {name for name, entry in catalogue.tables.items() if not entry.dropped}
+    if table in catalogue.tables.keys() - live and table not in map(catalogue.title, live):
         return catalogue
     table, entry = _there(catalogue, table)
     _must_be_unused(catalogue, table, list(entry.columns))
@@ -75,15 +78,19 @@ def _noted(catalogue: Catalogue, columns: Mapping[tuple[str, int], Gone]) -> Cat
 def _there(catalogue: Catalogue, name: str) -> tuple[str, TableEntry]:
     """The table that has one of its names, as the catalogue has it. Raises: UsageError."""
     tables = {table: entry for table, entry in catalogue.tables.items() if not entry.dropped}
-    for table, entry in tables.items():
-        if name in (table, *entry.names):
-            return table, entry
+    named = [table for table, entry in tables.items() if name in entry.names]
+    if found := ([name] if name in tables else named[:1]):
+        return found[0], tables[found[0]]
     known = ", ".join(repr(catalogue.title(each)) for each in tables) or "none"
     raise UsageError(f"there is no table {name!r} in this store; there are: {known}")
 
 
 def _without(entry: TableEntry, columns: Collection[str]) -> TableEntry:
-    gone = {e.number: Gone(name, e.codec, e.group) for name, e in entry.columns.items() if name in columns}
+    gone = {
+        each.number: Gone(name, each.first_name(name), each.codec, each.group)
+        for name, each in entry.columns.items()
+        if name in columns
+    }
     left = {name: column for name, column in entry.columns.items() if name not in columns}
     return replace(entry, columns=left, gone={**entry.gone, **gone})
 
@@ -94,16 +101,23 @@ def _next(catalogue: Catalogue, table: str, entry: TableEntry) -> Catalogue:
 
 
 def _must_be_unused(catalogue: Catalogue, table: str, columns: Collection[str]) -> None:
-    """Raises: UsageError if an observer has one of these columns."""
-    ids = [repr(id) for id, each in catalogue.observers.items() if each.table == table and each.column in columns]
-    if ids:
-        raise UsageError(
-            f"{', '.join(ids)} observe {table}: drop these observers first (perco observers STORE --drop ID; a view's, "
-            "with perco views drop)"
-        )
-    left = [repr(each.id) for each in catalogue.dropped.values() if not each.clean and each.table == table]
+    """Raises: UsageError if an observer observes one of these columns, or says that it writes it."""
+    entry, title = catalogue.tables[table], catalogue.title(table)
+    numbers = {(table, entry.columns[name].number): name for name in columns}
+    for id, each in catalogue.observers.items():
+        if each.table == table and each.column in columns:
+            raise UsageError(
+                f"observer {id!r} observes {title}.{each.column}: drop it first (perco observers STORE --drop ID; a "
+                "view's observers, with perco views drop)"
+            )
+        if written := [numbers[where] for where in each.writes if where in numbers]:
+            raise UsageError(
+                f"observer {id!r} writes {title}.{written[0]}: drop it first (perco observers STORE --drop ID; a "
+                "view's observers, with perco views drop), or deploy a program in which it does not"
+            )
+    left = [each.id for each in catalogue.dropped.values() if not each.clean and each.table == table]
     if left:
-        raise UsageError(f"the drop of observer {', '.join(left)} was interrupted: repeat it first")
+        raise UsageError(f"the drop of observer {left[0]!r} was interrupted: repeat it first")
 
 
 def _must_have_no_views(catalogue: Catalogue, table: str, entry: TableEntry) -> None:

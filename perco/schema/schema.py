@@ -336,6 +336,7 @@ class Schema:
             self.tables[table.title] = table
         self.observers: dict[str, Observer] = {}
         self.schedules: dict[str, Schedule] = {}
+        self._conversions: dict[Column[Any, Any], Column[Any, Any]] = {}  # by target, its source
 
     def must_suit(self, *, logs: bool) -> None:
         """Raise UsageError if a table is to keep a log of its changes, and the store keeps no `logs` (E1)."""
@@ -474,7 +475,14 @@ class Schema:
         """
         if not isinstance(source, Column) or not isinstance(target, Column) or source.table is not target.table:
             raise UsageError(f"conversion {id!r} takes two columns of one table, not {source!r} and {target!r}")
-        mark = target.table.hide(f"_converted {id}", MSGPACK)
+        self._conversions[target] = source  # each has at most one
+        at: Column[Any, Any] | None = source
+        while at is not None:
+            if at is target:
+                del self._conversions[target]
+                raise UsageError(f"conversion {id!r} would convert {target!r} from itself, over and over")
+            at = self._conversions.get(at)
+        mark = target.table.hide(converting.mark_of(target.first_name), MSGPACK)
 
         def register(function: Callable[[V], W | None]) -> Callable[[V], W | None]:
             run = converting.observer(target, mark, version, must_convert(id, function))

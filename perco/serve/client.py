@@ -69,6 +69,7 @@ from perco.serve.messages import (
 from perco.serve.pulse import Pulse
 from perco.serve.remote import RemoteDriver, RemoteFates, RemoteOracle
 from perco.serve.remote_rows import LostRowStore, RemoteRowStore
+from perco.serve.shared_ids import SharedIds
 from perco.serve.tasks import ProcessTasks
 from perco.serve.together import Together
 from perco.storage import Tablet
@@ -195,6 +196,7 @@ class RemoteOwner:
             *(self.local, Known(schema), self._oracle, fates, driver, background, prefetch),
             *(options.transaction, options.retry, random.Random(options.seed), token_of_locks, options.on_event),
         )
+        self._ids = SharedIds(self.engine.known)
         driver.name = self.engine.known.name_of
         self.keeper = Keeper(self.engine, self.local.adapt, is_told=False)
         self.workers = Workers(self.engine)
@@ -401,14 +403,15 @@ class RemoteOwner:
     # ------------------------------------------------------------ observers
 
     def _observers(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Ids of the observers that this process has, and of those that it may run."""
+        """Ids of the observers that this process has, and of those that it may run; the oldest ones (N18)."""
         worker = self.workers.worker
-        return worker.works() if worker is not None else ((), ())
+        has, runs = worker.works() if worker is not None else ((), ())
+        return [*map(self._ids.shared, has)], [*map(self._ids.shared, runs)]
 
     async def _worker_begins(self) -> None:
         worker = self.workers.worker
         assert worker is not None
-        worker.elsewhere = Elsewhere(self.link, self._together)
+        worker.elsewhere = Elsewhere(self.link, self._together, self._ids.shared)
         await self.link.call(Method.WORKS, self._observers(), again=True)
 
     async def _worker_ended(self) -> None:
@@ -430,7 +433,7 @@ class RemoteOwner:
             asked = ts, None if without is None else tuple(without)
             failed, workers = await self.link.call(Method.UP_TO, asked, again=True)
             if failed is not None:
-                return dict(failed)
+                return self._ids.here(dict(failed))
             worker = self.workers.worker
             if worker is not None and worker.damaged:  # raises, if it can run for none of the changes that are left
                 await self.waiting.none_up_to(ts, without)
@@ -441,14 +444,14 @@ class RemoteOwner:
         return [Freshness(*each) for each in found]
 
     async def lag(self) -> dict[str, Lag]:
-        return {id: Lag(*fields) for id, fields in await self.link.call(Method.LAG, None, again=True)}
+        return self._ids.here({id: Lag(*told) for id, told in await self.link.call(Method.LAG, None, again=True)})
 
     async def workers_now(self) -> dict[str, int]:
         while True:
             workers: dict[str, int] | None
             _, _, workers, _ = await self.link.call(Method.IDLE, None, again=True)
             if workers is not None:
-                return workers
+                return self._ids.here(workers)
             await trio.sleep(_WORKERS_APART_S)  # those of a former owner may be about to reconnect
 
     async def _check_workers(
@@ -462,7 +465,7 @@ class RemoteOwner:
             up_to: as for `Waiting.must_be_run`.
         """
         if workers is not None and trio.current_time() >= self.link.back_since + BACK_S:
-            await self.waiting.must_be_run(workers, up_to)
+            await self.waiting.must_be_run(self._ids.here(workers), up_to)
 
     # ------------------------------------------------------------ the beginning and the end
 

@@ -3,7 +3,7 @@ of its own process, and whether this process has room for more (N8)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import trio
@@ -20,8 +20,12 @@ _HELD_MAX: Final = 4096  # how many such rows are remembered
 class Elsewhere:
     """See `perco.notify.rowlocks.Elsewhere`."""
 
-    def __init__(self, link: Link, together: Together | None) -> None:
-        self._link, self._together = link, together
+    def __init__(self, link: Link, together: Together | None, shared: Callable[[str], str] = str) -> None:
+        """
+        Args:
+            shared: of an observer's id, the one by which processes speak of it to each other (N18).
+        """
+        self._link, self._together, self._shared = link, together, shared
         if together is not None:
             together.dropped = self._dropped
         # Rows that other processes had: the newest change that they saw there, and until when to leave the row alone.
@@ -145,4 +149,4 @@ class Elsewhere:
             self._link.tell(Method.LOOKED, False)
 
     def works(self, ids: Iterable[str], runs: Iterable[str]) -> None:
-        self._link.tell(Method.WORKS, (tuple(ids), tuple(runs)))
+        self._link.tell(Method.WORKS, (tuple(map(self._shared, ids)), tuple(map(self._shared, runs))))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import astuple
@@ -63,6 +64,7 @@ from perco.serve.parking import Parking
 from perco.serve.processes import TabletServers, on_news
 from perco.serve.rows import Rows
 from perco.serve.sessions import Session, Sessions, Stuck, must_go_on
+from perco.serve.shared_ids import SharedIds
 from perco.serve.tasks import ProcessTasks
 from perco.serve.told_tasks import ToldTasks
 from perco.tablets.backend import Tickets, lost
@@ -97,6 +99,7 @@ class Server(Door[Session]):
         parts = inside(db)
         super().__init__(parts.background, options)
         self._parts, self._owner, self._servers, self._tickets = parts, local_owner(db), servers, tickets
+        self._ids = SharedIds(parts.known)
         driver, oracle, fates = parts.driver, parts.oracle, parts.fates
         self.sessions = Sessions(oracle.holds, fates, options.lease_s, driver.leave_orphans)
         self.sessions.on_wake = self._woken
@@ -230,7 +233,7 @@ class Server(Door[Session]):
         parts, owner = self._parts, self._owner
         parts.driver.on_notified.append(self._notified)
         parts.oracle.on_announced.append(self._announced)
-        parts.waiting.watch_elsewhere, owner.idle.busy_elsewhere = self.sessions.watch, self._busy
+        parts.waiting.watch_elsewhere, owner.idle.busy_elsewhere = self._ids.watching(self.sessions.watch), self._busy
         owner.heartbeat.on_held = self._held_up
         since = -math.inf if owner.made_here else trio.current_time()
         owner.idle.works_elsewhere = partial(self._works_elsewhere, since)
@@ -475,7 +478,7 @@ class Server(Door[Session]):
 
     def _works_elsewhere(self, began: float) -> Collection[str] | None:
         """Observers that clients run; None: workers of a former owner may be about to connect to this one."""
-        return self.sessions.workers() or (None if trio.current_time() < began + BACK_S else ())
+        return self._ids.here(self.sessions.workers()) or (None if trio.current_time() < began + BACK_S else ())
 
     def _claim(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
         peer.reply(id, self._claimed(session, asked))
@@ -528,22 +531,19 @@ class Server(Door[Session]):
                 with trio.move_on_at(min(until, trio.current_time() + idle.looks_apart_s)):
                     await idle.changed()
                 failed = await idle.none_up_to(*asked)
-        return failed, self._workers()
+        return failed and self._ids.told(failed), self._workers()
 
     async def _fresh(self, session: Session, withouts: Sequence[Sequence[int]]) -> list[Any]:
         return [astuple(each) for each in await self._owner.freshness(withouts)]
 
     async def _lag(self, session: Session, _: Any) -> list[Any]:
-        return [(id, astuple(each)) for id, each in (await self._owner.lag()).items()]
+        return [(id, astuple(each)) for id, each in self._ids.told(await self._owner.lag()).items()]
 
     def _workers(self) -> dict[str, int] | None:
         """How many processes run each observer; None: workers of a former owner may be about to connect to this one."""
         if self._owner.idle.works_elsewhere is not None and self._owner.idle.works_elsewhere() is None:
             return None
-        counts = self.sessions.workers()
-        for id in self._owner.idle.works():
-            counts[id] = counts.get(id, 0) + 1
-        return counts
+        return dict(Counter(self.sessions.workers()) + Counter(map(self._ids.shared, self._owner.idle.works())))
 
     async def _folder(self, caller: Session, _: Any) -> FolderIs:
         clients = [session for session in self.sessions.all.values() if session.peer is not None]

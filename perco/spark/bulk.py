@@ -111,11 +111,12 @@ def bulk_load(
             async with reached.open(schema):
                 pass
         async with reached.joining() as db:
-            for table, frame in named.items():
+            for table in list(named):
                 if table not in db.schema.tables:
                     known = ", ".join(sorted(db.schema.tables)) or "none"
                     raise UsageError(f"there is no table {table!r} to load into; there are: {known}")
-                must_fit(db.schema.tables[table], key, frame.schema)
+                must_fit(db.schema.tables[table], key, named[table].schema)
+                named[db.schema.tables[table].name] = named.pop(table)  # N18: as the store calls it
             rows: dict[str, int] = {}
 
             def write(load: BulkLoad) -> dict[str, list[tuple[bytes, str]]]:

@@ -116,11 +116,14 @@ class _Begun:
     observers: set[tuple[str, int, str, str]]  # of these tables
     build: str  # the build of views to which it belongs (N10); "": none
     building: set[str]  # ids of the observers that are being built by it
+    gone: set[tuple[str, int]]  # the columns that had been dropped from the tables
 
     def check(self, catalogue: Catalogue) -> None:
         """Raises: UsageError if observers are not as they were when the load began."""
         if self.observers != _observers(catalogue, self.tables):
             raise UsageError("observers of these tables were registered or dropped since the load began: begin again")
+        if self.gone != _columns(catalogue, self.tables):
+            raise UsageError("columns of these tables were dropped since the load began: begin again")
         if self.building != building.of(catalogue, self.build):
             raise UsageError("observers that are being built were resumed or dropped, or another build has begun")
 
@@ -164,7 +167,8 @@ class BulkLoads:
             raise StoreError("the store has used up its timestamps")
         id, token = secrets.token_hex(8), secrets.token_hex(16)
         begun = self._begun[id] = _Begun(
-            BulkLoad(id, ts, "", token), tables, _observers(catalogue, tables), build, building.of(catalogue, build)
+            *(BulkLoad(id, ts, "", token), tables, _observers(catalogue, tables), build),
+            *(building.of(catalogue, build), _columns(catalogue, tables)),
         )
         try:
             path = await trio.to_thread.run_sync(partial(self._local.begin_load, id, token))
@@ -319,6 +323,11 @@ class BulkLoads:
 
 def _observers(catalogue: Catalogue, tables: Sequence[str]) -> set[tuple[str, int, str, str]]:
     return {(id, e.number, e.table, e.column) for id, e in catalogue.observers.items() if e.table in tables}
+
+
+def _columns(catalogue: Catalogue, tables: Sequence[str]) -> set[tuple[str, int]]:
+    """The columns that were dropped from these tables (N17), by number."""
+    return {(table, number) for table in tables for number in catalogue.tables[table].gone}
 
 
 def _bounds(made: Sequence[tuple[bytes, str]]) -> list[tuple[bytes, bytes | None]]:

@@ -236,4 +236,4 @@ def _note(
     checked.count += 1
     if len(checked.differences) < differences_max:
         wanted, there = shown_values(expected), shown_values(found)
-        checked.differences.append(Difference(view, table.name, key, wanted, there, owner))
+        checked.differences.append(Difference(view, table.title, key, wanted, there, owner))

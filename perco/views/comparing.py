@@ -413,7 +413,7 @@ class _Comparison:
             found.changed += 1
         if len(found.differences) < self._most:
             wanted, has = shown_values(expected), shown_values(there)
-            found.differences.append(Difference(found.view, table.name, key, wanted, has, owner))
+            found.differences.append(Difference(found.view, table.title, key, wanted, has, owner))
 
     async def _strays(self) -> None:
         """Find the rows that no owner gives or gave, if there are more rows than the owners have."""

@@ -121,7 +121,7 @@ async def _why(
     writers = [view for view in views.declared.values() if table in view.outputs]
     if not writers:
         raise UsageError(
-            f"no view writes table {table.name!r}: programs wrote its rows; perco trace shows what followed"
+            f"no view writes table {table.title!r}: programs wrote its rows; perco trace shows what followed"
         )
     found = [await _reason(views, view, snap, table, key, inputs_max, members_max) for view in writers]
     return [reason for reason in found if reason is not None]
@@ -152,7 +152,7 @@ async def _reason(
     where = table.name, table.row(key)
     reason = Reason(
         view.id,
-        table.name,
+        table.title,
         row.key,
         shown_values(values),
         owner,
@@ -221,7 +221,7 @@ async def _input(snap: Snapshot, table: Table[Any], row: Row[Any]) -> Input:
         for column in columns
         if source[column] is not None
     }
-    return Input(table.name, row.key, row.values(), {c.name: stamps.get(c.name, row).commit_ts(c) for c in columns})
+    return Input(table.title, row.key, row.values(), {c.name: stamps.get(c.name, row).commit_ts(c) for c in columns})
 
 
 def _registered(views: Views, view: View, snap: Snapshot) -> str:

@@ -81,7 +81,7 @@ class Files:
             raise UsageError(f"{what}: keys are TEXT, INT64, BYTES or tuples of these, and {table!r} has others")
         self._of: Codec[Any] = table.key
         self._column = columns[0]
-        self._named = f"{table.name}.{columns[0].name} {table.key.name} {self._suffix}"
+        self._named = f"{table.name}.{columns[0].first_name} {table.key.name} {self._suffix}"
 
     # ------------------------------------------------------------ names
 

@@ -38,7 +38,7 @@ async def test_a_table_and_a_group(tmp_path: Path) -> None:  # N17
     assert "links" not in json.loads((await run("schema", store, "--json")).out)["tables"]
     refused = await run("drop", store, "docs", "--group", "raw", "--yes")
     assert (refused.code, refused.out) == (2, "")
-    assert "'measure' observe docs: drop these observers first (perco observers STORE --drop ID" in refused.err
+    assert "observer 'measure' observes docs.contents: drop it first (perco observers STORE --drop ID" in refused.err
     await run("observers", store, "--drop", "measure")
     done = await run("drop", store, "docs", "--group", "raw", "--yes", "--json")
     assert json.loads(done.out) == {

@@ -122,13 +122,17 @@ async def test_then_the_old_column_goes_and_the_new_one_gets_its_name() -> None:
         assert await get(db, price, "a") == 1.0
         await db.vacuum()
         assert await get(db, price, "a") == 1.0
-        assert sorted(inside(db).catalogue.tables["goods"].columns) == ["_converted euros", "cents"]
+        assert sorted(inside(db).catalogue.tables["goods"].columns) == ["_converted euros", "cents"], (
+            "of `euros`, which is `cents` now"
+        )
 
 
 def test_mistakes() -> None:
     shop, other = Shop(), Shop(0)
     wrong: Any = None
     for source, target, function, text in (
+        (shop.cents, shop.cents, int, "would convert goods.cents from itself, over and over"),
+        (shop.euros, shop.cents, int, "would convert goods.cents from itself, over and over"),
         (
             shop.cents,
             other.euros,
@@ -142,3 +146,45 @@ def test_mistakes() -> None:
             shop.schema.convert(source, target, id="x")(function)
     with pytest.raises(perco.UsageError, match="there are two observers with the id 'euros'"):
         shop.schema.convert(shop.cents, shop.euros, id="euros")(float)
+
+
+async def test_a_target_that_is_dropped_and_made_again_is_filled_again() -> None:  # N19, N17
+    local, shop = memory(), Shop()
+    async with client(local, shop.schema) as db:
+        await put(db, shop.cents, "a", 450)
+        async with db.worker():
+            await settle(db)
+        assert await db.drop_observer("euros") == {"euros": 0}
+        await db.drop_column("goods", "euros")
+    again = Shop(factor=10.0)
+    async with client(local, again.schema) as db, db.worker():
+        await settle(db)
+        assert await again.all(db) == {"a": 45.0}
+
+
+async def test_another_conversion_into_the_same_column_replaces_what_the_first_one_gave() -> None:  # N19
+    local, shop = memory(), Shop()
+    async with client(local, shop.schema) as db:
+        await put(db, shop.cents, "a", 450)
+        async with db.worker():
+            await settle(db)
+        await db.drop_observer("euros")
+    other = Shop(0)
+    other.schema.convert(other.cents, other.euros, id="another")(lambda cents: cents / 10)
+    async with client(local, other.schema) as db, db.worker():
+        await settle(db)
+        assert await other.all(db) == {"a": 45.0}
+
+
+async def test_a_value_that_is_written_with_its_source_stays() -> None:  # N19
+    """As programs do that write both columns, during a deploy."""
+    shop = Shop()
+    async with client(memory(), shop.schema) as db, db.worker():
+        async with db.transaction() as txn:
+            txn.set(shop.cents, "a", 450)
+            txn.set(shop.euros, "a", 4.5025)
+        await settle(db)
+        assert await shop.all(db) == {"a": 4.5025}
+        await put(db, shop.cents, "a", 500)
+        await settle(db)
+        assert await shop.all(db) == {"a": 5.0}

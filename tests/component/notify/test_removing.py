@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 import perco
+from perco import views
 from perco.check.check import CheckOptions, check
 from perco.database.inside import inside
 from perco.errors import CatalogueChanged, SchemaMismatch
@@ -208,7 +209,7 @@ async def test_what_a_dead_client_left_locked_is_settled_before_its_primary_goes
 async def test_a_drop_is_refused_while_observers_need_the_column() -> None:  # N17
     local, shop = memory(), Shop(observed="text")
     async with client(local, shop.schema) as db:
-        refused = r"'watch' observe goods: drop these observers first"
+        refused = r"observer 'watch' observes goods\.text: drop it first"
         with pytest.raises(perco.UsageError, match=refused):
             await db.drop_column("goods", ["image", "text"])
         with pytest.raises(perco.UsageError, match=refused):
@@ -312,3 +313,103 @@ async def test_two_programs_see_a_drop_while_they_run() -> None:  # N17, N10
             with pytest.raises(SchemaMismatch, match="has been dropped"):
                 await put(beside, other["text"], "a", "new")
         await put(beside, other["name"], "a", "new")
+
+
+@pytest.mark.parametrize("codec", [perco.INT64, perco.FLOAT64], ids=["the same codec", "another codec"])
+async def test_a_program_that_runs_on_does_not_take_another_column_for_its_own(codec: Any) -> None:  # N17
+    local = memory()
+
+    def program(codec: Any) -> tuple[perco.Schema, perco.Column[Any, Any]]:
+        table = perco.Table("goods", key=perco.TEXT)
+        return perco.Schema(table), table.column("price", codec)
+
+    (old, price), (new, other) = program(perco.INT64), program(codec)
+    async with client(local, old) as running:
+        await put(running, price, "a", 450)
+        await running.drop_column("goods", "price")
+        async with client(local, new, beside=running) as db:
+            await put(db, other, "a", codec.decode(codec.encode(4)))
+            for _ in range(2):  # in the end, it has learned of it
+                with contextlib.suppress(SchemaMismatch):
+                    await get(running, price, "a")
+                await trio.sleep(5)
+            told = r"goods\.price has been dropped, and this program still declares it"
+            with pytest.raises(SchemaMismatch, match=told):
+                await put(running, price, "a", 451)
+            with pytest.raises(SchemaMismatch, match=told):
+                await get(running, price, "a")
+            assert await get(db, other, "a") == 4
+
+
+async def test_a_program_that_runs_on_does_not_write_keys_of_another_codec() -> None:  # N17
+    local, old, new = memory(), Shop(), Shop(key=perco.INT64)
+    async with client(local, old.schema) as running:
+        await running.drop_table("goods")
+        await running.vacuum()
+        async with client(local, new.schema, beside=running) as db:
+            await put(db, new["name"], 3, "three")
+            with pytest.raises(SchemaMismatch, match="has been dropped"):
+                await put(running, old["name"], "abc", "new")
+            async with db.snapshot() as snap:
+                assert [row.key async for row in snap.scan(new.goods)] == [3]
+
+
+async def test_what_a_view_or_a_conversion_needs_is_not_dropped() -> None:  # N17, V15, N19
+    goods, totals = perco.Table("goods", key=perco.TEXT), perco.Table("totals", key=perco.TEXT)
+    kind, size = goods.column("kind", perco.TEXT), goods.column("size", perco.INT64)
+    price = goods.column("price", perco.FLOAT64)
+    total, note = totals.column("total", perco.INT64), totals.column("note", perco.TEXT)
+    schema = perco.Schema(goods, totals)
+    schema.convert(size, price, id="prices")(float)
+    declared = views.Views(schema)
+
+    @declared.group(
+        kind,
+        size,
+        by=lambda row: row[kind],
+        key=perco.TEXT,
+        id="sums",
+        into=[total],
+        keep=[views.sum(size), views.largest(size, 1)],
+    )
+    def sums(key: str, rows: Any) -> Any:
+        yield views.Put(totals, key, {total: rows.sum(size)})
+
+    async with client(memory(), schema) as db:
+        for table, column in (("totals", "total"), ("goods", "price")):
+            with pytest.raises(perco.UsageError, match=rf"writes {table}\.{column}: drop it first"):
+                await db.drop_column(table, column)
+        for table in "totals", *(name for name in inside(db).catalogue.tables if name.startswith("sums.")):
+            with pytest.raises(perco.UsageError, match=r"drop it first"):
+                await db.drop_table(table)
+        hidden = [name for name in inside(db).catalogue.tables["totals"].columns if name.startswith("_")]
+        for name in hidden:
+            with pytest.raises(perco.UsageError, match="there is no column"):
+                await db.drop_column("totals", name)
+        await db.drop_column("totals", "note")
+        assert note.name not in inside(db).catalogue.tables["totals"].columns
+
+
+async def test_an_id_of_a_dropped_observer_of_a_dropped_column_is_used_again() -> None:  # N12, N17
+    local, first, second = memory(), Shop(observed="text"), Shop("text", observed="name")
+    async with client(local, first.schema) as db:
+        await db.drop_observer("watch")
+        await db.drop_column("goods", "text")
+        await db.vacuum()
+    async with client(local, second.schema) as db:
+        await put(db, second["name"], "a", "waits")
+        assert await db.drop_observer("watch") == {"watch": 1}
+        await db.drop_column("goods", "name")
+
+
+async def test_an_empty_table_costs_the_vacuum_nothing() -> None:  # N17
+    local, shop = memory(), Shop()
+    async with client(local, shop.schema) as db:
+        await shop.fill(db)
+        await db.drop_table("goods")
+        cuts: dict[str, int] = {"goods": 0}
+        with trio.fail_after(LONG_S):
+            while "goods" in cuts:
+                cuts = (await db.vacuum()).cuts
+                await trio.sleep(1)
+        assert "stock" in cuts

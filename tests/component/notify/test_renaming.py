@@ -259,7 +259,7 @@ async def test_two_observers_do_not_become_one() -> None:  # N18
     local, both = memory(), Old(id="measure")
     both.observe("length")
     await stored(local, both.schema)
-    with pytest.raises(SchemaMismatch, match="'length' is declared with was='measure', but the store has both"):
+    with pytest.raises(SchemaMismatch, match=r"was=\['measure'\], but the store also has observer 'measure'"):
         await stored(local, New(id="length", was="measure").schema)
     with pytest.raises(perco.UsageError, match="'measure' is an id of observer 'measure' and, earlier or now, of 'x'"):
         both.observe("x", was="measure")
@@ -273,6 +273,40 @@ async def test_two_observers_do_not_become_one() -> None:  # N18
     reused.observe("measure")
     with pytest.raises(SchemaMismatch, match="observer 'length' once had the id 'measure'"):
         await stored(local, reused.schema)
+
+
+async def test_a_table_that_was_made_by_mistake_can_be_dropped_and_the_good_one_stays() -> None:  # N18, N17
+    """A deploy forgot `was=`, so the store has both tables."""
+    local, old, new = memory(), Old(), New()
+    mistaken = perco.Table("documents", key=perco.TEXT)
+    body = mistaken.column("body", perco.TEXT)
+    async with client(local, old.schema) as db:
+        await put(db, old.body, "a", "good")
+    async with client(local, perco.Schema(mistaken)) as db:
+        await put(db, body, "b", "by mistake")
+    with pytest.raises(SchemaMismatch, match=r"has tables 'pages' and 'documents'.* \(perco drop STORE documents"):
+        await stored(local, new.schema)
+    async with client(local, perco.Schema(mistaken)) as db:
+        await db.drop_table("documents")
+    async with client(local, new.schema) as db:
+        assert await get(db, new.body, "a") == "good"
+        await db.vacuum()
+        async with db.snapshot() as snap:
+            assert [row.key async for row in snap.scan(new.docs)] == ["a"]
+        await db.drop_table("documents")  # now it is the good one
+        assert inside(db).catalogue.tables["pages"].dropped
+    again = perco.Table("documents", key=perco.INT64)
+    async with client(local, perco.Schema(again)) as db:  # its name is free
+        assert "documents" in inside(db).catalogue.tables
+
+
+async def test_an_id_that_another_observer_once_had_is_no_earlier_id() -> None:  # N18
+    local, first = memory(), New(id="letters", was="count")
+    first.observe("tally")
+    await stored(local, first.schema)
+    second = New(id="tally", was="count")
+    with pytest.raises(SchemaMismatch, match=r"was=\['count'\], but the store also has observer 'letters'"):
+        await stored(local, second.schema)
 
 
 async def test_two_tables_do_not_become_one() -> None:  # N18
