@@ -86,7 +86,9 @@ async def drop(store: str, what: str, *, group: str | None, yes: bool, json: boo
 
 def _named(catalogue: Catalogue, what: str, group: str | None) -> tuple[str, list[str] | None]:
     """The table, and the columns to drop; None: the table itself. Raises: UsageError."""
-    tables = {catalogue.title(name): entry for name, entry in catalogue.tables.items() if not entry.dropped}
+    live = {name: entry for name, entry in catalogue.tables.items() if not entry.dropped}
+    titles = {catalogue.title(name): entry for name, entry in live.items()}
+    tables = {**live, **titles}  # a renamed table can be given by its name in the store, too (N18)
     if what in tables:  # a table's name may have dots
         if group is None:
             return what, None
@@ -98,7 +100,7 @@ def _named(catalogue: Catalogue, what: str, group: str | None) -> tuple[str, lis
         column = what.removeprefix(f"{table}.")
         if column != what and group is None and column in tables[table].columns:
             return table, [column]
-    known = ", ".join(tables) or "none"
+    known = ", ".join(titles) or "none"
     raise UsageError(f"there is no table or column {what!r} (TABLE or TABLE.COLUMN); there are tables: {known}")
 
 

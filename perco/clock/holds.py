@@ -87,7 +87,7 @@ class Holds:
 
         Args:
             aged: for each table, the timestamp up to which its retention allows versions to be removed.
-            least: the watermark may move up to here, whatever the retention of the tables is (N17).
+            least: the watermark may move up to here, even if no table's retention allows it (N17). The cuts stay.
         """
         lowest = self.lowest(last, now_ms)
         oldest = max([*aged.values(), least])

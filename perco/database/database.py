@@ -440,11 +440,12 @@ class Database:
         """Drop columns, or signals, of a table (N17).
 
         From now on, no transaction writes them. The vacuum removes their cells, once every reader that began before
-        the drop has ended. A program that still declares such a column gets a SchemaMismatch where it uses it; one that
-        opens the store then makes it again, as a new and empty column. So deploy a program without it first.
+        the drop has ended. A program that still declares such a column gets a SchemaMismatch where it uses it. A
+        program that declares it when it opens the store makes it again, as a new and empty column. So deploy a program
+        without it first.
 
-        Raises: UsageError for a table or a column that the store does not have, or that has observers: drop these
-        first; ReadOnly; WriteUnknown.
+        Raises: UsageError for a table or a column that the store does not have, or that an observer, a view or a
+        conversion needs: drop that first; ReadOnly; WriteUnknown.
         """
         columns = [column] if isinstance(column, str) else list(column)
         if not isinstance(table, str) or not all(isinstance(each, str) for each in columns):
@@ -456,8 +457,7 @@ class Database:
         """Drop a table, with all of its columns (N17).
 
         As for `drop_column`. A table that is declared later may have the same name; if its keys have another codec,
-        only once the vacuum has removed the rows. Their space on disk is free for other rows of the same tablets;
-        `compact` gives it back to the file system.
+        only once the vacuum has removed the rows. The files of the table keep their size until you call `compact`.
 
         Raises: UsageError for a table that the store does not have, or that observers observe, or views have rows in;
         ReadOnly; WriteUnknown.

@@ -352,7 +352,9 @@ def _declared(table: Table[Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _names_here(stored: Mapping[str, tuple[str, ...]], declared: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """For each stored name that a program does not declare, the name that it does declare, if there is one (N18).
+    """For each stored name that a program does not declare, the earlier name that it declares, if there is one (N18).
+    If `body` was once `contents`, and the program declares `contents`, this is {"body": "contents"}; but if it declares
+    `contents` with was="body", it renames the column back, and this is empty.
 
     Args:
         stored: all names that each has had.

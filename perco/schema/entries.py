@@ -329,8 +329,8 @@ def merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
 
 
 def _titled(names: tuple[str, ...], table: Table[Any]) -> tuple[str, ...]:
-    """All names of a table after a program has declared it (N18). A program that declares an earlier name, and does not
-    say that the table had the newest one before, renames nothing."""
+    """All names of a table after a program has declared it (N18). An older program, which declares an earlier name,
+    renames nothing; it would have to name the newest one in was=."""
     newest = names[-1] if names else table.name
     if table.title == newest or (table.title in (table.name, *names) and newest not in table.was):
         return names

@@ -1,9 +1,9 @@
 """Drops columns and tables from the catalogue. Pure: what a change of the catalogue does, in three steps.
 
 N17 First the column leaves the catalogue, in a version that writers must know (N10); its number is never given again.
-    Then a timestamp is drawn and recorded. No transaction that begins after it writes the column, and those that began
-    before it, and have written the column, are settled once the vacuum has settled all locks below a watermark that is
-    higher (G2). Then the vacuum removes the cells, and this is recorded.
+    Then a timestamp is drawn and recorded: every transaction that has written the column began before it. Once the
+    watermark is higher than that timestamp, the vacuum settles all locks below the watermark (G2), then it removes the
+    column's cells, and this is recorded.
 """
 
 from __future__ import annotations

@@ -8,11 +8,13 @@ from typing import Any, Final
 
 import pytest
 
+from perco.errors import SchemaMismatch
 from perco.history import dropped
 from perco.history.vacuum import Vacuum
 from perco.schema import catalogue, converting, entries, removing
 from perco.schema.catalogue import Catalogue
 from perco.schema.entries import TableEntry
+from perco.schema.known import Known
 from perco.schema.names import HasNames
 from tests.testing.mutants_components import by, nothing
 
@@ -107,6 +109,42 @@ def names_forgotten(patch: pytest.MonkeyPatch) -> None:
 @by(f"{_RENAMING}::test_views_go_on_over_columns_that_were_renamed", "N18 views know columns by their newest names")
 def newest_names(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HasNames, "first_name", property(lambda self: self.name))
+
+
+@by(
+    f"{_REMOVING}::test_a_program_that_runs_on_does_not_take_another_column_for_its_own[owner-another codec]",
+    "N17 a program that runs on uses a column that another program has made",
+)
+def taken_for_its_own(patch: pytest.MonkeyPatch) -> None:
+    def only_there(self: Known, column: Any) -> None:
+        if column.name not in self.catalogue.tables[column.table.name].columns:
+            raise SchemaMismatch(f"{column!r} has been dropped, and this program still declares it")
+
+    patch.setattr(Known, "_must_be_the_same", only_there)
+
+
+@by(
+    f"{_REMOVING}::test_what_a_view_or_a_conversion_needs_is_not_dropped",
+    "N17 a column that a view or a conversion writes is dropped",
+)
+def written(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Catalogue, "_numbers_of", lambda self, writes: ())
+
+
+@by(
+    "tests/integration/notify/test_renamed.py::test_a_worker_is_known_by_its_observers_whatever_it_calls_them[old-new]",
+    "N18 processes speak of an observer by the ids that they declare",
+)
+def ids_of_their_own(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Catalogue, "shared_id", lambda self, id: id)
+
+
+@by(
+    f"{_CONVERTING}::test_a_target_that_is_dropped_and_made_again_is_filled_again",
+    "N19 the note of what was converted outlives the target",
+)
+def mark_stays(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(removing, "mark_of", lambda target: "")
 
 
 Run = Callable[[Any, Any], Awaitable[None]]

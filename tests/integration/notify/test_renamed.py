@@ -24,30 +24,38 @@ class Program:
             txn.set(self.size, change.key, len(change.value or ""))
 
 
-@pytest.mark.parametrize("owner", ["old", "new"])
-async def test_a_worker_of_an_older_program_is_known_by_its_observers(tmp_path: Path, owner: str) -> None:  # N7, N18
-    def program(which: str) -> Program:
-        return Program("count") if which == "old" else Program("letters", "count")
+IDS = {"old": "count", "new": "letters"}
 
-    old, new = program("old"), program("new")
+
+def program(which: str) -> Program:
+    return Program("count") if which == "old" else Program("letters", "count")
+
+
+@pytest.mark.parametrize("works", ["old", "new"])
+@pytest.mark.parametrize("owns", ["old", "new"])
+async def test_a_worker_is_known_by_its_observers_whatever_it_calls_them(
+    tmp_path: Path, owns: str, works: str
+) -> None:  # N7, N18
+    asks = "new" if works == "old" else "old"
     address = f"unix:{tmp_path / SOCKET}"
+    program_that_asks = program(asks)
     async with (
-        perco.open(tmp_path, program(owner).schema),
-        perco.open(address, old.schema) as worker,
-        perco.open(address, new.schema) as db,
+        perco.open(tmp_path, program(owns).schema),
+        perco.open(address, program("new").schema),  # by now, the store knows of the rename
+        perco.open(address, program(works).schema) as worker,
+        perco.open(address, program_that_asks.schema) as db,
         worker.worker(),
     ):
         async with db.transaction() as txn:
-            txn.set(new.body, "a", "text")
+            txn.set(program_that_asks.body, "a", "text")
         assert await db.wait_idle(timeout=30) == 0
         async with db.snapshot() as snap:
-            assert await snap.get(new.size, "a") == 4
-        for asked, id in ((db, "letters"), (worker, "count")):
+            assert await snap.get(program_that_asks.size, "a") == 4
+        for asked, id in ((db, IDS[asks]), (worker, IDS[works])):
             lag: dict[str, Any] = await asked.lag()
             assert list(lag) == [id]
             assert lag[id].workers == 1
-        with pytest.raises(perco.UsageError, match="a process runs observer 'letters': stop the worker"):
-            await db.drop_observer("letters")
-        ts = txn.commit_ts
-        await worker.wait_for(ts, timeout=30)
-        await db.wait_for(ts, timeout=30)
+        with pytest.raises(perco.UsageError, match=f"a process runs observer '{IDS[asks]}': stop the worker"):
+            await db.drop_observer(IDS[asks])
+        await worker.wait_for(txn.commit_ts, timeout=30)
+        await db.wait_for(txn.commit_ts, timeout=30)
