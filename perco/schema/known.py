@@ -102,8 +102,8 @@ class Known:
         self._must_be_the_same(column)
 
     def _must_be_the_same(self, column: Column[Any, Any] | Signal[Any]) -> None:
-        """N17: what the store has under this name must be what the program declared when it opened the store. Another
-        program may have dropped it since, and made another one. Raises: SchemaMismatch."""
+        """Check that the store has this column, and no other one under its name: since the program opened the store,
+        another program may have dropped the column, and made another one (N17). Raises: SchemaMismatch."""
         entry = self.catalogue.tables[column.table.name]
         stored = entry.columns.get(column.name)
         seen = self._numbers.get((column.table.name, column.first_name))
