@@ -84,7 +84,8 @@ class Tablet(Protocol):
     """The row store's interface to a tablet; reads are synchronous and short (S3).
 
     Attributes:
-        on_written: called on the writer's thread after each write transaction, with its duration in seconds. A tablet without a writer's thread in this process never calls it.
+        on_written: called on the writer's thread after each write transaction, with its duration in seconds. A tablet
+            without a writer's thread in this process never calls it.
     """
 
     table: str
