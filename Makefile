@@ -18,7 +18,7 @@ SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/tes
   test_worker.py test_running.py test_backfill.py test_copying.py test_exchanging.py test_querying.py test_splitting.py test_checking.py test_postgresql.py test_bigtable.py test_reading.py test_compacting.py test_crossover.py test_embeddings.py test_views.py) \
   tests/integration/test_metrics.py tests/webindex/test_crawl.py tests/component/serve/test_spread.py tests/integration/notify/test_chain.py tests/damage \
   tests/integration/storage/test_missing.py tests/integration/copying tests/integration/views tests/integration/llamaindex \
-  tests/integration/bench/test_derive.py $(filter-out tests/examples/test_spark_pipeline.py,$(wildcard tests/examples/test_*.py))
+  tests/integration/bench/test_derive.py tests/journey $(filter-out tests/examples/test_spark_pipeline.py,$(wildcard tests/examples/test_*.py))
 
 .PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-bigtable-live test-spark test-types test-wheel test-pythons check format bench docs simulate sweep powerloss soak clean help
 
