@@ -25,8 +25,8 @@ PAGES: Final = ROOT / "build" / "pages"
 MOVED: Final = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 PACKAGES: Final = {
     "perco": "perco: for code on trio",
-    "perco.options": "options of `perco.open`",
-    "perco.errors": "errors",
+    "perco.options": "perco.options: of perco.open",
+    "perco.errors": "perco.errors",
     "perco.aio": "perco.aio: for asyncio",
     "perco.sync": "perco.sync: for blocking code",
     "perco.views": "perco.views: derived tables",
@@ -124,7 +124,12 @@ def _names(package: str, title: str) -> Iterator[str]:
 def _public(module: Any) -> Iterator[str]:
     """The names that a module defines, or imports under the same name on purpose (`from x import A as A`)."""
     for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+        kinds = (
+            (ast.ClassDef,)
+            if module.__name__ == "perco.errors"
+            else (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        )
+        if isinstance(node, kinds) and not node.name.startswith("_"):
             yield node.name
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("perco."):
             yield from (each.name for each in node.names if each.asname == each.name)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import perco
 from perco import views as declared_views
+from perco.cli.looks import look
 from perco.cli.screen import FINE, FOUND, counted, show_json
 from perco.cli.working import loaded_views
 from perco.database.inside import inside
@@ -48,10 +49,20 @@ def _show(plan: Dropped) -> None:
     print(f"changes that wait: {plan.changes}")
 
 
-async def drop_observer(store: str, id: str, *, json: bool) -> int:
-    """Unregister an observer, and remove the changes that wait for it."""
+async def drop_observer(store: str, id: str, *, yes: bool, json: bool) -> int:
+    """Unregister an observer, and remove the changes that wait for it; only with `yes`, if there are any."""
     async with perco.open(store, readonly=True) as db:
         schema = schema_of(inside(db).catalogue)
+        waiting = (await look(db)).waiting.get(id, 0)
+        failed = len(await db.failed(id, limit=None)) if id in inside(db).catalogue.observers else 0
+    if (waiting or failed) and not yes:
+        if json:
+            show_json({"observer": id, "waiting": waiting, "failed": failed, "dropped": False})
+        else:
+            wait = "waits" if waiting == 1 else "wait"
+            print(f"{counted(waiting, 'change')} {wait} for observer {id}, and {failed} are on its failed list")
+            print("nothing was dropped: add --yes to drop it, with these")
+        return FOUND
     async with perco.open(store, schema) as db:
         removed = (await db.drop_observer(id))[id]
     if json:
@@ -71,16 +82,24 @@ async def drop(store: str, what: str, *, group: str | None, yes: bool, json: boo
         else:
             without_columns(catalogue, table, columns)
         values = await _values(db, table, columns)
-    found = {"table": table, "columns": columns, "values": values, "dropped": yes}
+        writers = [
+            state.id
+            for state in await db.observers()
+            if any(at == table and (columns is None or name in columns) for at, name in state.outputs)
+        ]
+    found = {"table": table, "columns": columns, "values": values, "written_by": writers, "dropped": yes}
     if yes:
         async with perco.open(store, schema_of(catalogue)) as db:
             await (db.drop_table(table) if columns is None else db.drop_column(table, columns))
     if json:
         show_json(found)
     else:
-        whole = f"table {table}" if columns is None else ", ".join(f"{table}.{name}" for name in columns)
+        names = ", ".join(f"{table}.{name}" for name in columns or ())
+        whole = f"table {table}" if columns is None else f"column{'s' if len(columns) != 1 else ''} {names}"
+        for id in writers:
+            print(f"observer {id} has been seen to write it")
         print(f"{whole}: {', '.join(f'{name} {count:,}' for name, count in values.items()) or 'no values'}")
-        print("dropped: the vacuum removes the values" if yes else "nothing was dropped: add --yes to drop it")
+        print("dropped: the next vacuum removes the values" if yes else "nothing was dropped: add --yes to drop it")
     return FINE if yes else FOUND
 
 
@@ -100,6 +119,10 @@ def _named(catalogue: Catalogue, what: str, group: str | None) -> tuple[str, lis
         column = what.removeprefix(f"{table}.")
         if column != what and group is None and column in tables[table].columns:
             return table, [column]
+    for name, entry in catalogue.tables.items():
+        gone = {f"{catalogue.title(name)}.{each.name}" for each in entry.gone.values()}
+        if what in gone or (entry.dropped and what in (name, *entry.names)):
+            raise UsageError(f"{what!r} was dropped already")
     known = ", ".join(titles) or "none"
     raise UsageError(f"there is no table or column {what!r} (TABLE or TABLE.COLUMN); there are tables: {known}")
 

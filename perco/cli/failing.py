@@ -53,7 +53,7 @@ async def show_one(store: str, observer: str, key: str, *, json: bool) -> int:
         parsed = _key(db, observer, key)
         found = await db.failed(observer, key=parsed)
     if not found:
-        complain(f"observer {observer!r} has not failed for {parsed!r}")
+        complain(f"no change of {parsed!r} is on the failed list of observer {observer!r}; it may still be retried")
         return FOUND
     [change] = found
     now = time.time()

@@ -206,6 +206,7 @@ def observers(
     drop: Annotated[
         str | None, typer.Option("--drop", metavar="OBSERVER", help="Unregister an observer that no program declares.")
     ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="With --drop: even if changes wait for it, or failed.")] = False,
     json: Json = False,
 ) -> None:
     """Show which columns observers read and write.
@@ -213,9 +214,9 @@ def observers(
     The store records which column each observer observes, and which columns its runs have been seen to write so far.
     The command also works while another process has the store open.
 
-    --drop unregisters an observer that no program declares any more, and removes the changes that wait for it. It is
-    refused while a worker has the observer. The rows that its runs have written stay. (To drop a view: perco views
-    drop.)
+    --drop unregisters an observer that no program declares any more, and removes the changes that wait for it or are on
+    its failed list; if there are any, only with --yes. It is refused while a worker has the observer. The rows that its
+    runs have written stay. (To drop a view: perco views drop.)
 
     \b
     Examples:
@@ -225,7 +226,7 @@ def observers(
       perco observers web/ --drop parse
     """
     if drop is not None:
-        perform(dropping.drop_observer, store, drop, json=json)
+        perform(dropping.drop_observer, store, drop, yes=yes, json=json)
         return
     perform(observing.observers, store, draw=draw, mermaid=mermaid, json=json)
 
@@ -287,7 +288,8 @@ def schema(
 
     When a program opens a store, its tables, columns and observers are added, and the versions of observers are raised;
     nothing is ever taken away. With MODULE:SCHEMA, this command says what would be added, changed, left as it is, or
-    refused, and changes nothing: for a deploy's pipeline. Exits with 2 if the program could not open the store.
+    refused, and changes nothing: for a deploy's pipeline. Exits with 2 if the program could not open the store. With
+    --check, also exits with 1 if anything would change: for a deploy that must not change the schema.
 
     \b
     Examples:

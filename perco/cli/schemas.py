@@ -72,6 +72,7 @@ def _show(catalogue: Catalogue, *, json: bool) -> None:
         (name, column, entry.codec, entry.group.partition(":")[2])
         for name, table in catalogue.tables.items()
         for column, entry in table.columns.items()
+        if not column.startswith("_")  # perco's own
     ]
     observers = [
         (id, f"{each.table}.{each.column}", each.version, "paused" if each.paused else "")

@@ -172,6 +172,7 @@ async def _table(db: perco.Database, folder: FolderIs, name: str, cut: int, now:
             "observers": observed_by(inside(db).catalogue, name, column),
         }
         for column, known in entry.columns.items()
+        if not column.startswith("_")  # perco's own
     ]
     keep = inside(db).catalogue.keep_of(name)
     kept = {"seconds": keep.seconds, "versions": keep.versions}

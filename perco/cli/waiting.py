@@ -40,6 +40,7 @@ async def wait(store: str, timeout: float | None, until_ts: int | None, *, json:
         if last is None:
             last = await look(db, until_ts)
         waited_s = round(trio.current_time() - began, 3)
+        failed = await db.failed_count()
         users = await connected(store, db) if reason == _TIME_IS_UP and last.changes else None
     if json:
         show_json(
@@ -47,6 +48,8 @@ async def wait(store: str, timeout: float | None, until_ts: int | None, *, json:
         )
     elif idle:
         print("idle" if until_ts is None else f"no change that was caused up to {until_ts} is waiting")
+        if failed:
+            print(f"{counted(failed, 'change')} on the failed list: perco failed list")
     if not idle:
         complain(f"not idle {reason}: {describe(last)}")
         if last.failing:

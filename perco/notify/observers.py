@@ -73,7 +73,7 @@ class ObserverStates:
         trips = await trips_in(store, self._engine.oracle.wall_ms())
         names: dict[int, list[tuple[str, str]]] = {}
         for output in await outputs_in(store):
-            if catalogue.has(output.table, output.column):
+            if catalogue.has(output.table, output.column) and not catalogue.is_gone(output.table, output.column):
                 column = catalogue.column_name(output.table, output.column)
                 names.setdefault(output.observer, []).append((catalogue.title(output.table), column))
         return [

@@ -90,6 +90,10 @@ class Catalogue:
         number = signal_of(column) >> 16
         return entry is not None and (number in entry.gone or any(c.number == number for c in entry.columns.values()))
 
+    def is_gone(self, table: str, column: int) -> bool:
+        """Whether a column, given as for `has`, was dropped (N17)."""
+        return signal_of(column) >> 16 in self.tables[table].gone
+
     def signals(self, table: str) -> frozenset[int]:
         """The signals of a table, by the numbers that the store's cells use for columns."""
         entry = self.tables.get(table)
@@ -174,19 +178,21 @@ class Catalogue:
 
     def _must_not_be_renamed(self, table: Table[Any]) -> None:
         """Raises: SchemaMismatch if the store has this table under an older name (N18)."""
+        mine = self.tables.get(table.name)
         for name, entry in self.tables.items():
-            if name != table.name and name in (table.title, *table.was) and not entry.dropped:
+            if name == table.name or entry.dropped or not {table.title, *table.was} & {name, *entry.names}:
+                continue
+            if mine is not None and not mine.dropped:
                 raise SchemaMismatch(
                     f"table {table.title!r} is declared with was={list(table.was)!r}, but the store has tables "
                     f"{table.name!r} and {name!r}. If {name!r} was made by mistake, drop it (perco drop STORE {name}); "
                     "if it has rows, declare both, under other names, and copy them."
                 )
-            if name != table.name and not entry.dropped and {table.title, *table.was} & {*entry.names}:
-                names = [each for each in entry.names if each != table.title]
-                raise SchemaMismatch(
-                    f"table {table.title!r} was made as {name!r} in this store: declare it with was={names!r}. (A new "
-                    "table needs another name.)"
-                )
+            names = [name, *(each for each in entry.names if each not in (name, table.title))]
+            raise SchemaMismatch(
+                f"table {table.title!r} was made as {name!r} in this store: declare it with was={names!r}. (A new "
+                "table needs another name.)"
+            )
 
     def title(self, table: str) -> str:
         """The newest name of a table (N18)."""

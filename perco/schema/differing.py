@@ -46,6 +46,10 @@ def differences(catalogue: Catalogue, schema: Schema) -> list[Difference]:
 
 
 def _of_tables(catalogue: Catalogue, schema: Schema) -> Iterator[Difference]:
+    declared_ones = {table.name for table in schema.tables.values()}
+    for name in catalogue.tables:
+        if name not in declared_ones and not catalogue.tables[name].dropped:
+            yield Difference(LEAVES, f"table {catalogue.title(name)}", "this program does not declare it")
     for name, table in schema.tables.items():
         what = f"table {name}"
         try:
@@ -65,7 +69,14 @@ def _of_tables(catalogue: Catalogue, schema: Schema) -> Iterator[Difference]:
                 if numbers[entry.number] != column:
                     yield Difference(CHANGES, f"column {name}.{numbers[entry.number]}", f"is renamed to {column}")
             elif not column.startswith("_"):
-                yield Difference(ADDS, f"column {name}.{column}", "a signal" if entry.is_signal else entry.codec)
+                gone = {} if before is None else before.gone
+                again = any(each.first_name == entry.first_name(column) for each in gone.values())
+                kind = "a signal" if entry.is_signal else entry.codec
+                empty = "; new and empty: one of this name was dropped" if again else ""
+                yield Difference(ADDS, f"column {name}.{column}", f"{kind}{empty}")
+        for column in after.columns:
+            if column not in table.columns and column not in table.signals and not column.startswith("_"):
+                yield Difference(LEAVES, f"column {name}.{column}", "this program does not declare it")
         if before is not None and not before.dropped and before.keep != after.keep:
             was = _kept(before.keep) if before.keep is not None else "as the store's default"
             yield Difference(CHANGES, what, f"keeps old versions {_kept(after.keep)}; so far {was}")
@@ -91,7 +102,8 @@ def _of_observers(catalogue: Catalogue, schema: Schema) -> Iterator[Difference]:
         if (entry.table, entry.column) != (table, column):
             has = f"{catalogue.title(entry.table)}.{entry.column}"
             text = f"the store has it on {has}, this program on {observer.column!r}"
-            yield Difference(REFUSES, what, f"{text}: give the new observer an id of its own")
+            if has != repr(observer.column):  # else its table is refused, which has been told
+                yield Difference(REFUSES, what, f"{text}: give the new observer an id of its own")
         else:
             yield from _of_observer(catalogue, what, observer, entry)
     for id, entry in entries.items():

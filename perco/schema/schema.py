@@ -458,7 +458,7 @@ class Schema:
         return register
 
     def convert(
-        self, source: Column[K, V], target: Column[K, W], *, id: str, version: int = 1
+        self, source: Column[K, V], target: Column[K, W], *, id: str, version: int = 1, attempts: int | None = None
     ) -> Callable[[Callable[[V], W | None]], Callable[[V], W | None]]:
         """Fill a column with the converted values of another one of the same table: the existing ones, in the
         background, and each change from then on. `@schema.convert(cents, euros, id="euros")` above a plain function of
@@ -470,6 +470,7 @@ class Schema:
 
         Args:
             version: raise it when the function has changed: all values are converted again.
+            attempts: as for `observe`. The function may raise `perco.GiveUp` for a value that it can never convert.
 
         Raises: UsageError for columns of different tables.
         """
@@ -486,7 +487,7 @@ class Schema:
 
         def register(function: Callable[[V], W | None]) -> Callable[[V], W | None]:
             run = converting.observer(target, mark, version, must_convert(id, function))
-            self.observe(source, id=id, version=version, writes=[target, mark])(run)
+            self.observe(source, id=id, version=version, writes=[target, mark], attempts=attempts)(run)
             return function
 
         return register

@@ -17,9 +17,11 @@ async def test_a_column_is_shown_then_dropped_then_removed(tmp_path: Path) -> No
     await make(store)
     shown = await run("drop", store, "docs.title")
     assert (shown.code, shown.err) == (1, "")
-    assert shown.out == "docs.title: title 2\nnothing was dropped: add --yes to drop it\n"
+    assert shown.out == "column docs.title: title 2\nnothing was dropped: add --yes to drop it\n"
     done = await run("drop", store, "docs.title", "--yes")
-    assert (done.code, done.out) == (0, "docs.title: title 2\ndropped: the vacuum removes the values\n")
+    assert (done.code, done.out) == (0, "column docs.title: title 2\ndropped: the next vacuum removes the values\n")
+    again = await run("drop", store, "docs.title", "--yes")
+    assert (again.code, again.err) == (2, "perco: 'docs.title' was dropped already\n")
     assert "dropped     docs.title: still to be removed (perco vacuum)" in (await run("status", store)).out
     assert (await run("check", store)).code == 0
     assert json.loads((await run("vacuum", store, "--json")).out)["removed"]["dropped"] >= 4
@@ -39,12 +41,15 @@ async def test_a_table_and_a_group(tmp_path: Path) -> None:  # N17
     refused = await run("drop", store, "docs", "--group", "raw", "--yes")
     assert (refused.code, refused.out) == (2, "")
     assert "observer 'measure' observes docs.contents: drop it first (perco observers STORE --drop ID" in refused.err
+    written = await run("drop", store, "docs.size")
+    assert written.out.startswith("observer measure has been seen to write it\ncolumn docs.size: size 2\n")
     await run("observers", store, "--drop", "measure")
     done = await run("drop", store, "docs", "--group", "raw", "--yes", "--json")
     assert json.loads(done.out) == {
         "table": "docs",
         "columns": ["contents"],
         "values": {"contents": 2},
+        "written_by": [],
         "dropped": True,
     }
     assert (await run("vacuum", store)).code == 0

@@ -240,11 +240,20 @@ async def test_an_observer_that_no_program_declares_is_dropped(tmp_path: Path) -
         txn.set(contents, "b", b"waits")
     async with perco.open(store, failing()) as db, db.worker(options=perco.WorkerOptions(attempts=1)):
         await db.wait_idle(timeout=60)
-        refused = await run("observers", store, "--drop", "measure")
+        refused = await run("observers", store, "--drop", "measure", "--yes")
         assert (refused.code, "a process runs observer 'measure'" in refused.err) == (2, True)
     async with perco.open(store, failing()) as db, db.transaction() as txn:
         txn.set(contents, "c", b"waits")
-    done = await run("observers", store, "--drop", "measure")
+    shown = await run("observers", store, "--drop", "measure")
+    assert (shown.code, shown.out.splitlines()) == (
+        1,
+        [
+            "1 change waits for observer measure, and 2 are on its failed list",
+            "nothing was dropped: add --yes to drop it, with these",
+        ],
+    )
+    assert "2 changes on the failed list: perco failed list" not in (await run("wait", store, "--timeout", "0")).out
+    done = await run("observers", store, "--drop", "measure", "--yes")
     assert (done.code, done.out) == (0, "dropped observer measure, and 3 changes that waited for it or had failed\n")
     assert (await run("observers", store)).out == "no observers are registered\n"
     assert json.loads((await run("failed", "list", store, "--json")).out)["count"] == 0

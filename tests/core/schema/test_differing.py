@@ -9,6 +9,7 @@ import pytest
 
 import perco
 from perco.errors import SchemaMismatch
+from perco.schema import removing
 from perco.schema.catalogue import Catalogue
 from perco.schema.differing import ADDS, CHANGES, LEAVES, REFUSES, Difference, differences
 
@@ -101,6 +102,45 @@ def test_within_which_limits_an_observer_runs() -> None:
     stored = Catalogue.unpack(catalogue(limited).pack())
     assert stored == catalogue(limited)
     assert stored.binds == catalogue(Program().parsing()).binds, "no transaction need know of it"
+
+
+def test_what_the_program_does_not_declare_and_what_was_dropped() -> None:  # N17
+    before = catalogue(Program().parsing())
+    docs = perco.Table("docs", key=perco.TEXT)
+    docs.column("note", perco.TEXT)
+    without = Program()
+    without.schema = perco.Schema(docs)
+    assert found(before, without) == [
+        (ADDS, "column docs.note", "text"),
+        (LEAVES, "column docs.body", "this program does not declare it"),
+        (LEAVES, "column docs.grown", "this program does not declare it"),
+        (LEAVES, "observer parse", "on docs.body: this program lacks it, and its changes wait for one that has it"),
+    ]
+    without.schema = perco.Schema()
+    assert found(catalogue(Program()), without) == [(LEAVES, "table docs", "this program does not declare it")]
+    dropped = removing.without_columns(catalogue(Program()), "docs", ["body"])
+    assert found(dropped, Program()) == [
+        (ADDS, "column docs.body", "text; new and empty: one of this name was dropped")
+    ]
+
+
+def test_an_observer_of_a_table_that_is_refused_is_not_told_of() -> None:  # N18
+    renamed = Program()
+    renamed.docs = perco.Table("pages", key=perco.TEXT, was="docs")
+    renamed.schema = perco.Schema(renamed.docs)
+    renamed.observe(renamed.docs.column("body", perco.TEXT), "parse")
+    forgotten = Program()
+    forgotten.docs = perco.Table("pages", key=perco.TEXT)
+    forgotten.schema = perco.Schema(forgotten.docs)
+    forgotten.observe(forgotten.docs.column("body", perco.TEXT), "parse")
+    before = catalogue(Program().parsing(), renamed)
+    told = [each for each in found(before, forgotten) if each.kind == REFUSES]
+    assert [each.what for each in told] == ["table pages"]
+    assert "was made as 'docs' in this store: declare it with was=['docs']" in told[0].effect
+    newest_first = perco.Table("papers", key=perco.TEXT, was=["pages", "docs"])
+    forgotten.schema = perco.Schema(newest_first)
+    [refused] = [each for each in found(before, forgotten) if each.kind == REFUSES]
+    assert "declare it with was=['docs', 'pages']" in refused.effect
 
 
 def test_what_is_renamed() -> None:  # N18
