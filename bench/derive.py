@@ -43,6 +43,7 @@ RIVALS: Final = {  # which of perco's sources is compared with whom
     "dbos": (systems.PERCO_ROWS, systems.DBOS),
 }
 LARGEST_FILES: Final = 100_000  # documents of a folder
+FILES_BUILD_S: Final = 200.0  # a build of so many files may take so long: it is made again in several steps
 NO_KILLS: Final = 1_000_000  # documents: no build of so many is killed
 
 
@@ -151,7 +152,8 @@ def _fits(system: System, documents: int, measured: Measured) -> bool:
     build = before.found.build
     if before.found.failed or build is None:
         return False
-    return build.seconds * documents / before.documents < before.limit_s
+    most_s = min(before.limit_s, FILES_BUILD_S) if system.source == "files" else before.limit_s
+    return build.seconds * documents / before.documents < most_s
 
 
 def _rounds(run: Run, sides: Sequence[Side]) -> None:
