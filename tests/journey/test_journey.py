@@ -184,7 +184,7 @@ def check(url: str) -> None:
 
 
 def test_the_way_from_the_wheel_to_a_deploy(place: Place) -> None:
-    assert "wrong" not in place.perco("doctor", place.folder)
+    assert "WRONG" not in place.perco("doctor", "store")
     # Two workers, of which one owns the store; now and then, one of them is killed.
     with place.serving("first:app", "store", workers=2) as (url, pid):
         done = threading.Event()
