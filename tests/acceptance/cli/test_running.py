@@ -337,6 +337,8 @@ def test_what_a_program_would_change(place: Path) -> None:
         "  + column docs.length: int64",
         "it changes:",
         "  ~ observer slow: version 1 becomes 2; runs for all existing data",
+        "it leaves as they are:",
+        "    column docs.size: this program does not declare it",
     ]
     assert run(place, "schema", "store", "newer:schema", "--check").returncode == 1
     (place / "other.py").write_text(APP.replace('"docs", key=perco.TEXT', '"docs", key=perco.INT64'))
