@@ -52,7 +52,6 @@ def _show(plan: Dropped) -> None:
 async def drop_observer(store: str, id: str, *, yes: bool, json: bool) -> int:
     """Unregister an observer, and remove the changes that wait for it; only with `yes`, if there are any."""
     async with perco.open(store, readonly=True) as db:
-        schema = schema_of(inside(db).catalogue)
         waiting = (await look(db)).waiting.get(id, 0)
         failed = len(await db.failed(id, limit=None)) if id in inside(db).catalogue.observers else 0
     if (waiting or failed) and not yes:
@@ -63,7 +62,7 @@ async def drop_observer(store: str, id: str, *, yes: bool, json: bool) -> int:
             print(f"{counted(waiting, 'change')} {wait} for observer {id}, and {failed} are on its failed list")
             print("nothing was dropped: add --yes to drop it, with these")
         return FOUND
-    async with perco.open(store, schema) as db:
+    async with perco.open(store, perco.Schema()) as db:  # it declares nothing, so it makes nothing again
         removed = (await db.drop_observer(id))[id]
     if json:
         show_json({"observer": id, "changes": removed})
@@ -89,7 +88,7 @@ async def drop(store: str, what: str, *, group: str | None, yes: bool, json: boo
         ]
     found = {"table": table, "columns": columns, "values": values, "written_by": writers, "dropped": yes}
     if yes:
-        async with perco.open(store, schema_of(catalogue)) as db:
+        async with perco.open(store, perco.Schema()) as db:  # it declares nothing, so it makes nothing again
             await (db.drop_table(table) if columns is None else db.drop_column(table, columns))
     if json:
         show_json(found)
@@ -109,16 +108,17 @@ def _named(catalogue: Catalogue, what: str, group: str | None) -> tuple[str, lis
     titles = {catalogue.title(name): entry for name, entry in live.items()}
     tables = {**live, **titles}  # a renamed table can be given by its name in the store, too (N18)
     if what in tables:  # a table's name may have dots
+        title = next(title for title, entry in titles.items() if entry is tables[what])
         if group is None:
-            return what, None
+            return title, None
         found = [name for name, entry in tables[what].columns.items() if entry.group.partition(":")[2] == group]
         if not found:
             raise UsageError(f"table {what!r} has no group {group!r}")
-        return what, found
+        return title, found
     for table in sorted(tables, key=len, reverse=True):
         column = what.removeprefix(f"{table}.")
         if column != what and group is None and column in tables[table].columns:
-            return table, [column]
+            return next(title for title, entry in titles.items() if entry is tables[table]), [column]
     for name, entry in catalogue.tables.items():
         gone = {f"{catalogue.title(name)}.{each.name}" for each in entry.gone.values()}
         if what in gone or (entry.dropped and what in (name, *entry.names)):

@@ -90,9 +90,16 @@ class LocalOwner:
         self._lags = Lags(engine, waiting, backend.store, self._running)
         self.idle = Idle(engine, waiting, backend.store, sweeper, self.backfilling, workers.running_here)
         self.made_here = False
-        keeper.on_renewed = self.backfilling.wake
+        keeper.on_renewed = self._renewed
         engine.driver.quiet = self.idle.look_again
         sweeper.swept = self.idle.look_again
+
+    def _renewed(self) -> None:
+        """A newer catalogue is known, perhaps because a client has changed it: this process's worker may have to run
+        observers that were paused (N10)."""
+        self.backfilling.wake()
+        if (worker := self._workers.running_here()) is not None:
+            worker.renew()
 
     @property
     def store(self) -> OwnerStore:

@@ -188,10 +188,11 @@ class Catalogue:
                     f"{table.name!r} and {name!r}. If {name!r} was made by mistake, drop it (perco drop STORE {name}); "
                     "if it has rows, declare both, under other names, and copy them."
                 )
-            names = [name, *(each for each in entry.names if each not in (name, table.title))]
+            names = [each for each in dict.fromkeys((name, *entry.names)) if each != table.title]
+            how = f"with was={names!r}" if names else "without was="
             raise SchemaMismatch(
-                f"table {table.title!r} was made as {name!r} in this store: declare it with was={names!r}. (A new "
-                "table needs another name.)"
+                f"table {table.title!r} was made as {name!r} in this store: declare it {how}. (A new table "
+                "needs another name.)"
             )
 
     def title(self, table: str) -> str:
@@ -218,8 +219,11 @@ class Catalogue:
             writes = self._numbers_of(observer.writes)
             if entry is not None:
                 declared = entry.declared(observer, self.version + 1)
-                current = declared.version == observer.version
-                observers[observer.id] = replace(declared, writes=writes) if current else declared
+                if observer.version == entry.version:  # programs with other declarations may run side by side
+                    declared = replace(declared, writes=tuple(sorted({*entry.writes, *writes})))
+                elif observer.version > entry.version:
+                    declared = replace(declared, writes=writes)
+                observers[observer.id] = declared
                 continue
             number = max(taken, default=0) + 1
             if number > _OBSERVERS_MAX:

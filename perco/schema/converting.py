@@ -31,10 +31,12 @@ def observer(
     async def run(txn: Any, change: Any) -> None:
         found = await txn.row(target.table, change.key, [target, mark])
         written, marked = found.commit_ts(target), found.commit_ts(mark)
-        seen = found[mark][1] if found[mark] else 0
-        # A program has written the target since the change. The vacuum may have removed the trace of a delete.
+        _, seen, absent = found[mark] or (0, 0, False)
         if written != marked and (written >= change.commit_ts or seen == change.commit_ts):
-            return
+            # A program has written the target since the change, unless the vacuum has removed the trace of a delete by
+            # this conversion.
+            if written or not absent:
+                return
         value = None if change.value is None else convert(change.value)
         if value is None and found[target] is None and not marked:
             return
@@ -42,6 +44,6 @@ def observer(
             txn.delete(target, change.key)
         else:
             txn.set(target, change.key, value)
-        txn.set(mark, change.key, [version, change.commit_ts])
+        txn.set(mark, change.key, [version, change.commit_ts, value is None])
 
     return run

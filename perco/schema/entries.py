@@ -313,6 +313,7 @@ def renamed(name: str, names: tuple[str, ...], to: str) -> tuple[str, ...]:
 
 def merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
     """A table's entry, with what a program declares. Raises: SchemaMismatch."""
+    again = entry is not None and entry.dropped
     if entry is None:
         names = (*table.was, table.title) if table.was else ()
         entry = TableEntry(table.key.name, table.splits, {}, changes=table.changes, names=names)
@@ -321,7 +322,8 @@ def merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
     elif entry.key != table.key.name:
         raise SchemaMismatch(_other_key(entry, table))
     if table.changes and not entry.changes:
-        raise SchemaMismatch(f"table {table.title!r} was made without changes=True, and cannot get a log later")
+        later = "; it was dropped: once the vacuum has removed its rows, it can" if again else ""
+        raise SchemaMismatch(f"table {table.title!r} was made without changes=True, and cannot get a log later{later}")
     declared_ones: list[Column[Any, Any] | Signal[Any]] = [*table.columns.values(), *table.signals.values()]
     for column in [*declared_ones, *table.hidden.values()]:
         entry = _merge_column(entry, column)

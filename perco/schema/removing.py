@@ -113,7 +113,7 @@ def _must_be_unused(catalogue: Catalogue, table: str, columns: Collection[str]) 
         if written := [numbers[where] for where in each.writes if where in numbers]:
             raise UsageError(
                 f"observer {id!r} writes {title}.{written[0]}: drop it first (perco observers STORE --drop ID; a "
-                "view's observers, with perco views drop), or deploy a program in which it does not"
+                "view's observers, with perco views drop), or deploy a higher version of it that does not"
             )
     left = [each.id for each in catalogue.dropped.values() if not each.clean and each.table == table]
     if left:

@@ -469,20 +469,21 @@ class Schema:
         docs/evolving.md says how to change a column's codec with it.
 
         Args:
-            version: raise it when the function has changed: all values are converted again.
+            version: raise it when the function, or the target, has changed: all values are converted again.
             attempts: as for `observe`. The function may raise `perco.GiveUp` for a value that it can never convert.
 
         Raises: UsageError for columns of different tables.
         """
         if not isinstance(source, Column) or not isinstance(target, Column) or source.table is not target.table:
             raise UsageError(f"conversion {id!r} takes two columns of one table, not {source!r} and {target!r}")
-        self._conversions[target] = source  # each has at most one
+        if target in self._conversions:
+            raise UsageError(f"conversion {id!r}: {target!r} is filled from {self._conversions[target]!r} already")
         at: Column[Any, Any] | None = source
         while at is not None:
             if at is target:
-                del self._conversions[target]
                 raise UsageError(f"conversion {id!r} would convert {target!r} from itself, over and over")
             at = self._conversions.get(at)
+        self._conversions[target] = source
         mark = target.table.hide(converting.mark_of(target.first_name), MSGPACK)
 
         def register(function: Callable[[V], W | None]) -> Callable[[V], W | None]:

@@ -116,7 +116,10 @@ def bulk_load(
                     known = ", ".join(sorted(db.schema.tables)) or "none"
                     raise UsageError(f"there is no table {table!r} to load into; there are: {known}")
                 must_fit(db.schema.tables[table], key, named[table].schema)
-                named[db.schema.tables[table].name] = named.pop(table)  # N18: as the store calls it
+                frame, name = named.pop(table), db.schema.tables[table].name  # N18: as the store calls it
+                if name in named:
+                    raise UsageError(f"there are two frames for table {name!r}, which is also called {table!r}")
+                named[name] = frame
             rows: dict[str, int] = {}
 
             def write(load: BulkLoad) -> dict[str, list[tuple[bytes, str]]]:

@@ -365,7 +365,8 @@ class Database(Calling):
         """Drop columns, or signals, of a table (N17).
 
         From now on, no transaction writes them. The vacuum removes their cells, once every reader that began before
-        the drop has ended. A program that still declares such a column gets a SchemaMismatch where it uses it. A
+        the drop has ended. A program that still declares such a column gets a SchemaMismatch where it uses it, from its
+        next commit on; until then, a process that only reads may find the column empty. A
         program that declares it when it opens the store makes it again, as a new and empty column. So deploy a program
         without it first.
 

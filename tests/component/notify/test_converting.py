@@ -132,6 +132,7 @@ def test_mistakes() -> None:
     wrong: Any = None
     for source, target, function, text in (
         (shop.cents, shop.cents, int, "would convert goods.cents from itself, over and over"),
+        (shop.cents, shop.euros, int, "conversion 'x': goods.euros is filled from goods.cents already"),
         (shop.euros, shop.cents, int, "would convert goods.cents from itself, over and over"),
         (
             shop.cents,
@@ -140,12 +141,13 @@ def test_mistakes() -> None:
             "conversion 'x' takes two columns of one table, not goods.cents and goods.euros",
         ),
         (shop.cents, wrong, int, "takes two columns of one table"),
-        (shop.cents, shop.euros, wrong, "conversion 'x' takes a plain function of a value, not None"),
+        (other.cents, other.euros, wrong, "conversion 'x' takes a plain function of a value, not None"),
     ):
         with pytest.raises(perco.UsageError, match=text):
-            shop.schema.convert(source, target, id="x")(function)
+            (other if function is None else shop).schema.convert(source, target, id="x")(function)
+    note = shop.goods.column("note", perco.FLOAT64)
     with pytest.raises(perco.UsageError, match="there are two observers with the id 'euros'"):
-        shop.schema.convert(shop.cents, shop.euros, id="euros")(float)
+        shop.schema.convert(shop.cents, note, id="euros")(float)
 
 
 async def test_a_target_that_is_dropped_and_made_again_is_filled_again() -> None:  # N19, N17
@@ -188,3 +190,33 @@ async def test_a_value_that_is_written_with_its_source_stays() -> None:  # N19
         await put(db, shop.cents, "a", 500)
         await settle(db)
         assert await shop.all(db) == {"a": 5.0}
+
+
+async def test_a_higher_version_converts_what_a_lower_one_could_not() -> None:  # N19
+    def program(version: int, base: int) -> tuple[perco.Schema, Any, Any]:
+        table = perco.Table("goods", key=perco.TEXT)
+        text, number = table.column("text", perco.TEXT), table.column("number", perco.INT64)
+        schema = perco.Schema(table, keep=perco.Keep(seconds=0))
+
+        @schema.convert(text, number, id="numbers", version=version)
+        def to_number(value: str) -> int | None:
+            try:
+                return int(value, base)
+            except ValueError:
+                return None
+
+        return schema, text, number
+
+    local, (first, text, number) = memory(), program(1, 10)
+    async with client(local, first) as db:
+        async with db.worker():
+            await put(db, text, "a", "4")
+            await settle(db)
+            await put(db, text, "a", "0x10")
+            await settle(db)
+        assert await get(db, number, "a") is None
+        await db.vacuum()
+    second, _, number = program(2, 0)
+    async with client(local, second) as db, db.worker():
+        await settle(db)
+        assert await get(db, number, "a") == 16

@@ -411,3 +411,25 @@ async def test_an_empty_table_costs_the_vacuum_nothing() -> None:  # N17
                 cuts = (await db.vacuum()).cuts
                 await trio.sleep(1)
         assert "stock" in cuts
+
+
+async def test_writes_of_programs_that_run_side_by_side_all_count() -> None:  # N17
+    def program(*written: str, version: int = 1) -> perco.Schema:
+        table = perco.Table("goods", key=perco.TEXT)
+        columns = {name: table.column(name, perco.TEXT) for name in ("text", "note", "image")}
+        schema = perco.Schema(table)
+        writes = [columns[name] for name in written] if written else None
+
+        @schema.observe(columns["text"], id="watch", writes=writes, version=version)
+        async def watch(txn: perco.Transaction, change: perco.Change[str, str]) -> None: ...
+
+        return schema
+
+    local = memory()
+    for written in ("note", "image"), ("image",), ():
+        async with client(local, program(*written)) as db:
+            for column in "note", "image":
+                with pytest.raises(perco.UsageError, match=rf"observer 'watch' writes goods\.{column}: drop it first"):
+                    await db.drop_column("goods", column)
+    async with client(local, program("image", version=2)) as db:
+        await db.drop_column("goods", "note")

@@ -59,3 +59,19 @@ async def test_a_worker_is_known_by_its_observers_whatever_it_calls_them(
             await db.drop_observer(IDS[asks])
         await worker.wait_for(txn.commit_ts, timeout=30)
         await db.wait_for(txn.commit_ts, timeout=30)
+
+
+async def test_the_worker_of_the_owner_runs_what_a_client_resumes(tmp_path: Path) -> None:  # N10
+    app = program("old")
+    async with (
+        perco.open(tmp_path, app.schema) as db,
+        perco.open(f"unix:{tmp_path / SOCKET}", program("old").schema) as client,
+        db.worker(),
+    ):
+        await client.pause("count")
+        async with db.transaction() as txn:
+            txn.set(app.body, "a", "text")
+        await client.resume("count")
+        assert await db.wait_idle(timeout=30) == 0
+        async with db.snapshot() as snap:
+            assert await snap.get(app.size, "a") == 4
