@@ -32,11 +32,10 @@ def observer(
         found = await txn.row(target.table, change.key, [target, mark])
         written, marked = found.commit_ts(target), found.commit_ts(mark)
         _, seen, absent = found[mark] or (0, 0, False)
-        if written != marked and (written >= change.commit_ts or seen == change.commit_ts):
-            # A program has written the target since the change, unless the vacuum has removed the trace of a delete by
-            # this conversion.
-            if written or not absent:
-                return
+        newer = written >= change.commit_ts or seen == change.commit_ts
+        removed = absent and not written  # the vacuum has removed the trace of the conversion's own delete
+        if written != marked and newer and not removed:
+            return  # a program has written the target since the change
         value = None if change.value is None else convert(change.value)
         if value is None and found[target] is None and not marked:
             return
