@@ -61,8 +61,10 @@ class Column(HasNames, Generic[K, V]):
     """A column of a table: typed by the table's key and its own codec. Made by `Table.column`."""
 
     table: Table[K]
+    name: str
     codec: Codec[V]
     group: str | None
+    was: tuple[str, ...]
 
     __slots__ = ("codec", "group", "name", "table", "was")
 
@@ -87,6 +89,8 @@ class Signal(HasNames, Generic[K]):
     """
 
     table: Table[K]
+    name: str
+    was: tuple[str, ...]
 
     __slots__ = ("name", "table", "was")
 
