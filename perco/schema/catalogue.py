@@ -115,7 +115,8 @@ class Catalogue:
     def seen_by(self, schema: Schema) -> Catalogue:
         """The same version, under the names that a program declares (N18); this object if there is no difference.
 
-        A program that says that it has renamed a column or an observer, back to an earlier name, sees the newest name.
+        If the program renames a column or an observer back to an earlier name, it sees the newest one, until it has
+        declared that.
         """
         tables = dict(self.tables)
         for table in schema.tables.values():
@@ -162,7 +163,7 @@ class Catalogue:
         seen = self.seen_by(schema)
         tables = dict(seen.tables)
         for table in schema.tables.values():
-            self._must_not_be_renamed(table)
+            self._must_have_this_name(table)
             tables[table.name] = merge_table(tables.get(table.name), table)
             # A table that no folder can hold must not be recorded: the store could no longer be opened.
             if len(tables[table.name].groups() - {DATA}) > GROUPS_MAX:
@@ -176,7 +177,7 @@ class Catalogue:
         binds = self.binds if (tables, alike) == (seen.tables, known) else self.version + 1
         return replace(after, version=self.version + 1, binds=binds)
 
-    def _must_not_be_renamed(self, table: Table[Any]) -> None:
+    def _must_have_this_name(self, table: Table[Any]) -> None:
         """Raises: SchemaMismatch if the store has this table under an older name (N18)."""
         mine = self.tables.get(table.name)
         for name, entry in self.tables.items():

@@ -1,4 +1,4 @@
-"""What the catalogue records of a table, a column and an observer. Pure.
+"""The catalogue's records of a table, a column and an observer. Pure.
 
 N17 The number of a dropped column is never given again. The entry of a dropped table stays, without columns.
 N18 A renamed column or observer keeps its number, and all names that it has had. In memory, an entry is found under the

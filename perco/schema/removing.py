@@ -28,7 +28,7 @@ def without_columns(catalogue: Catalogue, table: str, columns: Collection[str]) 
     for name in columns:
         if name.startswith("_") or (name not in entry.columns and name not in dropped):
             known = ", ".join(repr(each) for each in entry.columns if not each.startswith("_")) or "none"
-            raise UsageError(f"there is no column {name!r} in table {table!r}; there are: {known}")
+            raise UsageError(f"there is no column {name!r} in table {catalogue.title(table)!r}; there are: {known}")
     gone = [name for name in columns if name in entry.columns]
     _must_be_unused(catalogue, table, gone)
     marks = {mark_of(entry.columns[name].first_name(name)) for name in gone} & set(entry.columns)  # N19
@@ -125,4 +125,4 @@ def _must_have_no_views(catalogue: Catalogue, table: str, entry: TableEntry) -> 
     views = {name.partition(" ")[2].partition(".")[0] for name in entry.columns if name.startswith("_")} - {""}
     for view in sorted(views):
         if any(id == view or id.startswith((f"{view}: ", f"{view}.")) for id in catalogue.observers):
-            raise UsageError(f"view {view!r} has rows in {table}: drop it first (perco views drop)")
+            raise UsageError(f"view {view!r} has rows in {catalogue.title(table)}: drop it first (perco views drop)")

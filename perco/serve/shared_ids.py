@@ -27,11 +27,11 @@ class SharedIds:
         return self._known.catalogue.shared_id(id)
 
     def told(self, here: Mapping[str, T]) -> dict[str, T]:
-        """What this process knows of observers, as it tells others."""
+        """Facts about observers, by their ids here, with the oldest ids instead: as others are told."""
         return {self.shared(id): value for id, value in here.items()}
 
     def here(self, told: Mapping[str, T]) -> dict[str, T]:
-        """What another process has told of observers, under the ids that they have here."""
+        """Facts about observers that another process has told, by their ids here."""
         own = self._known.catalogue.own_id
         return {own(id): value for id, value in told.items()}
 

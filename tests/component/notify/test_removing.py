@@ -304,6 +304,27 @@ async def test_many_versions_of_a_value_go_in_parts(monkeypatch: pytest.MonkeyPa
         assert cells_of(db, number) == set()
 
 
+async def test_a_vacuum_ends_even_if_all_replies_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:  # N17
+    local, shop = memory(), Shop()
+    monkeypatch.setattr(dropped, "_CELLS", 3)
+
+    async def lose(*_: Any) -> int:
+        return 1
+
+    async with client(local, shop.schema) as db:
+        for i in range(10):
+            await put(db, shop["text"], "a", f"version {i}")
+        number = number_of(db, "text")
+        await db.drop_column("goods", "text")
+        with monkeypatch.context() as patch, trio.fail_after(LONG_S):
+            patch.setattr(dropped, "_apply", lose)
+            assert (await db.vacuum()).left > 0
+        assert cells_of(db, number) == {WRITE}
+        assert not inside(owning(db)).catalogue.tables["goods"].gone[number].clean
+        await db.vacuum()
+        assert cells_of(db, number) == set()
+
+
 async def test_two_programs_see_a_drop_while_they_run() -> None:  # N17, N10
     local, shop, other = memory(), Shop(), Shop()
     async with client(local, shop.schema) as db, client(local, other.schema, beside=db) as beside:
