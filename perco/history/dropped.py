@@ -53,9 +53,8 @@ _CELLS: Final = 32  # of a column of a row, in one mutation: it must fit the res
 async def date(driver: Driver, catalogue: Catalogue, change: Change) -> None:
     """Draw and record the timestamp of the drops that have none. Raises: StoreError."""
     if columns := undated(catalogue):
-        await driver.oracle.announce(catalogue.binds)
+        await driver.oracle.announce(catalogue.binds)  # the task that changed the catalogue may still be about to
         at = await driver.oracle.draw_commit()
-        await driver.visible(at)  # C4
         await change(partial(dated, columns=columns, at=at))
 
 

@@ -110,7 +110,7 @@ class Known:
         gone = entry.gone.get(seen) if seen is not None else None
         if gone is None and stored is None:
             gone = next((each for each in entry.gone.values() if each.first_name == column.first_name), None)
-        if gone is not None or (stored is not None and seen not in (None, stored.number)):
+        if gone is not None:
             again = "; another column has its name now" if stored is not None else ""
             raise SchemaMismatch(f"{column!r} has been dropped, and this program still declares it{again}")
         if stored is None:

@@ -45,7 +45,6 @@ def without_table(catalogue: Catalogue, table: str) -> Catalogue:
         return catalogue
     table, entry = _there(catalogue, table)
     _must_be_unused(catalogue, table, list(entry.columns))
-    _must_have_no_views(catalogue, table, entry)
     after = replace(_without(entry, list(entry.columns)), dropped=True, keep=Keep(seconds=0))
     return _next(catalogue, table, after)
 
@@ -118,11 +117,3 @@ def _must_be_unused(catalogue: Catalogue, table: str, columns: Collection[str]) 
     left = [each.id for each in catalogue.dropped.values() if not each.clean and each.table == table]
     if left:
         raise UsageError(f"the drop of observer {left[0]!r} was interrupted: repeat it first")
-
-
-def _must_have_no_views(catalogue: Catalogue, table: str, entry: TableEntry) -> None:
-    """Raises: UsageError if perco keeps something in the table for a view that has observers: `_KIND VIEW`."""
-    views = {name.partition(" ")[2].partition(".")[0] for name in entry.columns if name.startswith("_")} - {""}
-    for view in sorted(views):
-        if any(id == view or id.startswith((f"{view}: ", f"{view}.")) for id in catalogue.observers):
-            raise UsageError(f"view {view!r} has rows in {catalogue.title(table)}: drop it first (perco views drop)")

@@ -15,6 +15,8 @@ from perco.check.check import CheckOptions, check
 from perco.database.inside import inside
 from perco.errors import CatalogueChanged, SchemaMismatch
 from perco.history import dropped
+from perco.schema import catalogue as catalogues
+from perco.schema.removing import without_table
 from perco.storage import DATA, WRITE
 from tests.component.notify.kit import (
     LONG_S,
@@ -302,6 +304,20 @@ async def test_many_versions_of_a_value_go_in_parts(monkeypatch: pytest.MonkeyPa
         await db.drop_column("goods", "text")
         assert (await db.vacuum()).removed.dropped == 10
         assert cells_of(db, number) == set()
+
+
+async def test_a_drop_is_announced_before_its_timestamp_is_drawn() -> None:  # N17, N10
+    """The vacuum may come before the task that has changed the catalogue announces it."""
+    local, shop = memory(), Shop()
+    async with client(local, shop.schema) as mine:
+        db = owning(mine)
+        parts = inside(db)
+        parts.known.adopt(await catalogues.change(parts.driver.store, lambda of: without_table(of, "goods")))
+        binds = parts.catalogue.binds
+        assert parts.oracle.catalogue_version < binds
+        await db.vacuum()
+        assert parts.oracle.catalogue_version == binds
+        assert all(gone.at for gone in parts.catalogue.tables["goods"].gone.values())
 
 
 async def test_a_vacuum_ends_even_if_all_replies_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:  # N17

@@ -54,14 +54,16 @@ async def test_with_a_record_goes_its_entry_in_the_log(tmp_path: Path) -> None: 
 async def test_a_bulk_load_that_began_before_a_drop_is_not_published(tmp_path: Path) -> None:  # N17, P7
     schema, [body, note] = program("body", "note")
     async with perco.open(tmp_path / "store", schema) as db:
-        dropped = trio.Event()
+        begun, dropped = trio.Event(), trio.Event()
 
         def rows() -> Iterator[tuple[str, dict[Any, Any]]]:
+            trio.from_thread.run_sync(begun.set)
             yield "a", {body: "x", note: "y"}
             trio.from_thread.run(dropped.wait)
             yield "b", {body: "x", note: "y"}
 
         async def drop() -> None:
+            await begun.wait()
             await db.drop_column("docs", "body")
             await db.vacuum()
             dropped.set()
