@@ -16,7 +16,7 @@ SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/tes
   tests/integration/serve/test_new_store.py tests/integration/serve/test_lending.py tests/integration/bench/test_worker_processes.py \
   tests/acceptance/test_interrupt.py $(addprefix tests/acceptance/cli/,test_observers.py test_writing.py test_history.py test_served.py \
   test_worker.py test_running.py test_backfill.py test_copying.py test_exchanging.py test_querying.py test_splitting.py test_checking.py test_postgresql.py test_bigtable.py test_reading.py test_compacting.py test_crossover.py test_embeddings.py test_views.py) \
-  tests/integration/test_metrics.py tests/webindex/test_crawl.py tests/component/serve/test_spread.py tests/integration/notify/test_chain.py tests/damage \
+  tests/integration/test_metrics.py tests/webindex/test_crawl.py tests/acceptance/ui tests/component/serve/test_spread.py tests/integration/notify/test_chain.py tests/damage \
   tests/integration/storage/test_missing.py tests/integration/copying tests/integration/views tests/integration/llamaindex \
   tests/integration/bench/test_derive.py tests/journey $(filter-out tests/examples/test_spark_pipeline.py,$(wildcard tests/examples/test_*.py))
 

@@ -147,8 +147,7 @@ class Side:
             running.kill()
         self.found.killed += 1
         with self._running() as running:
-            limit_s = min(self.limit_s, AFTER_KILL_S + AFTER_KILL * self.found.build.seconds)
-            self.found.killed_build = self._until_ready(running, limit_s)
+            self.found.killed_build = self._until_ready(running, self._after_kill_s())
             with self.system.reader(self.job) as reader:
                 self._compare("killed in the build", reader)
 
@@ -168,13 +167,17 @@ class Side:
                 running.kill()
             self.found.killed += 1
             with self._running() as running:
-                self._until_ready(running)
+                self._until_ready(running, self._after_kill_s())
                 with self.system.reader(self.job) as reader:
                     if self.system.source == "rows" and reader.text(key_of(number)) == old:
                         self.corpus.revisions[number] -= 1  # the edit was not stored; no answer had said that it was
                     self._compare("killed in an edit", reader)
 
     # ------------------------------------------------------------ parts of steps
+
+    def _after_kill_s(self) -> float:
+        assert self.found.build is not None
+        return min(self.limit_s, AFTER_KILL_S + AFTER_KILL * self.found.build.seconds)
 
     @contextmanager
     def _running(self) -> Iterator[Running]:

@@ -37,9 +37,10 @@ from perco.cli import (
     writing,
 )
 from perco.cli.logs import Level
-from perco.cli.observed import LogJson, LogLevel, Metrics
+from perco.cli.observed import LogJson, LogLevel, Metrics, Ui
 from perco.cli.reading import Range, When
 from perco.cli.screen import GOES_ON, complain, perform, perform_alone, perform_or
+from perco.cli.ui import command as page
 
 _WEB = ("w3lib", "warcio")
 _EXTRA = "pip install '.[web]' in perco's checkout"
@@ -298,6 +299,7 @@ def serve(
         typer.Option(metavar="ADDRESS", help="With --direct: the address for clients; by default that of --listen."),
     ] = "",
     metrics: Metrics = None,
+    ui: Ui = None,
     log_level: LogLevel = Level.warning,
     log_json: LogJson = False,
 ) -> None:
@@ -326,6 +328,7 @@ def serve(
       perco serve web/
       perco serve web/ --listen tcp://localhost:7420
       perco serve web/ --metrics localhost:9464 --log-level info --log-json
+      perco serve web/ --ui localhost:7430
       perco serve web/ --processes 4
       perco serve web/ --listen tls://0.0.0.0:7420 --tls-cert cert.pem --tls-key key.pem
       perco serve 'postgresql://localhost/shop?prefix=web' --listen tcp://localhost:7420
@@ -338,10 +341,7 @@ def serve(
     perform_alone(
         serving.serve,
         *(store, listen or [], durability, connections, tls_cert, tls_key, processes, mould),
-        direct=direct,
-        standby=standby,
-        advertise=advertise,
-        metrics=metrics,
+        serving.Also(direct, standby, advertise, metrics, ui),
     )
 
 
@@ -577,7 +577,7 @@ def _needs_web() -> None:
     raise typer.Exit(2)
 
 
-for _module in observed, changing, bigtable, backing, copying, exchanging, querying, postgresql, viewing:
+for _module in observed, changing, bigtable, backing, copying, exchanging, querying, postgresql, viewing, page:
     _module.register(app)
 _register_others()
 

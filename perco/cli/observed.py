@@ -19,6 +19,9 @@ AllOfIts = Annotated[bool, typer.Option("--all", help="All of this observer's fa
 Metrics = Annotated[
     str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus there, over HTTP.")
 ]
+Ui = Annotated[
+    str | None, typer.Option("--ui", metavar="HOST:PORT", help="Have a process serve the page of perco ui there.")
+]
 LogLevel = Annotated[Level, typer.Option("--log-level", help="Log events from this level on.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object for each event.")]
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

@@ -95,7 +95,7 @@ async def versions(store: str, table: str, key: str, column: str | None, when: W
         chosen = table_named(db, table)
         columns = [column_named(chosen, column)] if column is not None else list(chosen.columns.values())
         parsed = parse_key(chosen.key, key)
-        found = [(c.name, version) for c in columns for version in await _versions(db, snap, c, parsed)]
+        found = [(c.name, version) for c in columns for version in await versions_of(db, snap, c, parsed)]
     if json:
         by_column = {
             name: [
@@ -113,10 +113,10 @@ async def versions(store: str, table: str, key: str, column: str | None, when: W
     return FINE if found else FOUND
 
 
-async def _versions(
-    db: perco.Database, snap: perco.Snapshot, column: perco.Column[Any, Any], key: Any
+async def versions_of(
+    db: perco.Database, snap: perco.Snapshot, column: perco.Column[Any, Any], key: Any, most: int | None = None
 ) -> list[tuple[int, bool, Any]]:
-    """(commit_ts, deleted, value) up to the snapshot, newest first."""
+    """(commit_ts, deleted, value) up to the snapshot, newest first; `most`: only so many."""
     bound, row = inside(db).known.bind(column), column.table.row(key)
     newest = await snap.row(column.table, key, [column])
     out: list[tuple[int, bool, Any]] = []
@@ -139,13 +139,13 @@ async def _versions(
                     raise perco.errors.Corruption("", what, (bound.table, key, column.name))
                 body = found[0][1]
             out.append((ts, kind == DELETE, None if kind == DELETE else decoded(column.codec, body, column, key)))
-        if len(cells) < _VERSIONS_PER_READ:
+        if len(cells) < _VERSIONS_PER_READ or (most is not None and len(out) >= most):
             break
         high = cells[-1][0] - 1
     committed = newest.commit_ts(column)
     if committed and (not out or out[0][0] != committed):  # committed, but not yet rolled forward
         out.insert(0, (committed, column not in newest, newest[column]))
-    return out
+    return out[:most]
 
 
 # ------------------------------------------------------------------ scan

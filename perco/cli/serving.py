@@ -6,8 +6,9 @@ import os
 import secrets
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -16,6 +17,7 @@ from perco.cli import systemd
 from perco.cli.keeping import keep
 from perco.cli.screen import FINE, complain, is_new, tell_new
 from perco.cli.signals import asked_on_trio
+from perco.cli.ui import command as page_command, listening
 from perco.database.database import Database
 from perco.database.inside import inside
 from perco.errors import StoreLocked, Unavailable, UsageError
@@ -42,6 +44,17 @@ _ANY: Final = ("0.0.0.0", "::")
 _OWN: Final = "in PERCO_TOKEN; if it is not set here, programs of this user on this host find a token automatically"
 
 
+class Also(NamedTuple):
+    """What else a server does. `direct`: it lets direct clients in; `standby`: it waits for its turn; `advertise`: the
+    address for clients; `metrics`, `ui`: where it serves its metrics, and has its page served."""
+
+    direct: bool
+    standby: bool
+    advertise: str
+    metrics: str | None
+    ui: str | None
+
+
 def is_kept() -> bool:
     """Whether this process is an owner that a supervisor restarts."""
     return os.environ.get(_KEEPER) == str(os.getppid())
@@ -62,36 +75,32 @@ async def serve(
     key: Path | None,
     processes: int,
     mould: Mould | None,
-    *,
-    direct: bool = False,
-    standby: bool = False,
-    advertise: str = "",
-    metrics: str | None = None,
+    also: Also,
 ) -> int:
     """Serve a store until SIGTERM or SIGINT; then answer the requests in progress, and end."""
     if addresses.is_address(store) or store == "memory:":
         raise UsageError(f"perco serve takes a store's folder or database, not {store!r}; for its address: --listen")
     wanted = [addresses.parse(text) for text in listen]
     remote = is_database(store)
-    _must_make_sense(store, direct=direct, standby=standby, advertise=advertise)
-    own = _own_token(wanted, processes, advertise, direct=direct) if remote else b""
+    _must_make_sense(store, also)
+    own = _own_token(wanted, processes, also) if remote else b""
     if processes > 1 and not is_kept():
         command = [sys.executable, "-m", "perco", *sys.argv[1:]]
-        environment = {**os.environ, _KEEPER: str(os.getpid())}
+        environment = {**os.environ, _KEEPER: str(os.getpid()), listening.TOKEN: listening.chosen_token()}
         return await keep([command], "the store's owner", again_s=_AGAIN_S, ready=_READY, environment=environment)
     if certificate is None and key is not None:
         raise UsageError("--tls-key needs --tls-cert")
     tls = (str(certificate), str(key or "")) if certificate is not None else None
     wire = perco.options.WireOptions(connections_max=connections)
     opening = perco.open(store, perco.Schema(), options=perco.Options(durability=durability, wire=wire))
-    opening.leads, opening.direct = remote, direct
+    opening.leads, opening.direct = remote, also.direct
     if processes > 1:
         opening.processes = ProcessOptions(servers=processes, mould=mould)
     if (made := is_new(store)) or remote:
         await _must_be_bindable(wanted, _absolute(store), tls)
     async with AsyncExitStack() as stack:
         signals = stack.enter_context(asked_on_trio(kept=is_kept()))
-        db = await _opened(stack, opening, signals, standby=standby)
+        db = await _opened(stack, opening, signals, standby=also.standby)
         if db is None:
             return FINE
         path = _absolute(store)
@@ -100,8 +109,8 @@ async def serve(
             raise StoreLocked(str(path), *owner(path))
         at = [] if remote else [f"unix:{path / SOCKET}"]
         at += await _listening(stack, server, wanted, own or tokens.token_of(path), tls)
-        if opening.owned is not None and direct:
-            await opening.owned.serve_at(str(addresses.parse(advertise or _reached_at(at))))
+        if opening.owned is not None and also.direct:
+            await opening.owned.serve_at(str(addresses.parse(also.advertise or _reached_at(at))))
         if opening.tablet_servers is not None:
             await _started(opening.tablet_servers)
         helped = f", {processes} tablet servers" if processes > 1 else ""
@@ -111,10 +120,12 @@ async def serve(
             tell_new(store)
         if any(address.path is None for address in wanted):
             print(f"clients on TCP must present the token {_OWN if remote else _in_folder(path)}", flush=True)
-        if metrics is not None:
+        if also.metrics is not None:
             from perco.metrics import serve as serve_metrics  # which needs an extra
 
-            print(f"metrics at {serve_metrics(db, metrics)}", flush=True)
+            print(f"metrics at {serve_metrics(db, also.metrics)}", flush=True)
+        if also.ui is not None:
+            _have_page(db, also.ui, _seen_at(at) if remote else str(path), tls, own)
         if is_kept() and (told := os.environ.pop(_READY, "")):
             os.write(int(told), b"1")
             os.close(int(told))
@@ -143,11 +154,25 @@ async def _listening(
     return at
 
 
-def _must_make_sense(store: str, *, direct: bool, standby: bool, advertise: str) -> None:
+def _have_page(db: Database, listen: str, store: str, tls: tuple[str, str] | None, token: bytes) -> None:
+    """Have a process serve the page, until the store is closed. `store`: by which that process reaches it."""
+    page = listening.Listening(listen, tls=tls is not None)
+    inside(db).background.start(partial(listening.keep_page, page, store, tls, token), "ui")
+    print(f"page at {page.url}", flush=True)
+
+
+def _seen_at(at: list[str]) -> str:
+    """The address at which the process of the page reaches this server: one on this host, if there is one."""
+    return next((text for text in at if addresses.parse(text).on_this_host), at[0])
+
+
+def _must_make_sense(store: str, also: Also) -> None:
     """Check the options. Raises: UsageError."""
-    if standby and not is_database(store):
+    if also.ui is not None and not page_command.is_installed():
+        raise UsageError(page_command.MISSING)
+    if also.standby and not is_database(store):
         raise UsageError("--standby is for a store on PostgreSQL or Bigtable")
-    if (direct or advertise) and not is_database(store):
+    if (also.direct or also.advertise) and not is_database(store):
         raise UsageError("--direct and --advertise are for a store on PostgreSQL or Bigtable")
 
 
@@ -200,7 +225,7 @@ def _reached_at(listening: list[str]) -> str:
     raise AssertionError("it listens somewhere")
 
 
-def _own_token(wanted: list[Address], processes: int, advertise: str, *, direct: bool) -> bytes:
+def _own_token(wanted: list[Address], processes: int, also: Also) -> bytes:
     """The token of a server whose store has no folder: PERCO_TOKEN or, if that is not set, a new token, which only
     clients of this user on this host find. Raises: UsageError if PERCO_TOKEN is not set and other hosts can reach the
     server, or if another option does not fit."""
@@ -210,10 +235,10 @@ def _own_token(wanted: list[Address], processes: int, advertise: str, *, direct:
         raise UsageError(
             "a store in a database has no folder for a socket: say where to listen, as in --listen unix:PATH"
         )
-    if advertise and not direct:
+    if also.advertise and not also.direct:
         raise UsageError("--advertise needs --direct")
-    if advertise:
-        addresses.parse(advertise)
+    if also.advertise:
+        addresses.parse(also.advertise)
     given = os.environ.get("PERCO_TOKEN", "")
     if not given and not all(address.on_this_host for address in wanted):
         raise UsageError("clients on other hosts need a token: set PERCO_TOKEN here, and give it to them")

@@ -88,11 +88,8 @@ async def tasks(store: str, *, json: bool) -> int:
 
 async def gather(db: perco.Database) -> dict[str, Any]:
     """Everything that `status` shows, as plain data."""
-    folder = (
-        await remote_owner(db).folder() if is_client(db) else folder_of(local_owner(db).local, inside(db).catalogue)
-    )
+    folder = await place_of_store(db)
     now = time.time()
-    alive = inside(db).place.owner_alive
     waiting = await look(db)
     bound, note = await durable_bound(inside(db).driver.store), await newest_note(inside(db).driver.store)
     history = await history_of(db, now=now)
@@ -100,7 +97,7 @@ async def gather(db: perco.Database) -> dict[str, Any]:
     return {
         "store": folder.path,
         "format": FORMAT,
-        "owner": await _owner(db, folder, alive=alive, now=now),
+        "owner": await owner_of(db, folder, now=now),
         "durability": {"mark": folder.mark, "meaning": _DURABILITY[folder.mark]},
         "catalogue": catalogue.version,
         "clock": {
@@ -112,7 +109,7 @@ async def gather(db: perco.Database) -> dict[str, Any]:
         "watermark": history["watermark"],
         "pins": history["pins"],
         "tables": [
-            await _table(db, folder, name, history["watermark"]["cuts"].get(name, 0), now)
+            await table_told(db, folder, name, history["watermark"]["cuts"].get(name, 0), now)
             for name in catalogue.tables
             if name in inside(db).place.store.tables()
         ],
@@ -136,7 +133,16 @@ async def gather(db: perco.Database) -> dict[str, Any]:
     }
 
 
-async def _owner(db: perco.Database, folder: FolderIs, *, alive: bool, now: float) -> dict[str, Any]:
+async def place_of_store(db: perco.Database) -> FolderIs:
+    """The store's folder."""
+    if is_client(db):
+        return await remote_owner(db).folder()
+    return folder_of(local_owner(db).local, inside(db).catalogue)
+
+
+async def owner_of(db: perco.Database, folder: FolderIs, *, now: float) -> dict[str, Any]:
+    """The process that has the store open, as plain data."""
+    alive = inside(db).place.owner_alive
     pid, command = folder.process or None, folder.command
     [[cells]] = await inside(db).driver.store.read([(SYSTEM_TABLE, LEASE_ROW, [(DATA, 0, 1, 1, 1)])])
     lease = read_lease(cells[0][1]) if cells else Lease(0, "", 0)
@@ -148,7 +154,8 @@ async def _owner(db: perco.Database, folder: FolderIs, *, alive: bool, now: floa
     return found
 
 
-async def _table(db: perco.Database, folder: FolderIs, name: str, cut: int, now: float) -> dict[str, Any]:
+async def table_told(db: perco.Database, folder: FolderIs, name: str, cut: int, now: float) -> dict[str, Any]:
+    """A table, its columns and its tablets, as plain data. `cut`: since when it can be read."""
     entry, key = (
         inside(db).catalogue.tables[name],
         db.schema.tables[name].key if name in db.schema.tables else perco.BYTES,

@@ -68,8 +68,8 @@ def drawn(traced: Traced, row: tuple[str, Any]) -> Tree:
         tree.add(Text(_name(name), style="dim"))
     if len(writes) > shown_writes:
         tree.add(Text(f"and {counted(len(writes) - shown_writes, 'more cell')}", style="dim"))
-    concerned = [run for run in traced.runs if _concerns(run, row)]
-    others = [run for run in traced.runs if not _concerns(run, row)]
+    concerned = [run for run in traced.runs if concerns(run, row)]
+    others = [run for run in traced.runs if not concerns(run, row)]
     shown_others = max(_RUNS_SHOWN - len(concerned), 0)
     for run in [*concerned, *others[:shown_others]]:
         tree.add(drawn(run, row))
@@ -78,10 +78,10 @@ def drawn(traced: Traced, row: tuple[str, Any]) -> Tree:
     return tree
 
 
-def _concerns(run: Traced, row: tuple[str, Any]) -> bool:
+def concerns(run: Traced, row: tuple[str, Any]) -> bool:
     """Whether the run, or a run that followed from it, ran for the row or wrote to it."""
     on_it = run.asked or (run.on is not None and run.on[:2] == row)
-    return on_it or any(_concerns(after, row) for after in run.runs)
+    return on_it or any(concerns(after, row) for after in run.runs)
 
 
 def _head(traced: Traced) -> Text:

@@ -8,7 +8,7 @@ T15 One step checks a snapshot at a past timestamp, and makes it hold back the w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -68,6 +68,15 @@ class Holds:
         held = next(self._numbers)
         self._past[held] = ts
         return held
+
+    def past(self, held: int) -> int:
+        """The timestamp of a hold; 0: it has been released."""
+        return self._past.get(held, 0)
+
+    @property
+    def pasts(self) -> Sequence[int]:
+        """The numbers of all holds on past timestamps."""
+        return list(self._past)
 
     def release(self, held: int) -> None:
         self._past.pop(held, None)

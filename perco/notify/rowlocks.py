@@ -99,6 +99,10 @@ class Elsewhere(Protocol):
         """Announce that a scanner has found nothing that it may run, and goes to sleep."""
         ...
 
+    def wants_hints(self, on: bool) -> None:
+        """Announce whether this process wants to be told on which rows there may be work (N8)."""
+        ...
+
     def works(self, ids: Iterable[str], runs: Iterable[str]) -> None:
         """Announce which observers this process has, and which of them it may run."""
         ...

@@ -140,14 +140,52 @@ class Scanner:
                         log.warning("%s; looking again", error)
                         await trio.sleep(_AWAY_S)
                         continue
-                    if self._passed > self.worker.options.page_rows:  # many rows wait: leave half the time to others
+                    long = self._passed > self.worker.options.page_rows
+                    self.worker.hints.toured(long=long)
+                    if long:  # many rows wait: leave half the time to others
                         if self._due < math.inf or self.worker.holds_back:
-                            await trio.sleep(trio.current_time() - began)
+                            await self._pause(nursery, trio.current_time() - began)
                         elif self.worker.room.crowded:
-                            await trio.sleep(min(trio.current_time() - began, _CROWDED_S))
-                    await self.worker.sleep(min(self._due, self.worker.next_due(began)))
+                            await self._pause(nursery, min(trio.current_time() - began, _CROWDED_S))
+                    until = min(self._due, self.worker.next_due(began))
+                    await self._follow_hints(nursery)
+                    while not await self.worker.sleep(until):
+                        await self._follow_hints(nursery)
         finally:
             self.ended.set()
+
+    async def _pause(self, nursery: trio.Nursery, seconds: float) -> None:
+        """Sleep, and meanwhile follow hints."""
+        hints, until = self.worker.hints, trio.current_time() + seconds
+        while (left := until - trio.current_time()) > 0:
+            if not self._slots.value:
+                await trio.sleep(left)
+            elif hints:
+                await self._follow_hints(nursery)
+            else:
+                await hints.pause(left)
+        await trio.lowlevel.checkpoint()
+
+    async def _follow_hints(self, nursery: trio.Nursery) -> None:
+        """Run observers on rows with new notify cells, out of turn; only those of the highest priority."""
+        levels, hints = self.worker.levels, self.worker.hints
+        if not hints or not self._slots.value:
+            return
+        tour = self._level, self._share, self._passed, self.position
+        self._level, self._share = levels[0] if len(levels) > 1 else None, math.inf
+        try:
+            while hints and self._slots.value:
+                table, row = hints.take()
+                page = await self._page(Place(table, row, row + b"\x00"), 1)
+                claims = self.counters.claims
+                walk = _Walk(table, [(row, cells) for row, [cells] in page.rows], claims, claims)
+                try:
+                    await self._walk_page(nursery, walk)
+                finally:
+                    for dirty in walk.taken:
+                        self._let_go(table, dirty)
+        finally:
+            self._level, self._share, self._passed, self.position = tour
 
     def _places(self) -> list[Place]:
         store = self.worker.engine.driver.store
@@ -254,6 +292,7 @@ class Scanner:
         start: bytes | None = place.low
         while start is not None:
             request = ScanRequest(place.table, start, place.high, (query,), False, self.worker.options.page_rows)
+            await self._follow_hints(nursery)
             page = await self.worker.engine.driver.store.scan(request)
             walk = _Walk(place.table, [(row, cells) for row, [cells] in page.rows], claims, self.counters.claims)
             passed = self._passed

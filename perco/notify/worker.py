@@ -55,6 +55,7 @@ from perco.notify.failing import (
     too_old,
 )
 from perco.notify.given import change_of, in_time
+from perco.notify.hints import Hints
 from perco.notify.options import ObserverCounters, WorkerOptions
 from perco.notify.outputs import Outputs
 from perco.notify.rates import Rates
@@ -94,6 +95,7 @@ class Worker:
     counters: dict[str, ObserverCounters]
     failure_log: FailureLog
     outputs: Outputs | None
+    hints: Hints
     again: bool
 
     def __init__(self, engine: Engine, observers: Mapping[int, Observer], options: WorkerOptions) -> None:
@@ -114,6 +116,7 @@ class Worker:
         self.rows = RowLocks()
         self.backoff = Backoff(options.backoff, engine.random)
         self.counters = {observer.id: ObserverCounters() for observer in observers.values()}
+        self.hints = Hints(engine, lambda: self.elsewhere, self.may_run)
         self.again = False  # there was a wake-up while no scanner slept: the next to end a tour makes another tour
         self._asleep = trio.lowlevel.ParkingLot()
         self.failure_log = FailureLog()
@@ -188,18 +191,16 @@ class Worker:
         runs = [observer.id for observer in self.observers.values()] if self._drained is None else []
         return [observer.id for observer in self._declared.values()], runs
 
-    async def sleep(self, until: float | None) -> None:
-        """Let a scanner sleep until there may be work, or until a given time."""
+    async def sleep(self, until: float | None) -> bool:
+        """Let a scanner sleep until there may be work, or until a given time. Returns False if only a hint has come."""
         if self.again:
             await trio.lowlevel.checkpoint()
-            return
+            return True
         if self.elsewhere is not None:
-            if self.room.crowded:
-                self.elsewhere.full()  # another process may have room
-            else:
-                self.elsewhere.sleeps()
-        with trio.move_on_at(float("inf") if until is None else until):
+            (self.elsewhere.full if self.room.crowded else self.elsewhere.sleeps)()  # others may have room
+        with trio.move_on_at(float("inf") if until is None else until) as scope, self.hints.ending(scope) as hinted:
             await self._asleep.park()
+        return not (scope.cancelled_caught and hinted)
 
     async def look_at_catalogue(self) -> None:
         """Adopt the changes that another process has made to the catalogue (N10)."""
@@ -215,8 +216,7 @@ class Worker:
             await self.engine.fates.wait(start_ts)
 
     def damage(self, table: str, row: bytes, ack: int, ts: int) -> Corruption | AwaitsAsyncio | None:
-        """The reason why the observer cannot run for a change: unreadable cells, or it awaits asyncio. None: it can
-        run."""
+        """Why the observer cannot run for a change: unreadable cells, or it awaits asyncio. None: it can run."""
         found = self.damaged.get((table, row, ack))
         return found[1] if found is not None and ts <= found[0] else None
 
@@ -237,9 +237,7 @@ class Worker:
         """Whether this worker may run the observer on the row now (N6, N10, N13 - N15)."""
         number = observer_of(ack)
         observer = self.observers.get(number)
-        if observer is None or self._drained is not None:
-            return False
-        if not self.room.has(number, observer.limits, now, alone=number in self._alone):
+        if observer is None or self._drained is not None or not self._has_room(number, observer, now):
             return False
         if self.backoff.rows:
             key = (table, row, ack)
@@ -253,13 +251,18 @@ class Worker:
             return False
         return self.rates is None or self.rates.may_run(number, now)
 
+    def may_run(self, number: int) -> bool:
+        """Whether an observer may run on a row that has not failed (N13 - N15)."""
+        now, observer = trio.current_time(), self.observers.get(number)
+        return observer is not None and self._has_room(number, observer, now) and self._may_begin(number, now)
+
+    def _has_room(self, number: int, observer: Observer, now: float) -> bool:
+        return self.room.has(number, observer.limits, now, alone=number in self._alone)
+
     def may_run_any(self, table: str, level: frozenset[int] | None) -> bool:
         """Whether an observer of a table, of those in `level`, may run on a row that has not failed (N13 - N15)."""
-        now = trio.current_time()
         return any(
-            (level is None or number in level)
-            and self.room.has(number, observer.limits, now, alone=number in self._alone)
-            and self._may_begin(number, now)
+            (level is None or number in level) and self.may_run(number)
             for number, observer in self.observers.items()
             if observer.column.table.name == table
         )

@@ -81,6 +81,7 @@ class Workers:
                 for scanner in handle.scanners[: len(stops)]:
                     await scanner.ended.wait()
             notified.remove(worker.wake_up)
+            worker.hints.end()
             self.worker = None
             await self.on_end()
 

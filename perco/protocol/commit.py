@@ -131,6 +131,12 @@ class Commit:
         self.maybe_sent = False  # a request to commit may have arrived (T4)
         self._lost = 0  # rounds of prewrites in which a reply was lost
 
+    def notified(self) -> list[tuple[str, bytes, tuple[int, ...]]]:
+        """The rows on which it notifies observers: (table, row, their numbers) of each cell."""
+        return [
+            (intent.table, intent.row, intent.observers) for part in self._parts for intent in part if intent.observers
+        ]
+
     # ------------------------------------------------------------ PREWRITE
 
     def prewrites(self) -> list[Mutation]:

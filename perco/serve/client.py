@@ -47,15 +47,17 @@ from perco.schema import catalogue as catalogues, codes
 from perco.schema.catalogue import Catalogue
 from perco.schema.known import Known
 from perco.schema.schema import Schema
-from perco.serve import tasks
+from perco.serve import tasks, uses
 from perco.serve.direct import DirectRowStore, TicketRows
 from perco.serve.elsewhere import Elsewhere
 from perco.serve.messages import (
     ANNOUNCED,
+    HINTED,
     MOVED,
     NOTIFIED,
     RELEASED,
     TASKS_ASKED,
+    USES_ASKED,
     FolderIs,
     Method,
     TabletsOf,
@@ -72,6 +74,7 @@ from perco.serve.remote_rows import LostRowStore, RemoteRowStore
 from perco.serve.shared_ids import SharedIds
 from perco.serve.tasks import ProcessTasks
 from perco.serve.together import Together
+from perco.serve.uses import ProcessUse
 from perco.storage import Tablet
 from perco.tablets.compactor import Compacted
 from perco.tablets.loading import BulkLoad, Files, Published
@@ -216,8 +219,9 @@ class RemoteOwner:
         assert isinstance(before, RemoteDriver)
         driver = engine.driver = self._driver(engine.fates, engine.background)
         driver.name, driver.quiet = before.name, before.quiet
-        driver.counters, driver.on_notified = before.counters, before.on_notified
+        driver.counters, driver.on_notified, driver.hints = before.counters, before.on_notified, before.hints
         driver.damaged, driver.durations = before.damaged, before.durations
+        driver.contended = before.contended
         driver.orphaned = before.orphaned
 
     # ------------------------------------------------------------ the link
@@ -279,6 +283,8 @@ class RemoteOwner:
         elsewhere = worker.elsewhere if (worker := self.workers.worker) is not None else None
         if isinstance(elsewhere, Elsewhere):
             elsewhere.forget()
+            if worker is not None and worker.hints.on:
+                elsewhere.wants_hints(True)
         self.engine.driver.notified()  # N8: messages that the server pushed meanwhile are lost
         return kept
 
@@ -305,6 +311,8 @@ class RemoteOwner:
             elif isinstance(elsewhere, Elsewhere):
                 elsewhere.released()
             self.engine.driver.notified()
+        elif what == HINTED:
+            self.engine.driver.hint(value)
         elif what == ANNOUNCED:
             self._oracle.catalogue_version = max(self._oracle.catalogue_version, value)
             self.engine.driver.notified()  # N10: a scanner looks at the catalogue when it begins a tour
@@ -317,12 +325,21 @@ class RemoteOwner:
                 self.link.tell(Method.TASKS_ARE, (value, tasks.here("client")))
             except Exception:  # a question about tasks must not end this client's connection
                 log.exception("failed to report what the tasks wait for")
+        elif what == USES_ASKED:
+            found = uses.here("client", self.engine, self.workers, self._ids)
+            self.link.tell(Method.USES_ARE, (value, found))
 
     # ------------------------------------------------------------ what the server does
 
     async def tasks(self) -> list[ProcessTasks]:
         """The tasks of the owner and of its other clients, with what they wait for."""
         return [tasks.read(each) for each in await self.link.call(Method.TASKS, None, again=True)]
+
+    async def uses(self) -> list[ProcessUse]:
+        """What the owner and its other clients do with the store."""
+        found = [uses.read(each) for each in await self.link.call(Method.USES, None, again=True)]
+        own = self.engine.known.catalogue.own_id
+        return [each._replace(observers=[run._replace(id=own(run.id)) for run in each.observers]) for each in found]
 
     async def servers(self) -> list[TabletsOf]:
         """Which process has which tablets open."""

@@ -148,5 +148,8 @@ class Elsewhere:
             self._full = self._woken = False
             self._link.tell(Method.LOOKED, False)
 
+    def wants_hints(self, on: bool) -> None:
+        self._link.tell(Method.HINTS, on)
+
     def works(self, ids: Iterable[str], runs: Iterable[str]) -> None:
         self._link.tell(Method.WORKS, (tuple(map(self._shared, ids)), tuple(map(self._shared, runs))))

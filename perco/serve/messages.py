@@ -37,7 +37,7 @@ from perco.storage import (
 from perco.storage.fencing import NotHere
 from perco.storage.walking import Leaves
 
-WIRE_VERSION: Final = 15
+WIRE_VERSION: Final = 16
 # Limits of one call. A client keeps within them; a server ends the connection on a call that exceeds them (R1).
 DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows
@@ -69,6 +69,7 @@ class Method(IntEnum):
     CLAIM = 16  # (table, rows, how many at most, whether to halt) -> (a byte for each, rows that others have) (N8)
     UNCLAIM = 17  # (table, row) -> no answer
     WORKS = 18  # ids of the observers that this client has, and of those that it may run -> nothing
+    HINTS = 53  # whether the client wants to be told on which rows there may be work (N8) -> no answer
     LOOKED = 43  # True: the client found more than it may run; False: a scanner found nothing, and sleeps -> no answer
     IDLE = 19  # -> whether the store is idle, and more; answered once it is idle, or after a while (N7)
     UP_TO = 25  # (a timestamp, observers to leave out) -> (failed changes, or None: others wait; workers) (V14)
@@ -81,6 +82,8 @@ class Method(IntEnum):
     ORPHANED = 27  # the client left locks behind -> no answer
     TASKS = 28  # -> what the tasks of all processes wait for
     TASKS_ARE = 29  # (the number of the question, what the client's tasks wait for) -> no answer
+    USES = 51  # -> what each process does with the store
+    USES_ARE = 52  # (the number of the question, what the client does) -> no answer
     SERVERS = 30  # -> which process has which tablets
     READS = 40  # the arguments of several calls of READ -> an answer for each; None: make that call alone (D8)
     COMMITS = 41  # as READS, for COMMIT
@@ -128,10 +131,12 @@ AGAIN: Final = frozenset(Method) - _ONCE
 NOTIFIED: Final = 1  # there may be work for observers (N8)
 ANNOUNCED: Final = 2  # a newer version of the catalogue, which writers must know (N10)
 MOVED: Final = 4  # tablets have moved
+HINTED: Final = 9  # (table, row, numbers of observers) of new notify cells, to clients that want this (N8)
 QUIET: Final = 5  # from a tablet server or a client: notify cells have been removed (N7)
 DROPPED: Final = 6  # from a tablet server: it has lost a tablet to another process (F1)
 RELEASED: Final = 7  # rows the client wanted were released by a process that lacks some of the client's observers (N8)
 TASKS_ASKED: Final = 3  # (the question's number): what do the client's tasks wait for? The answer repeats the number
+USES_ASKED: Final = 8  # as TASKS_ASKED: what does the client do with the store?
 
 PULSE: Final = 96  # over a pulse (R10): (process id, for how many seconds its loop has been held (0: it runs), where)
 
@@ -500,6 +505,11 @@ def must_be_views(withouts: Any) -> None:
 def must_be_timestamp(ts: Any) -> None:
     """Check that a call's argument is a timestamp. Raises: TypeError."""
     read_typed((ts,), (int,))
+
+
+def must_be_two_texts(texts: Any) -> None:
+    """Check that a call's arguments are two texts. Raises: TypeError."""
+    read_typed(texts, (str,), (str,))
 
 
 def must_be_wall_time(wall_s: Any) -> None:

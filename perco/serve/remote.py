@@ -346,8 +346,7 @@ class RemoteDriver(Driver):
         if what == STALE:
             raise CatalogueChanged(commit.header.start_ts, told)
         if what == MET:
-            self.counters.conflicts += 1
-            raise ConflictAt(Cellref(*told), more[0], commit.header.start_ts)
+            raise ConflictAt(self._met(Cellref(*told)), more[0], commit.header.start_ts)
         commit.sent_in_one_step(more[0])
         self._drawn(more[0])
         verdict = unpack_verdict(told)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from perco.database.parts import Parts
 from perco.errors import StoreError
+from perco.protocol.records import observer_of
 from perco.rpc.channel import WireOptions
 from perco.rpc.peer import Peer
 from perco.serve.messages import (
@@ -24,6 +25,7 @@ from perco.serve.sessions import Session, Sessions
 from perco.storage import NOTIFY, WRITE, Failed, Mutation, OwnerStore, RowCells, Verdict
 from perco.storage.call import Call
 from perco.txn.entered import Entry
+from perco.txn.resolver import Hint
 
 _LEAF_CELLS: Final = 10_000  # of one answer: under a megabyte, if they are short
 
@@ -173,6 +175,8 @@ class Rows:
             self._sessions.applied(session)
             if notifies:
                 self.by = session
+                if self._parts.driver.hints:
+                    self._parts.driver.hint(_notified(mutations))
                 self._parts.driver.notified()
                 self.by = None
             elif notifies is not None:
@@ -206,6 +210,17 @@ def _notifies(mutations: Sequence[Mutation]) -> bool | None:
                     if value is not None:
                         return True
                     found = False
+    return found
+
+
+def _notified(mutations: Sequence[Mutation]) -> list[Hint]:
+    """Where mutations put notify cells."""
+    found = []
+    for mutation in mutations:
+        for row, _, writes in mutation.rows:
+            put = [observer_of(column) for group, column, _, value in writes if group == NOTIFY and value is not None]
+            if put:
+                found.append((mutation.table, row, tuple(put)))
     return found
 
 

@@ -35,10 +35,12 @@ from perco.rpc.crossing import pack_error
 from perco.rpc.framing import Message, WireError
 from perco.rpc.link import BACK_S
 from perco.rpc.peer import Peer
-from perco.serve import loads
+from perco.serve import loads, messages
+from perco.serve.asking import Told, about_tasks, about_uses
 from perco.serve.door import Door
 from perco.serve.draws import Draws
 from perco.serve.folders import place_of
+from perco.serve.hinting import Hinting
 from perco.serve.messages import (
     ANNOUNCED,
     MOVED,
@@ -46,11 +48,6 @@ from perco.serve.messages import (
     Method,
     TabletIs,
     TabletsOf,
-    must_be_pin,
-    must_be_timestamp,
-    must_be_up_to,
-    must_be_views,
-    must_be_wall_time,
     pack_vacuum,
     read_all,
     read_claim,
@@ -66,7 +63,7 @@ from perco.serve.rows import Rows
 from perco.serve.sessions import Session, Sessions, Stuck, must_go_on
 from perco.serve.shared_ids import SharedIds
 from perco.serve.tasks import ProcessTasks
-from perco.serve.told_tasks import ToldTasks
+from perco.serve.uses import ProcessUse
 from perco.tablets.backend import Tickets, lost
 
 log: logging.Logger = logging.getLogger("perco.serve")
@@ -86,7 +83,8 @@ class Server(Door[Session]):
     draws: Draws
     one_step: OneStep
     loads: loads.Loads
-    told_tasks: ToldTasks
+    told_tasks: Told[ProcessTasks]
+    told_uses: Told[ProcessUse]
     served: int
 
     def __init__(
@@ -108,8 +106,7 @@ class Server(Door[Session]):
         if servers is not None:
             self.sessions.on_begin, self.sessions.on_end = servers.session_began, servers.session_ended
             self.sessions.on_held = servers.session_held
-            servers.told = on_news(driver.notified, driver.quiet)
-            servers.on_moved = self._moved
+            servers.told, servers.on_moved = on_news(driver.notified, driver.quiet), self._moved
         self._news: Callable[[int], None] = lambda what: None
         if tickets is not None:
             self.sessions.on_end = tickets.end
@@ -120,9 +117,10 @@ class Server(Door[Session]):
             self._owner.splitting.on_split.append(self._moved)
         self._pulses_of: dict[str, Channel] = {}  # by session (R10)
         self._waits: set[trio.CancelScope] = set()
-        self._watching = False
-        self.served = 0  # calls, in total
-        self.told_tasks = ToldTasks(self.sessions, self._serving, options.silence_s, self._waiting)
+        self._watching, self.served = False, 0  # `served`: calls, in total
+        asks = self.sessions, self._serving, options.silence_s, self._waiting
+        self.told_tasks = Told(about_tasks(), *asks)
+        self.told_uses = Told(about_uses(parts, self._ids, self.sessions), *asks)
         rows = self.rows = Rows(parts, self._owner.store, self.sessions, options)
         self.draws = Draws(parts, self._owner, self.sessions, self._fail)
         refusal = ""
@@ -146,25 +144,24 @@ class Server(Door[Session]):
             Method.DRAW: self.draws.draw,
             Method.DONE: self._untold(self._done),
             Method.ALIVE: lambda session, peer, id, start_ts: peer.reply(id, fates.alive(start_ts)),
-            Method.OUTLIVE: self._later(self._outlive, must_be_timestamp),
+            Method.OUTLIVE: self._later(self._outlive, messages.must_be_timestamp),
             Method.TABLETS: self._tablets,
             Method.ADOPT: self._later(self._adopt),
             Method.HOLD: self._hold,
             Method.RELEASE: self._untold(lambda session, number: self.sessions.release(session, number)),
-            Method.AT: self._later(lambda session, wall_s: oracle.at(wall_s), must_be_wall_time),
+            Method.AT: self._later(lambda session, wall_s: oracle.at(wall_s), messages.must_be_wall_time),
             Method.OLDEST: lambda session, peer, id, _: peer.reply(id, oracle.holds.oldest()),
-            Method.PIN: self._later(self._pin, must_be_pin),
-            Method.DROP_PIN: self._later(
-                lambda session, pin: oracle.pins.drop(*pin), lambda pin: read_typed(pin, (str,), (str,))
-            ),
+            Method.PIN: self._later(self._pin, messages.must_be_pin),
+            Method.DROP_PIN: self._later(lambda session, pin: oracle.pins.drop(*pin), messages.must_be_two_texts),
             Method.CLAIM: self._claim,
             Method.UNCLAIM: self._untold(self._unclaim),
             Method.HOLDING: self._untold(self._holding),
             Method.WORKS: self._works,
             Method.LOOKED: self._untold(self._looked),
+            Method.HINTS: self._untold(Hinting(self._parts.driver).wants),
             Method.IDLE: self._later(self._idle),
-            Method.UP_TO: self._later(self._up_to, must_be_up_to),
-            Method.FRESH: self._later(self._fresh, must_be_views),
+            Method.UP_TO: self._later(self._up_to, messages.must_be_up_to),
+            Method.FRESH: self._later(self._fresh, messages.must_be_views),
             Method.LAG: self._later(self._lag),
             Method.NOW: self._later(self._now),
             Method.FOLDER: self._later(self._folder),
@@ -172,8 +169,10 @@ class Server(Door[Session]):
             Method.BACKFILL: self._later(self._backfill),
             Method.LAST: lambda session, peer, id, _: peer.reply(id, oracle.last),
             Method.ORPHANED: self._untold(lambda session, _: self.sessions.orphans(session)),
-            Method.TASKS: self._later(self._tasks),
+            Method.TASKS: self._later(self.told_tasks.ask),
             Method.TASKS_ARE: self._untold(self.told_tasks.told),
+            Method.USES: self._later(self.told_uses.ask),
+            Method.USES_ARE: self._untold(self.told_uses.told),
             Method.SERVERS: self._later(self._servers_are),
             Method.SPLIT: self._later(self._split, lambda where: read_typed(where, (str,), (bytes, type(None)))),
             Method.COMPACT: self._later(self._compact, lambda table: read_typed((table,), (str, type(None)))),
@@ -588,9 +587,6 @@ class Server(Door[Session]):
 
     async def _backfill(self, session: Session, _: Any) -> list[Any]:
         return [astuple(each) for each in await self._owner.backfill(None)]
-
-    async def _tasks(self, session: Session, _: Any) -> list[ProcessTasks]:
-        return await self.told_tasks.ask(session)
 
     # ------------------------------------------------------------ the end
 

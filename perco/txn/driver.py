@@ -143,6 +143,8 @@ class Driver(Resolver):
             self._event("commit")
         self.oracle.holds.open.discard(start_ts)
         self.fates.settle(start_ts, commit.commit_ts)
+        if observed and self.hints:
+            self.hint(commit.notified())
         if commit.has_secondaries:
             if observed:
                 self.notified()
@@ -255,8 +257,7 @@ class Driver(Resolver):
                 await self.fates.wait(entry.start_ts)
             if await self.past(entry) < start_ts:
                 return  # the other transaction did not commit, or did so before this transaction began
-        self.counters.conflicts += 1
-        raise ConflictAt(Cellref(*where), entry.commit_ts, start_ts)
+        raise ConflictAt(self._met(Cellref(*where)), entry.commit_ts, start_ts)
 
     def _chained(self, mutations: Sequence[Mutation], chain: Chain | None) -> Awaitable[list[Verdict]]:
         """Send mutations. If the store can, it continues with `chain` by itself."""
@@ -301,6 +302,12 @@ class Driver(Resolver):
             else:  # pragma: no cover
                 raise AssertionError(state)
 
+    def _met(self, cell: Cellref) -> Cellref:
+        """Count a conflict at a cell."""
+        self.counters.conflicts += 1
+        self.contended.note(cell)
+        return cell
+
     async def _draw_commit(self) -> int:
         return await self.oracle.draw_commit()
 
@@ -311,6 +318,8 @@ class Driver(Resolver):
         stale = await Validation(self.store, self.fates, self.entered, start_ts, commit_ts).run(commit.reads)
         if stale is not None:
             self.counters.conflicts += 1
+            for cell in stale.cells[:1]:
+                self.contended.note(cell)
             raise StaleAt(stale, start_ts, commit_ts)
         commit.validated()
 
@@ -324,8 +333,7 @@ class Driver(Resolver):
                 raise RolledBack(start_ts)
             where = Cellref(intent.table, intent.row, intent.column)
             if check == core.LISTED_CHECK:  # N6: since the run began, the failed list has changed
-                self.counters.conflicts += 1
-                raise ConflictAt(where, start_ts, start_ts)
+                raise ConflictAt(self._met(where), start_ts, start_ts)
             queries: list[Query] = [
                 (LOCK, where.column, 0, TS_MAX, 1),
                 (WRITE, where.column, start_ts, TS_MAX, 1),
@@ -335,11 +343,9 @@ class Driver(Resolver):
                 queries += [(TRACE, where.column, start_ts, TS_MAX, 1), (SHARED, where.column, 0, TS_MAX, _SHARED_MAX)]
             [[locks, records, *read]] = await self.store.read([(where.table, where.row, queries)])
             if records:
-                self.counters.conflicts += 1
-                raise ConflictAt(where, records[0][0], start_ts)
+                raise ConflictAt(self._met(where), records[0][0], start_ts)
             if readers and read[0]:  # T14
-                self.counters.conflicts += 1
-                raise ConflictAt(where, read[0][0][0], start_ts, read=True)
+                raise ConflictAt(self._met(where), read[0][0][0], start_ts, read=True)
             if locks and locks[0][0] == start_ts:
                 commit.echoed(part)
             elif locks:  # else the lock has gone meanwhile
@@ -362,9 +368,8 @@ class Driver(Resolver):
             await self._release(commit)
             self._waits_for_others(commit.header.start_ts)
             await self._outlive(where, other_ts, packed)
-            self.counters.conflicts += 1
             read = self.lock_at(where, other_ts, packed).kind == READ
-            raise ConflictAt(where, other_ts, commit.header.start_ts, read=read)
+            raise ConflictAt(self._met(where), other_ts, commit.header.start_ts, read=read)
         await self._outlive(where, other_ts, packed)
 
     async def _ask_primary(self, commit: Commit) -> None:
@@ -492,6 +497,8 @@ class Driver(Resolver):
             self.orphaned.set()
         if self._event is not None:
             self._event("secondaries")
+        if observed and self.hints:
+            self.hint(commit.notified())
         self._observed_done(observed=observed)
 
     async def _settle_all(self, settling: Settling) -> None:

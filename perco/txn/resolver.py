@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 from zlib import crc32
 
 import trio
@@ -41,6 +41,7 @@ from perco.storage import (
     RowStore,
 )
 from perco.txn.background import Background
+from perco.txn.contended import Contended
 from perco.txn.entered import Entered, Entry, Where
 from perco.txn.fates import Fates
 from perco.txn.prefetch import Plan
@@ -49,6 +50,9 @@ _POLL_S, _POLL_MAX_S = 0.002, 0.25  # between two reads of a lock whose transact
 _DAMAGED_MAX = 1000  # cells that are remembered
 
 log: logging.Logger = logging.getLogger("perco.store")
+
+
+Hint: TypeAlias = tuple[str, bytes, tuple[int, ...]]  # table, row, numbers of the observers notified there
 
 
 @dataclass(slots=True)
@@ -71,6 +75,7 @@ class Resolver:
     oracle: Oracle
     fates: Fates
     counters: Counters
+    contended: Contended
     entered: Entered
     orphaned: trio.Event
 
@@ -85,6 +90,7 @@ class Resolver:
         self.store, self.oracle, self.fates = store, oracle, fates
         self.reads = store  # the store for reads; after a client's session has ended, one that only raises (R5)
         self.counters = Counters()
+        self.contended = Contended()
         self.entered = Entered()  # C2
         self.writing: dict[int, trio.Event | None] = {}  # other processes' one-step commits; an event if a task waits
         self.damaged: dict[str, Corruption] = {}  # unreadable cells that background tasks have skipped, by place
@@ -94,11 +100,17 @@ class Resolver:
         self._event = event
         self.quiet: Callable[[], None] = lambda: None  # called when no observed write is under way (N7)
         self.on_notified: list[Callable[[], None]] = []  # called when notify cells have become visible (N8)
+        self.hints: list[Callable[[Iterable[Hint]], None]] = []  # called with where they are (N8)
 
     def notified(self) -> None:
         """Call `on_notified`: notify cells have become visible (N8)."""
         for act in self.on_notified:
             act()
+
+    def hint(self, told: Iterable[Hint]) -> None:
+        """Call `hints`: notify cells have become visible, or will soon (N8)."""
+        for hear in self.hints:
+            hear(told)
 
     def leave_orphans(self) -> None:
         """Wake the sweeper: locks may have been left behind."""

@@ -1,0 +1,156 @@
+"""Scanners are told where there is work while their tours pass many rows (N8); time is virtual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+import perco
+from perco.database.inside import inside
+from perco.notify.hints import MOST, Hints
+from perco.notify.worker import Worker
+from perco.storage import ScanRequest
+from perco.txn.resolver import Hint
+from tests.component.notify.kit import OPTIONS, Web, put, settle, until
+from tests.component.notify.test_limits import SLOW_S, Fast, Slow, load
+from tests.component.serve.kit import Place
+
+ROWS = 1000
+
+
+def worker_of(db: perco.Database) -> Worker:
+    worker = inside(db).workers.worker
+    assert worker is not None
+    return worker
+
+
+async def test_a_change_beside_many_of_a_slow_observer_is_run_at_once(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, pages = Slow(web), 0
+    ran: dict[str, int] = {}  # how many pages of notify cells had been read
+
+    @web.observe(web.size, id="fast")
+    async def fast(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+        ran[change.key] = pages
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        store = inside(db).driver.store
+        scan = store.scan
+
+        async def counted(request: ScanRequest) -> Any:
+            nonlocal pages
+            pages += request.rows_max > 1  # else it is a page of one row
+            return await scan(request)
+
+        monkeypatch.setattr(store, "scan", counted)
+        await load(db, 4 * ROWS, slow)
+        await until(lambda: slow.running > 40 and worker_of(db).hints.on)
+        most = 0
+        for n in range(50):
+            before = pages
+            await put(db, web.size, key := f"{'amz'[n % 3]} fast {n}", n)
+            await until(lambda key=key: key in ran)  # type: ignore[misc]
+            most = max(most, ran[key] - before)
+            await trio.sleep(0.1)
+        assert most <= 5 * 4, "each scanner may be reading a few pages; a tour has 63"
+
+
+async def test_a_client_is_told_by_the_owner(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, fast = Slow(web), Fast(web)
+    place = Place(web.schema)
+    async with place.served() as owner, place.client() as other, place.client() as db, db.worker():
+        await load(db, ROWS, slow)
+        await until(lambda: slow.running > 40 and worker_of(db).hints.on)
+        await until(lambda: len(inside(owner).driver.hints) == 1)
+        heard: list[Hint] = []
+        hear = worker_of(db).hints.hear
+
+        def noted(rows: Iterable[Hint]) -> None:
+            heard.extend(told := list(rows))
+            hear(told)
+
+        inside(db).driver.hints[:] = [noted]
+        for n, writer in enumerate((owner, other)):
+            await put(writer, web.size, f"fast {n}", n)
+            await until(lambda n=n: f"fast {n}" in fast.at)  # type: ignore[misc]
+        async with other.transaction() as txn:  # in two phases: each row becomes visible when it is settled
+            for n in range(2, 5):
+                txn.set(web.size, f"{'amz'[n % 3]} fast {n}", n)
+        await until(lambda: len(fast.at) == 5)
+        assert {row for _, row, _ in heard} >= {b"fast 0", b"fast 1", b"z fast 2", b"a fast 3", b"m fast 4"}
+        inside(db).driver.hints[:] = [hear]
+        await settle(db)
+        await until(lambda: not worker_of(db).hints.on)
+        await put(owner, web.size, "after", 1)  # to whom nobody listens
+        await until(lambda: not inside(owner).driver.hints)
+
+
+async def test_hints_end_with_the_worker(web: Web) -> None:
+    slow, _ = Slow(web), Fast(web)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        async with db.worker():
+            await load(db, ROWS, slow)
+            await until(lambda: worker_of(db).hints.on)
+            assert inside(db).driver.hints
+        assert not inside(db).driver.hints
+        async with db.worker():
+            await settle(db)
+    assert slow.done == ROWS
+
+
+async def test_hints_do_not_let_lower_priorities_pass_higher_ones(web: Web) -> None:
+    slow, low = Slow(web, priority=1), Fast(web)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        await load(db, ROWS, slow)
+        worker = worker_of(db)
+        await until(lambda: slow.running == worker.options.concurrency)
+        worker.hints.toured(long=True)
+        async with db.transaction() as txn:
+            for n in range(20):
+                txn.set(web.size, f"low {n}", n)
+        await trio.sleep(SLOW_S)
+        assert len(low.at) < 20, "the high ones have most of the places that became free"
+        await settle(db)
+    assert len(low.at) == 20
+
+
+async def test_hints_are_bounded_and_wanted_only_while_tours_are_long(web: Web) -> None:
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        listening = inside(db).driver.hints
+        hints = Hints(inside(db).engine, lambda: None, lambda number: number == 1)
+        hints.toured(long=False)
+        assert not listening
+        hints.toured(long=True)
+        hints.hear([("docs", b"%d" % n, (1,)) for n in range(2 * MOST)])
+        assert [hints.take() for _ in range(MOST)] == [("docs", b"%d" % n) for n in range(MOST, 2 * MOST)]
+        assert not hints
+        await trio.sleep(0.9)
+        hints.toured(long=False)
+        assert listening == [hints.hear]
+        await trio.sleep(0.2)
+        hints.hear([("docs", b"late", (1, 2))])
+        hints.toured(long=False)
+        assert not listening
+        assert not hints
+
+
+async def test_a_hint_ends_the_pauses_of_scanners(web: Web) -> None:
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        hints = Hints(inside(db).engine, lambda: None, lambda number: number == 1)
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(hints.pause, 10.0)
+            await trio.testing.wait_all_tasks_blocked()
+            hints.hear([("docs", b"of another", (2,))])
+            await trio.testing.wait_all_tasks_blocked()
+            assert not hints
+            hints.hear([("docs", b"a", (1,))])
+        assert trio.current_time() == began
+        await hints.pause(10.0)  # one waits already
+        assert trio.current_time() == began
