@@ -159,7 +159,7 @@ def collector(db: AnyDatabase, *, every_s: float = 5.0) -> StoreCollector:
     must_be_number("every_s", every_s)
     if not every_s > 0:
         raise UsageError(f"every_s is {every_s!r}; it is a number of seconds above 0")
-    of = _behind(db)
+    of = behind_any(db)
     made = StoreCollector(of, float(every_s))
     inside(of).engine.background.soon(made._begin)
     return made
@@ -189,13 +189,14 @@ def serve(db: AnyDatabase, address: str, *, every_s: float = 5.0) -> str:
         server.server_close()
         thread.join()
 
-    of = _behind(db)
+    of = behind_any(db)
     inside(of).engine.background.soon(lambda: inside(of).engine.background.start(_until_closed(end), "metrics-http"))
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{server.server_port}/metrics"
 
 
-def _behind(db: AnyDatabase) -> Database:
+def behind_any(db: AnyDatabase) -> Database:
+    """The store that a front calls. For other modules of perco."""
     if isinstance(db, Database):
         return db
     found = aio_calling.behind(db) if isinstance(db, perco.aio.Database) else sync_calling.behind(db)

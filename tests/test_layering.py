@@ -41,6 +41,7 @@ LAYERS = [
     "sync",
     "aio",
     "metrics",
+    "otel",
     "views",
     "sources",
     "langchain",

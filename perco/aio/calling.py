@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import trio
 
 from perco.aio.guest import Guests
+from perco.fronts.portal import Portal
 
 T = TypeVar("T")
 
@@ -41,6 +42,11 @@ class Calling:
 def behind(front: Calling) -> Any:
     """The object behind one of these. For other packages."""
     return front._of
+
+
+def portal_behind(front: Calling) -> Portal:
+    """The portal through which it calls. For other packages."""
+    return front._port
 
 
 def ask_for(front: Calling, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Coroutine[Any, Any, T]:

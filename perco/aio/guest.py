@@ -108,6 +108,8 @@ class Guests(Portal):
         if self.closed is not None:
             raise self.closed()
         call = _Call(self.loop, function, args, kwargs, waits)
+        if self.spans is not None:
+            call.context = self.spans.capture()
         self._submit(call)
         try:
             await call.future

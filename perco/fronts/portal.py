@@ -26,6 +26,7 @@ import trio
 
 from perco.errors import UsedAfterFork
 from perco.outcome import Pending
+from perco.txn.spans import Spans
 
 _IDLE_MAX: Final = 256  # servers without a call; further ones end
 _TAKEN_MAX: Final = 256  # calls that a server makes before other tasks on the loop run
@@ -35,17 +36,19 @@ Function = Callable[..., Awaitable[Any]]
 
 class Call(Pending):
     """One call. `waits`: True if the call is known to wait, as commits do; `done`: True once it has been answered;
-    `cut`: True if it was cancelled, and so has no result."""
+    `cut`: True if it was cancelled, and so has no result; `context`: the caller's trace context, if calls are traced.
+    """
 
     waits: bool
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     cut: bool
     done: bool
+    context: Any
 
     function: Function
 
-    __slots__ = ("args", "cut", "done", "function", "kwargs", "server", "waits")
+    __slots__ = ("args", "context", "cut", "done", "function", "kwargs", "server", "waits")
 
     def __init__(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], waits: bool) -> None:
         super().__init__()
@@ -53,6 +56,7 @@ class Call(Pending):
         self.function, self.args, self.kwargs = function, args, kwargs
         self.done = self.cut = False
         self.server: Server | None = None
+        self.context = None
 
     def answer(self) -> None:
         """Answer the call (F1). Loop thread only, except for refused calls."""
@@ -85,10 +89,11 @@ class Portal:
     """The queue and its servers. Loop thread only, except `refuse`.
 
     Attributes: `closed`: None until the portal is closed, then a function that makes the error for refused calls;
-    `forked`: True in a forked child's copy; `made`: how many calls have been made.
+    `forked`: True in a forked child's copy; `made`: how many calls have been made; `spans`: traces them (`perco.otel`).
     """
 
     made: int
+    spans: Spans | None
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -99,6 +104,7 @@ class Portal:
         self._idle: list[Server] = []
         self._servers: set[Server] = set()
         self.made = 0
+        self.spans = None
         _portals.add(self)
 
     # ------------------------------------------------------------ what a front implements
@@ -190,6 +196,20 @@ class Portal:
     async def _make(self, server: Server, call: Call) -> None:
         call.server = server
         self.made += 1
+        if self.spans is not None and call.context is not None:
+            await self._make_in_context(self.spans, server, call)
+            return
+        await self._answer(server, call)
+
+    async def _make_in_context(self, spans: Spans, server: Server, call: Call) -> None:
+        """Make a call in its caller's trace context."""
+        token = spans.attach(call.context)
+        try:
+            await self._answer(server, call)
+        finally:
+            spans.detach(token)
+
+    async def _answer(self, server: Server, call: Call) -> None:
         try:
             running = call.function(*call.args, **call.kwargs)
             call.value = await (_noticed(running, self._waits, server) if self._leader is server else running)

@@ -480,7 +480,7 @@ class Worker:
         self, observer: Observer, counters: ObserverCounters, table: str, row: bytes, ack: int, conflicts: int
     ) -> bool | None:
         """Make one run. Returns whether everything that it saw has been handled; None: the observer must run later."""
-        txn = await begin(self.engine, observer.isolation, observer.id)
+        txn = await begin(self.engine, observer.isolation, observer.id, traced=False)
         try:
             return await self._run_in(txn, observer, counters, table, row, ack, conflicts)
         finally:
@@ -517,11 +517,11 @@ class Worker:
         if verdict.depth > self._chain_max:
             chain = too_long(engine, self._where(table, row), verdict, path, self.options.chain_max)
             raise ObserverFailedError(chain, start_ts, verdict)
-        attempt = 1 + conflicts + verdict.attempts
-        if self.backoff.rows:
-            attempt += max(self.backoff.attempts((table, row, ack)) - verdict.attempts, 0)
+        attempt = 1 + conflicts + max(verdict.attempts, self.backoff.attempts((table, row, ack)))
         if self.elsewhere is not None and not await self.elsewhere.carries((table, row), verdict.root):
             return None
+        if engine.spans is not None:
+            engine.spans.run(txn, observer, row, verdict, attempt)
         counters.runs += 1
         self._roots[start_ts] = verdict.root, number
         if self._watches:

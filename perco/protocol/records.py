@@ -246,7 +246,7 @@ def _is_sound(lock: Lock, start_ts: int) -> bool:
         and all(0 < abs(ts) <= start_ts for ts in covers)  # N2
         and all(0 < number <= 0xFFFF for number in observers)
         and 0 <= depth <= DEPTH_MAX
-        and len(path) <= _PATH_BYTES
+        and len(path) <= _PATH_MOST
         and len(path) % 2 == 0
     )
     if sound and kind == PUT_DATA:
@@ -261,6 +261,9 @@ CAUSE_BYTES: Final = _CAUSE.size  # besides the path
 DEPTH_MAX: Final = 0xFFFF  # also written for greater depths
 ATTEMPTS_MAX: Final = 0xFFFF
 _PATH_BYTES: Final = 64  # the last 32 observers of a chain
+_MARK: Final = b"\x00\x00"  # in place of an observer's number: after it comes a trace context
+CONTEXT_BYTES: Final = 26
+_PATH_MOST: Final = _PATH_BYTES + len(_MARK) + CONTEXT_BYTES
 
 
 def pack_cause(root: int, depth: int, path: bytes = b"", attempts: int = 0) -> bytes:
@@ -268,7 +271,8 @@ def pack_cause(root: int, depth: int, path: bytes = b"", attempts: int = 0) -> b
 
     Args:
         root: commit_ts of the transaction from outside that began the chain.
-        depth: how many observers the chain has gone through; `path`: the numbers of the last of them, two bytes each.
+        depth: how many observers the chain has gone through; `path`: the numbers of the last of them, two bytes each,
+            and perhaps a trace context (`with_context`).
         attempts: how many runs have failed for the change (N6).
     """
     return _pack_cause(root, attempts, depth) + path
@@ -276,7 +280,7 @@ def pack_cause(root: int, depth: int, path: bytes = b"", attempts: int = 0) -> b
 
 def unpack_cause(value: bytes) -> tuple[int, int, bytes, int]:
     """(root, depth, path, attempts), as they were packed."""
-    if not CAUSE_BYTES <= len(value) <= CAUSE_BYTES + _PATH_BYTES or len(value) % 2:
+    if not CAUSE_BYTES <= len(value) <= CAUSE_BYTES + _PATH_MOST or len(value) % 2:
         raise Corruption("notify group", f"not a cause: {value[:16].hex()}")
     root, attempts, depth = _unpack_cause(value)
     return root, depth, value[CAUSE_BYTES:], attempts
@@ -284,9 +288,29 @@ def unpack_cause(value: bytes) -> tuple[int, int, bytes, int]:
 
 def longer(path: bytes, step: bytes) -> bytes:
     """The path after one more observer; `step`: its number, in two bytes."""
-    return (path + step)[-_PATH_BYTES:]
+    end = _steps_end(path)
+    return (path[:end] + step)[-_PATH_BYTES:] + path[end:]
 
 
 def observers_on(path: bytes) -> list[int]:
     """The numbers on a path, the last one at the end."""
-    return [int.from_bytes(path[at : at + 2], "big") for at in range(0, len(path), 2)]
+    return [int.from_bytes(path[at : at + 2], "big") for at in range(0, _steps_end(path), 2)]
+
+
+def with_context(path: bytes, context: bytes) -> bytes:
+    """The path with a trace context, of CONTEXT_BYTES, which replaces the one that it may have; b"": none."""
+    steps = path[: _steps_end(path)]
+    return steps + _MARK + context if context else steps
+
+
+def context_on(path: bytes) -> bytes:
+    """The trace context that a path carries; b"": none."""
+    return path[_steps_end(path) + len(_MARK) :]
+
+
+def _steps_end(path: bytes) -> int:
+    """Where the observers on a path end. No observer has the number 0."""
+    for at in range(0, len(path), 2):
+        if path[at : at + 2] == _MARK:
+            return at
+    return len(path)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ import trustme
 from pyspark.sql import SparkSession
 
 import perco
+from perco import otel
 from perco.errors import StoreLocked, Unavailable, UsageError
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
@@ -49,12 +50,15 @@ class Store:
             the system's.
         folder: the folder that the server has open, if it is known; executors on the server's machine read a table's
             files in it themselves.
+        traceparent: the trace context in which this was made, by W3C: the tasks' transactions belong to that trace
+            (`perco.otel`).
     """
 
     url: str
     token: str = field(default="", repr=False)
     ca: str = field(default="", repr=False)
     folder: str = ""
+    traceparent: str = field(default_factory=otel.traceparent)
 
     def options(self) -> perco.Options:
         return perco.Options(
@@ -104,7 +108,8 @@ async def in_task(store: Store, opening: AbstractAsyncContextManager[perco.Datab
                 "with serve(host=...) or spark.driver.host; otherwise start its server at such an address. Open its "
                 "port in the firewall.",
             ) from error
-        yield db
+        with otel.resumed(db, store.traceparent):
+            yield db
 
 
 @contextmanager
@@ -151,7 +156,7 @@ def serve(
     A child process serves the folder. It ends when the block ends, or when this process dies for any reason; then the
     folder can be opened again. If the executors are on this machine (`local[n]`), the child listens on a socket in the
     folder, for this user alone. Otherwise it listens with TLS on a port of this machine, with a certificate and a token
-    made for this block. If `folder` is an address or a `Store` that is already served, it is passed on unchanged.
+    made for this block. If `folder` is an address or a `Store` that is already served, it is passed on.
 
     Args:
         folder: is made if there is none.
@@ -163,7 +168,7 @@ def serve(
     """
     store = reached(folder)
     if store is not None:
-        yield store
+        yield replace(store, traceparent=otel.traceparent() or store.traceparent)
         return
     path = Path(folder.url if isinstance(folder, Store) else folder).expanduser().absolute()
     master = str(spark.sparkContext.master)

@@ -10,7 +10,8 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from perco.sync.threads import Port
+from perco.fronts.portal import Portal
+from perco.sync.threads import Port, Threads
 from perco.txn.scan import Scan
 
 T = TypeVar("T")
@@ -40,6 +41,12 @@ class Calling:
 def behind(front: Calling) -> Any:
     """The object behind one of these. For other packages."""
     return front._of
+
+
+def portal_behind(front: Calling) -> Portal:
+    """The portal through which an open store is called. For other packages."""
+    assert isinstance(front._port, Threads), "only transactions of observers are called from their own threads"
+    return front._port
 
 
 def ask_for(front: Calling, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:

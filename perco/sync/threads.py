@@ -112,6 +112,8 @@ class Threads(Portal):
                 "`@perco.sync.observer`"
             )
         call = _Call(self.waking, function, args, kwargs, waits)
+        if self.spans is not None:
+            call.context = self.spans.capture()
         if self.closed is not None:
             raise self.closed()
         try:

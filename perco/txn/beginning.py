@@ -10,11 +10,19 @@ from perco.txn.transaction import Transaction
 BLOCK = "transaction"  # the function's name for transactions opened as blocks: in counters, and for reading ahead
 
 
-async def begin(engine: Engine, isolation: Isolation | None, function: str = BLOCK) -> Transaction:
-    """Begin a transaction. `function`: the function's name; its past runs decide what is read ahead."""
+async def begin(
+    engine: Engine, isolation: Isolation | None, function: str = BLOCK, *, traced: bool = True
+) -> Transaction:
+    """Begin a transaction.
+
+    Args:
+        function: the function's name; its past runs decide what is read ahead.
+        traced: False: it gets a span later, or none.
+    """
     engine.usable(writing=True)
     serializable = engine.is_serializable(isolation)
-    return begun(engine, engine.oracle.draw_nowait() or await engine.oracle.draw(), serializable, function)
+    start_ts = engine.oracle.draw_nowait() or await engine.oracle.draw()
+    return begun(engine, start_ts, serializable, function, traced=traced)
 
 
 def begin_nowait(engine: Engine, isolation: Isolation | None, function: str = BLOCK) -> Transaction | None:
@@ -25,9 +33,11 @@ def begin_nowait(engine: Engine, isolation: Isolation | None, function: str = BL
     return begun(engine, start_ts, serializable, function) if start_ts else None
 
 
-def begun(engine: Engine, start_ts: int, serializable: bool, function: str) -> Transaction:
+def begun(engine: Engine, start_ts: int, serializable: bool, function: str, *, traced: bool = True) -> Transaction:
     """A transaction at a timestamp that was drawn for it."""
     txn = Transaction(engine, start_ts)
+    if traced and engine.spans is not None:
+        txn.span = engine.spans.begun(txn, function)
     if engine.prefetch.on:
         txn._ahead = engine.prefetch.begin(function)
     if serializable:

@@ -20,6 +20,7 @@ from perco.txn.driver import Driver, StaleAt
 from perco.txn.fates import Fates
 from perco.txn.prefetch import Predictor
 from perco.txn.retry import RetryOptions
+from perco.txn.spans import Spans
 from perco.txn.turns import Lines
 
 
@@ -105,6 +106,7 @@ class Engine:
         on_asyncio: True if the store's loop is the guest of an asyncio loop.
         renew: loads the newest catalogue (N10).
         kept: what higher packages keep with an open store, by objects of theirs.
+        spans: traces transactions and runs; None: they are not traced.
     """
 
     place: Place
@@ -123,6 +125,7 @@ class Engine:
     lines: Lines
     serializable: bool
     kept: dict[object, Any]
+    spans: Spans | None
 
     def __init__(
         self,
@@ -140,7 +143,7 @@ class Engine:
         on_event: Callable[[str], None] | None,
     ) -> None:
         self.place, self.known = place, known
-        self.kept = {}
+        self.kept, self.spans = {}, None
         self.oracle, self.fates, self.driver, self.background = oracle, fates, driver, background
         self.prefetch, self.limits, self.retry = prefetch, limits, retry
         self.random, self.lease_token, self.on_event = rng, lease_token, on_event

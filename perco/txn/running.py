@@ -83,7 +83,8 @@ async def _attempts(
         if background.ended or place.forked or engine.readonly:
             engine.usable(writing=True)
         start_ts = engine.oracle.draw_nowait() or await engine.oracle.draw()
-        txn = begun(engine, start_ts, serializable, name_of(function) if engine.prefetch.on else "")
+        named = engine.prefetch.on or engine.spans is not None
+        txn = begun(engine, start_ts, serializable, name_of(function) if named else "")
         running: Awaitable[T] | None = None
         try:
             running = function(txn, *args, **kwargs)

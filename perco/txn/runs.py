@@ -28,6 +28,16 @@ def caused(txn: Transaction, root: int, depth: int, path: bytes) -> None:
     txn._root, txn._depth, txn._path = root, depth, path
 
 
+def carried(txn: Transaction) -> bytes:
+    """The path that the changes of the transaction will carry (N9)."""
+    return txn._path
+
+
+def carry(txn: Transaction, path: bytes) -> None:
+    """Let the changes of the transaction carry another path."""
+    txn._path = path
+
+
 def acknowledge(txn: Transaction, ack: Intent) -> None:
     """Make the acknowledgement of a change the primary (N3)."""
     txn._ack = ack

@@ -1,0 +1,55 @@
+"""What traces transactions and observer runs, if a program asks for it (`perco.otel`).
+
+A transaction's notifications carry the trace context of its span, in the path of their cause (N9), so that the runs
+that follow belong to the same trace, in whichever process they happen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from perco.protocol.claim import Run
+from perco.schema.schema import Observer
+
+if TYPE_CHECKING:
+    from perco.txn.transaction import Transaction
+
+
+class Span(Protocol):
+    """The span of a transaction, or of an observer run and its transaction. Loop thread only.
+
+    Attributes:
+        commits: whether the transaction has begun to commit.
+    """
+
+    commits: bool
+
+    async def commit(self, txn: Transaction) -> int:
+        """Commit the transaction; its notifications carry the span's context."""
+        ...
+
+    def end(self, txn: Transaction) -> None:
+        """The transaction has ended: so does the span, unless it has ended before."""
+        ...
+
+
+class Spans(Protocol):
+    """Makes spans. Loop thread only, except `capture`."""
+
+    def begun(self, txn: Transaction, function: str) -> Span:
+        """The span of a program's transaction, which begins now. `function`: the name of what runs in it."""
+        ...
+
+    def run(self, txn: Transaction, observer: Observer, row: bytes, run: Run, attempt: int) -> None:
+        """Begin the span of an observer's run, and make it the current one until it ends."""
+        ...
+
+    def capture(self) -> Any:
+        """The trace context of the caller, for `attached`. Any thread."""
+        ...
+
+    def attach(self, context: Any) -> Any:
+        """Make a context the current one. Returns what `detach` takes."""
+        ...
+
+    def detach(self, token: Any) -> None: ...
