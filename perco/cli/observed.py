@@ -143,6 +143,7 @@ def worker(
         float, typer.Option(min=0, metavar="SECONDS", help="At the end, how long runs in flight may go on.")
     ] = 10.0,
     metrics: Metrics = None,
+    traces: Annotated[bool, typer.Option("--traces", help="Trace runs and transactions with OpenTelemetry.")] = False,
     log_level: LogLevel = Level.warning,
     log_json: LogJson = False,
     json: Json = False,
@@ -157,6 +158,8 @@ def worker(
     On SIGTERM or Ctrl-C, it begins no more runs, and ends when those in flight have ended, or after --drain seconds. A
     second signal, a second later or more, kills it. A run that was broken off has changed nothing, and runs again.
 
+    With --traces, the program that MODULE belongs to sets the tracer provider, or opentelemetry-instrument does.
+
     With --only or --except, a worker runs a part of the observers, for example only those that need a GPU. With
     --until-idle, the other ones must run elsewhere: otherwise it exits with 2 when only their changes are left.
 
@@ -167,12 +170,13 @@ def worker(
       perco worker app:schema --store tcp://localhost:7420 --until-idle
       perco worker app:schema --store tcp://localhost:7420 --only embed --concurrency 4
       perco worker app:schema --store web/ --asyncio --metrics localhost:9465
+      opentelemetry-instrument perco worker app:schema --store web/ --traces
     """
     options = perco.WorkerOptions(
         concurrency=concurrency, scanners=min(scanners, concurrency), only=only or None, without=without or None
     )
     logs.begin(log_level, as_json=log_json)
-    how = working.How(options, metrics, drain, until_idle, json)
+    how = working.How(options, metrics, drain, until_idle, json, traces)
     if on_asyncio and processes == 1:
         perform_on_asyncio(working.work_on_asyncio, schema, store, how)
     perform_alone(working.work, schema, store, how, processes=processes)

@@ -35,13 +35,14 @@ _AGAIN_S: Final = 1.0  # before a process that died is started again
 
 class How(NamedTuple):
     """How a worker runs. `metrics`: where to serve metrics; `drain_s`: for how long, at the end, runs in flight may go
-    on; `until_idle`: until no change waits any more; `json`: show what it has done as JSON."""
+    on; `until_idle`: until no change waits any more; `json`: show what it has done as JSON; `traces`: trace it."""
 
     options: perco.WorkerOptions
     metrics: str | None
     drain_s: float
     until_idle: bool
     json: bool
+    traces: bool = False
 
 
 async def work(what: str, store: str, how: How, *, processes: int) -> int:
@@ -61,7 +62,7 @@ async def work(what: str, store: str, how: How, *, processes: int) -> int:
     ):
         with asked_on_trio() as asked:
             _tell(handle.statistics(), store, made=made and not is_client(db))
-            _serve_metrics(db, how.metrics)
+            _watch(db, how)
             inside(db).background.start(systemd.told, "systemd")
             failed = 0
             if how.until_idle:
@@ -101,7 +102,7 @@ async def work_on_asyncio(what: str, store: str, how: How) -> int:
         asked = asyncio.Event()
         with asked_to_end(asyncio.get_running_loop().call_soon_threadsafe, asked.set):
             _tell(handle.statistics(), store, made=made)
-            _serve_metrics(db, how.metrics)
+            _watch(db, how)
             background = inside(behind(db)).background
             background.soon(lambda: background.start(systemd.told, "systemd"))
             failed = 0
@@ -127,11 +128,16 @@ async def _idle_on_asyncio(db: perco.aio.Database, asked: asyncio.Event) -> int:
         await asyncio.gather(idle, ends, return_exceptions=True)
 
 
-def _serve_metrics(db: perco.Database | perco.aio.Database, address: str | None) -> None:
-    if address is not None:
-        from perco import metrics  # which needs an extra
+def _watch(db: perco.Database | perco.aio.Database, how: How) -> None:
+    """Serve metrics, and trace what is done, as far as this is wanted; each of these needs an extra."""
+    if how.metrics is not None:
+        from perco import metrics
 
-        print(f"metrics at {metrics.serve(db, address)}", file=sys.stderr, flush=True)
+        print(f"metrics at {metrics.serve(db, how.metrics)}", file=sys.stderr, flush=True)
+    if how.traces:
+        from perco import otel
+
+        otel.instrument(db)
 
 
 def _opened(store: str) -> perco.Options:

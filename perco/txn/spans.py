@@ -6,13 +6,12 @@ that follow belong to the same trace, in whichever process they happen.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from perco.protocol.claim import Run
 from perco.schema.schema import Observer
 
-if TYPE_CHECKING:
-    from perco.txn.transaction import Transaction
+Transaction: TypeAlias = Any  # `perco.txn.transaction.Transaction`, which imports this module
 
 
 class Span(Protocol):
