@@ -1,11 +1,12 @@
 """The way of a newcomer, from the wheel to a deploy: a service on two workers, killed workers, a backup and its
-restore, a newer version beside the older one, and a failing service behind an observer."""
+restore, a newer version beside the older one, a failing service behind an observer, and the page in a browser."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 TEXTS, TAGS, AT_ONCE, KILLS = 5000, 50, 32, 3
 WITHIN_S = 120.0
+CHROMIUM = shutil.which("chromium")
 
 
 class Place:
@@ -38,7 +40,7 @@ class Place:
         self.call([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, ROOT])
         self.call([sys.executable, "-m", "venv", folder / "env"])
         [wheel] = wheels.glob("*.whl")
-        needs = [f"{wheel}[cli,metrics]", "fastapi>=0.115,<1", "uvicorn>=0.32,<1"]
+        needs = [f"{wheel}[cli,metrics,ui]", "fastapi>=0.115,<1", "uvicorn>=0.32,<1"]
         self.call([self.python, "-m", "pip", "install", "--quiet", *needs])
         shutil.copy(ROOT / "examples" / "fastapi_app.py", folder)
         shutil.copy(HERE / "service.py", folder)
@@ -72,6 +74,17 @@ class Place:
                     running.wait(30)
                 finally:
                     with_group(running.pid)
+
+    @contextmanager
+    def shown(self, store: str) -> Iterator[str]:
+        """The link to the page of a store."""
+        command = [self.folder / "env" / "bin" / "perco", "ui", store, "--listen", "127.0.0.1:0"]
+        with subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, text=True) as running:
+            try:
+                assert running.stdout is not None
+                yield running.stdout.readline().partition(": ")[2].strip()
+            finally:
+                running.terminate()
 
 
 def with_group(pid: int) -> None:
@@ -168,6 +181,35 @@ class _Summary(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
+def is_tripped(place: Place) -> bool:
+    found = json.loads(place.perco("status", "elsewhere", "--json"))
+    return any(each["tripped"] for each in found["observers"])
+
+
+def look_at(link: str) -> None:
+    """See in a browser that an observer fails, and why; then a row with its versions."""
+    base, _, token = link.partition("?token=")
+    told = httpx.get(f"{base}api/store", headers={"authorization": f"Bearer {token}"}).json()
+    assert {each["id"]: bool(each["tripped"]) for each in told["observers"]} == {"tags": False, "summary": True}
+    if CHROMIUM is None:
+        return
+    from playwright.sync_api import expect, sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(link)
+        page.get_by_role("link", name=re.compile("^observer summary: tripped")).click()
+        expect(page.get_by_role("alert")).to_contain_text("503")
+        page.get_by_role("link", name="Data").click()
+        page.get_by_role("navigation", name="Tables").get_by_role("link", name="bookmarks").click()
+        page.get_by_label("prefix").fill("late")
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="late", exact=True).click()
+        expect(page.get_by_role("region", name="address")).to_contain_text("https://example.org/late")
+        browser.close()
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(tmp_path_factory.mktemp("journey"))
@@ -219,6 +261,9 @@ def test_the_way_from_the_wheel_to_a_deploy(place: Place) -> None:
         until(lambda: len(summaries.asked) > 50, "the observer was not run")
         found = httpx.get(f"{new}/bookmarks/late").json()
         assert (found["address"], found["summary"]) == ("https://example.org/late", None)
+        until(lambda: is_tripped(place), "the observer was not tripped")
+        with place.shown("elsewhere") as page:
+            look_at(page)
         summaries.fails = False
         until(lambda: httpx.get(f"{new}/bookmarks/late").json()["summary"], "the observer did not go on")
         waits = json.loads(place.perco("top", "elsewhere", "--count", "1", "--json"))
