@@ -9,12 +9,14 @@ the request of a user to the last row that follows from it. If a caller has a cu
 children of that, in trio, asyncio and blocking code. In an observer, the run's span is the current one. A worker that
 is not instrumented passes the context on.
 
-Spans have OpenTelemetry's names for databases and messaging where these have one. They have keys of rows, but no
-values. The program's tracer provider decides where spans go, and how many are kept.
+Spans have OpenTelemetry's names for databases and messaging where these have one. They have keys of rows, and the
+messages and tracebacks of errors, but no values. The program's tracer provider decides where spans go, and how many are
+kept.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 import sys
 from collections.abc import Iterator
@@ -30,16 +32,18 @@ from perco.errors import TransientError, UsageError
 from perco.metrics import AnyDatabase, behind_any
 from perco.protocol.claim import Run
 from perco.protocol.records import context_on, with_context
-from perco.schema.schema import Observer, Signal
+from perco.schema.schema import Observer, Signal, Table
 from perco.sync import calling as sync_calling
 from perco.txn.beginning import BLOCK
 from perco.txn.engine import Engine
-from perco.txn.runs import carried, carry
+from perco.txn.runs import carried, carry, traced
 from perco.txn.transaction import Transaction
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span as OtelSpan, SpanContext, Tracer, TracerProvider
+
+log: logging.Logger = logging.getLogger("perco.store")
 
 _SYSTEM: Final = "perco"
 _KEY_CHARACTERS: Final = 200
@@ -110,7 +114,7 @@ class _Spans:
         self._engine, self._tracer = engine, tracer
         self._context, self._trace = context, trace
 
-    def begun(self, txn: Transaction, function: str) -> _Span:
+    def begun(self, txn: Transaction, function: str) -> _Span | None:
         attributes: dict[str, Any] = {
             "db.system.name": _SYSTEM,
             "db.operation.name": "transaction",
@@ -120,9 +124,16 @@ class _Spans:
         if function and function != BLOCK:
             attributes["code.function.name"] = function
             name = f"transaction {function.rpartition('.')[2]}"
-        return _Span(self, self._tracer.start_span(name, kind=self._trace.SpanKind.CLIENT, attributes=attributes))
+        with _told():
+            span = self._tracer.start_span(name, kind=self._trace.SpanKind.CLIENT, attributes=attributes)
+            return _Span(self, span)
+        return None
 
     def run(self, txn: Transaction, observer: Observer, row: bytes, run: Run, attempt: int) -> None:
+        with _told():
+            self._run(txn, observer, row, run, attempt)
+
+    def _run(self, txn: Transaction, observer: Observer, row: bytes, run: Run, attempt: int) -> None:
         table = observer.column.table
         attributes: dict[str, Any] = {
             "messaging.system": _SYSTEM,
@@ -130,7 +141,7 @@ class _Spans:
             "messaging.operation.name": "run",
             "messaging.destination.name": observer.id,
             "perco.table": table.title,
-            "perco.key": str(table.key.decode(row))[:_KEY_CHARACTERS],
+            "perco.key": _key(table, row),
             "perco.signal" if isinstance(observer.column, Signal) else "perco.column": observer.column.name,
             "perco.cause": run.root,
             "perco.depth": run.depth,
@@ -144,7 +155,7 @@ class _Spans:
         kind = self._trace.SpanKind.CONSUMER
         span = self._tracer.start_span(f"run {observer.id}", cause, kind=kind, attributes=attributes)
         token = self._context.attach(self._trace.set_span_in_context(span, cause))
-        txn.span = _Span(self, span, token)
+        traced(txn, _Span(self, span, token))
 
     def capture(self) -> Context | None:
         return self._context.get_current() or None
@@ -168,34 +179,60 @@ class _Span:
 
     commits: bool
 
-    __slots__ = ("_ended", "_span", "_spans", "_token", "commits")
+    __slots__ = ("_ended", "_failed", "_span", "_spans", "_token", "commits")
 
     def __init__(self, spans: _Spans, span: OtelSpan, token: Any = None) -> None:
         self._spans, self._span, self._token = spans, span, token
+        self._failed: BaseException | None = None
         self.commits = self._ended = False
 
     async def commit(self, txn: Transaction) -> int:
         self.commits = True
-        carry(txn, with_context(carried(txn), _packed(self._span.get_span_context())))
+        with _told():
+            carry(txn, with_context(carried(txn), _packed(self._span.get_span_context())))
         try:
             return await txn.commit()
+        except BaseException as error:
+            self.failed(error)
+            raise
         finally:
             self.end(txn)
 
-    def end(self, txn: Transaction) -> None:
+    def failed(self, error: BaseException) -> None:
+        self._failed = self._failed or error
+
+    def end(self, txn: Transaction, outcome: str = "") -> None:
         if self._ended:
             return
         self._ended = True
-        error = sys.exc_info()[1]
-        if txn.commit_ts:
-            self._span.set_attribute("perco.commit_ts", txn.commit_ts)
-        self._span.set_attribute("perco.outcome", txn.outcome)
-        if error is not None and txn.outcome != "committed":
-            # An observer's own error comes with one of perco's around it.
-            self._spans.failed(self._span, error.__cause__ if isinstance(error.__cause__, Exception) else error)
-        self._span.end()
+        with _told():
+            if txn.commit_ts:
+                self._span.set_attribute("perco.commit_ts", txn.commit_ts)
+            self._span.set_attribute("perco.outcome", outcome or txn.outcome)
+            if self._failed is not None and txn.outcome != "committed":
+                self._spans.failed(self._span, self._failed)
+            self._span.end()
+
+    def leave(self) -> None:
         if self._token is not None:
             self._spans.detach(self._token)
+            self._token = None
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """A block whose errors, such as those of a span processor, are logged: no transaction fails because of its span."""
+    try:
+        yield
+    except Exception:
+        log.exception("a span failed")
+
+
+def _key(table: Table[Any], row: bytes) -> str:
+    try:
+        return str(table.key.decode(row))[:_KEY_CHARACTERS]
+    except (ValueError, struct.error):
+        return row.hex()[:_KEY_CHARACTERS]
 
 
 def _packed(context: SpanContext) -> bytes:

@@ -340,7 +340,7 @@ def serve(
     perform_alone(
         serving.serve,
         *(store, listen or [], durability, connections, tls_cert, tls_key, processes, mould),
-        serving.Also(direct, standby, advertise, metrics, ui),
+        serving.Also(direct, standby, advertise, metrics, ui, logs.arguments(log_level, as_json=log_json)),
     )
 
 

@@ -43,6 +43,11 @@ class _Json(logging.Formatter):
         return json.dumps(told, ensure_ascii=False, default=str)
 
 
+def arguments(level: Level, *, as_json: bool) -> list[str]:
+    """The options of a command that logs like this one."""
+    return ["--log-level", level.value, *(["--log-json"] if as_json else [])]
+
+
 def begin(level: Level, *, as_json: bool) -> None:
     """Log perco's events, from a level on."""
     handler = logging.StreamHandler(sys.stderr)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 import trio
@@ -46,13 +48,15 @@ _OWN: Final = "in PERCO_TOKEN; if it is not set here, programs of this user on t
 
 class Also(NamedTuple):
     """What else a server does. `direct`: it lets direct clients in; `standby`: it waits for its turn; `advertise`: the
-    address for clients; `metrics`, `ui`: where it serves its metrics, and has its page served."""
+    address for clients; `metrics`, `ui`: where it serves its metrics, and has its page served; `logs`: options of the
+    page's process."""
 
     direct: bool
     standby: bool
     advertise: str
     metrics: str | None
     ui: str | None
+    logs: Sequence[str] = ()
 
 
 def is_kept() -> bool:
@@ -84,10 +88,10 @@ async def serve(
     remote = is_database(store)
     _must_make_sense(store, also)
     own = _own_token(wanted, processes, also) if remote else b""
+    page = _page(also.ui, tls=certificate is not None)
     if processes > 1 and not is_kept():
-        command = [sys.executable, "-m", "perco", *sys.argv[1:]]
-        environment = {**os.environ, _KEEPER: str(os.getpid()), listening.TOKEN: listening.chosen_token()}
-        return await keep([command], "the store's owner", again_s=_AGAIN_S, ready=_READY, environment=environment)
+        _free(page)  # the owner's process binds it
+        return await _kept()
     if certificate is None and key is not None:
         raise UsageError("--tls-key needs --tls-cert")
     tls = (str(certificate), str(key or "")) if certificate is not None else None
@@ -99,6 +103,7 @@ async def serve(
     if (made := is_new(store)) or remote:
         await _must_be_bindable(wanted, _absolute(store), tls)
     async with AsyncExitStack() as stack:
+        stack.callback(_free, page)
         signals = stack.enter_context(asked_on_trio(kept=is_kept()))
         db = await _opened(stack, opening, signals, standby=also.standby)
         if db is None:
@@ -114,8 +119,7 @@ async def serve(
         if opening.tablet_servers is not None:
             await _started(opening.tablet_servers)
         helped = f", {processes} tablet servers" if processes > 1 else ""
-        shown = opening.shown or store
-        print(f"serving {shown} at {', '.join(at)} (process {os.getpid()}{helped})", flush=True)
+        print(f"serving {opening.shown or store} at {', '.join(at)} (process {os.getpid()}{helped})", flush=True)
         if made:
             tell_new(store)
         if any(address.path is None for address in wanted):
@@ -124,8 +128,9 @@ async def serve(
             from perco.metrics import serve as serve_metrics  # which needs an extra
 
             print(f"metrics at {serve_metrics(db, also.metrics)}", flush=True)
-        if also.ui is not None:
-            _have_page(db, also.ui, _seen_at(at) if remote else str(path), tls, own)
+        if page is not None:
+            seen = await _beside(stack, server) if remote else str(path)
+            _keep(db, partial(listening.keep_page, page, seen, tls, own, also.logs), page)
         if is_kept() and (told := os.environ.pop(_READY, "")):
             os.write(int(told), b"1")
             os.close(int(told))
@@ -154,16 +159,42 @@ async def _listening(
     return at
 
 
-def _have_page(db: Database, listen: str, store: str, tls: tuple[str, str] | None, token: bytes) -> None:
-    """Have a process serve the page, until the store is closed. `store`: by which that process reaches it."""
-    page = listening.Listening(listen, tls=tls is not None)
-    inside(db).background.start(partial(listening.keep_page, page, store, tls, token), "ui")
+def _page(listen: str | None, *, tls: bool) -> listening.Listening | None:
+    """Where the page is to be served. Raises: UsageError; but an owner that was started again goes on without it."""
+    if listen is None:
+        return None
+    try:
+        return listening.Listening(listen, tls=tls)
+    except UsageError as error:
+        if not is_kept():
+            raise
+        complain(f"the page is not served: {error}")
+        return None
+
+
+async def _kept() -> int:
+    """Run the owner as a child process, which is started again if it dies."""
+    command = [sys.executable, "-m", "perco", *sys.argv[1:]]
+    environment = {**os.environ, _KEEPER: str(os.getpid()), listening.TOKEN: listening.chosen_token()}
+    return await keep([command], "the store's owner", again_s=_AGAIN_S, ready=_READY, environment=environment)
+
+
+def _free(page: listening.Listening | None) -> None:
+    if page is not None:
+        page.close()
+
+
+def _keep(db: Database, run: Callable[[], Awaitable[None]], page: listening.Listening) -> None:
+    inside(db).background.start(run, "ui")
     print(f"page at {page.url}", flush=True)
 
 
-def _seen_at(at: list[str]) -> str:
-    """The address at which the process of the page reaches this server: one on this host, if there is one."""
-    return next((text for text in at if addresses.parse(text).on_this_host), at[0])
+async def _beside(stack: AsyncExitStack, server: Server) -> str:
+    """An address at which the process of the page reaches a server whose store has no folder, until the stack is
+    closed: a socket of this user alone."""
+    folder = stack.enter_context(TemporaryDirectory(prefix="perco-ui-"))
+    bound = await stack.enter_async_context(server.listening(Address(Path(folder) / SOCKET), None, None))
+    return str(bound)
 
 
 def _must_make_sense(store: str, also: Also) -> None:

@@ -2,8 +2,9 @@
 
 Scanners find all work without hints. But if a slow observer has many changes, a tour passes all of its rows, and a
 change of a quick observer waits for most of a tour, or for the pause after one. So while tours pass many rows, this
-process's own commits also say where they have made notify cells visible; if another process owns the store, so does
-that process, for all commits. A hint may be lost, or come too early or too late: a tour finds the row then.
+process's own commits also say where they have made notify cells visible. If another process owns the store, that
+process says so, too, of all commits that it writes: of none in a store with tablet servers, or in a database whose
+clients are direct. A hint may be lost, or come too early or too late: a tour finds the row then.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from perco.notify.rowlocks import Elsewhere
 from perco.txn.engine import Engine
 from perco.txn.resolver import Hint
 
-MOST: Final = 256  # hints that wait for a scanner; further ones push out the oldest
+MOST: Final = 256  # hints that wait for a scanner; if there are more, all are dropped
 _LINGER_S: Final = 1.0  # how long hints are still wanted after the last long tour
 
 
@@ -36,7 +37,7 @@ class Hints:
         self, engine: Engine, elsewhere: Callable[[], Elsewhere | None], may_run: Callable[[int], bool]
     ) -> None:
         self._engine, self._elsewhere, self._may_run = engine, elsewhere, may_run
-        self._rows: deque[tuple[str, bytes]] = deque(maxlen=MOST)
+        self._rows: deque[tuple[str, bytes]] = deque()
         self._waiting = trio.lowlevel.ParkingLot()
         self._sleeping: dict[trio.CancelScope, list[bool]] = {}
         self._until = 0.0
@@ -44,10 +45,13 @@ class Hints:
 
     def hear(self, hints: Iterable[Hint]) -> None:
         """Take note of rows, and end the pauses and the sleep of scanners."""
-        before = len(self._rows)
-        self._rows.extend((table, row) for table, row, numbers in hints if any(map(self._may_run, numbers)))
-        if len(self._rows) == before < MOST:
+        found = [(table, row) for table, row, numbers in hints if any(map(self._may_run, numbers))]
+        if not found:
             return
+        if len(self._rows) + len(found) > MOST:  # a tour is cheaper now, and finds them all
+            self._rows.clear()
+            return
+        self._rows.extend(found)
         self._waiting.unpark_all()
         for scope, told in self._sleeping.items():
             told.append(True)

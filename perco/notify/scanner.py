@@ -35,6 +35,7 @@ log: logging.Logger = logging.getLogger("perco.store")
 
 _AWAY_S = 1.0  # between two looks at a store that does not answer, or that is damaged
 _CROWDED_S = 0.02  # the longest pause between two tours that pass rows of slow observers
+_HINTS_MAX = 16  # hints that are followed between two pages of a tour
 _INSTEAD_MAX = 16  # further rows that a scanner asks for, in case other processes have the first ones
 _FURTHER_DOWN = 0.25  # the chance that a scanner goes on to lower priorities while a higher one has more to do
 _WAYS_GIVEN_MAX = 3  # how often in succession a lower priority gives way to a higher one
@@ -167,25 +168,32 @@ class Scanner:
         await trio.lowlevel.checkpoint()
 
     async def _follow_hints(self, nursery: trio.Nursery) -> None:
-        """Run observers on rows with new notify cells, out of turn; only those of the highest priority."""
+        """Run observers on rows with new notify cells, out of turn; only those of the highest priority. Only on a few
+        rows, so that hints do not hold up tours: of many changes, tours find more at a time."""
         levels, hints = self.worker.levels, self.worker.hints
         if not hints or not self._slots.value:
             return
         tour = self._level, self._share, self._passed, self.position
         self._level, self._share = levels[0] if len(levels) > 1 else None, math.inf
         try:
-            while hints and self._slots.value:
-                table, row = hints.take()
-                page = await self._page(Place(table, row, row + b"\x00"), 1)
-                claims = self.counters.claims
-                walk = _Walk(table, [(row, cells) for row, [cells] in page.rows], claims, claims)
-                try:
-                    await self._walk_page(nursery, walk)
-                finally:
-                    for dirty in walk.taken:
-                        self._let_go(table, dirty)
+            for _ in range(_HINTS_MAX):
+                if not hints or not self._slots.value:
+                    break
+                await self._follow_hint(nursery, *hints.take())
+        except (Corruption, Unavailable, SessionEnded) as error:
+            log.debug("a hint was lost: %s", error)  # a tour finds the row, or meets the error
         finally:
             self._level, self._share, self._passed, self.position = tour
+
+    async def _follow_hint(self, nursery: trio.Nursery, table: str, row: bytes) -> None:
+        page = await self._page(Place(table, row, row + b"\x00"), 1)
+        claims = self.counters.claims
+        walk = _Walk(table, [(row, cells) for row, [cells] in page.rows], claims, claims)
+        try:
+            await self._walk_page(nursery, walk)
+        finally:
+            for dirty in walk.taken:
+                self._let_go(table, dirty)
 
     def _places(self) -> list[Place]:
         store = self.worker.engine.driver.store

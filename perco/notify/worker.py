@@ -484,7 +484,7 @@ class Worker:
         try:
             return await self._run_in(txn, observer, counters, table, row, ack, conflicts)
         finally:
-            txn.discard()  # G1: however the run has ended, it no longer holds back the watermark
+            runs.ended(txn)
 
     async def _run_in(
         self,
@@ -590,7 +590,7 @@ class Worker:
     async def _commit(self, txn: Transaction, table: str, row: bytes, ack: int, run: Run) -> None:
         """Commit a run's transaction. N5: a run for a signal that writes, raises and locks nothing leaves no record."""
         if runs.only_handles(txn):
-            txn.discard()
+            runs.handled(txn)
             await self._claims.tidy(table, row, ack, run.removes)
         else:
             await txn.commit()

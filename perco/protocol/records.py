@@ -304,8 +304,9 @@ def with_context(path: bytes, context: bytes) -> bytes:
 
 
 def context_on(path: bytes) -> bytes:
-    """The trace context that a path carries; b"": none."""
-    return path[_steps_end(path) + len(_MARK) :]
+    """The trace context that a path carries; b"": none, or none that is one."""
+    context = path[_steps_end(path) + len(_MARK) :]
+    return context if len(context) == CONTEXT_BYTES else b""
 
 
 def _steps_end(path: bytes) -> int:

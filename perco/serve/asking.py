@@ -31,6 +31,7 @@ class Question(Generic[T]):
         read: decodes a client's answer, and adds what is known here of its session. Raises: TypeError, ValueError,
             WireError.
         held: the answer for a client that cannot answer, because its loop is held (R10).
+        bounded: makes of all answers what is told.
     """
 
     message: int
@@ -41,8 +42,9 @@ class Question(Generic[T]):
         here: Callable[[], T],
         read: Callable[[Session, Any], T],
         held: Callable[[Session, Stuck], T],
+        bounded: Callable[[list[T]], list[T]] = list,
     ) -> None:
-        self.message, self.here, self.read, self.held = message, here, read, held
+        self.message, self.here, self.read, self.held, self.bounded = message, here, read, held, bounded
 
 
 def about_tasks() -> Question[ProcessTasks]:
@@ -63,6 +65,7 @@ def about_uses(parts: Parts, ids: SharedIds, sessions: Sessions) -> Question[Pro
         lambda: uses.here("owner", parts.engine, parts.workers, ids, sessions.all.values()),
         lambda session, packed: uses.joined(session, uses.read(packed), holds),
         lambda session, stuck: uses.joined(session, uses.held(stuck.pid), holds),
+        uses.merged,
     )
 
 
@@ -124,7 +127,7 @@ class Told(Generic[T]):
         finally:
             self.asked = None
             held = [question.held(each, each.stuck) for each in stuck if each.stuck is not None]
-            asked.found = [question.here(), *asked.answers.values(), *held]
+            asked.found = question.bounded([question.here(), *asked.answers.values(), *held])
             asked.over.set()
         return asked.found
 

@@ -283,8 +283,8 @@ class RemoteOwner:
         elsewhere = worker.elsewhere if (worker := self.workers.worker) is not None else None
         if isinstance(elsewhere, Elsewhere):
             elsewhere.forget()
-            if worker is not None and worker.hints.on:
-                elsewhere.wants_hints(True)
+            if worker is not None and elsewhere.told_of_hints:  # that message may be lost
+                elsewhere.wants_hints(worker.hints.on)
         self.engine.driver.notified()  # N8: messages that the server pushed meanwhile are lost
         return kept
 
@@ -326,14 +326,22 @@ class RemoteOwner:
             except Exception:  # a question about tasks must not end this client's connection
                 log.exception("failed to report what the tasks wait for")
         elif what == USES_ASKED:
-            found = uses.here("client", self.engine, self.workers, self._ids)
-            self.link.tell(Method.USES_ARE, (value, found))
+            try:
+                found = uses.here("client", self.engine, self.workers, self._ids)
+                self.link.tell(Method.USES_ARE, (value, found))
+            except Exception:  # likewise
+                log.exception("failed to report what this process does with the store")
 
     # ------------------------------------------------------------ what the server does
 
     async def tasks(self) -> list[ProcessTasks]:
         """The tasks of the owner and of its other clients, with what they wait for."""
         return [tasks.read(each) for each in await self.link.call(Method.TASKS, None, again=True)]
+
+    @property
+    def session(self) -> str:
+        """The name of this client's session, a secret."""
+        return self._session
 
     async def uses(self) -> list[ProcessUse]:
         """What the owner and its other clients do with the store."""

@@ -36,6 +36,7 @@ class Elsewhere:
         self._asking = 0  # calls that claim rows and are under way
         self._freed = False  # rows were released during these calls, so the answers may name former holders
         self._woken = self._full = False
+        self.told_of_hints = False  # whether the owner has been told whether this process wants hints
 
     def waits(self, where: tuple[str, bytes], newest: int, now: float) -> float:
         found = self._held.get(where)
@@ -149,6 +150,7 @@ class Elsewhere:
             self._link.tell(Method.LOOKED, False)
 
     def wants_hints(self, on: bool) -> None:
+        self.told_of_hints = True
         self._link.tell(Method.HINTS, on)
 
     def works(self, ids: Iterable[str], runs: Iterable[str]) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
+from typing import Final
 
 from perco.notify.hints import MOST
 from perco.serve.messages import HINTED
 from perco.serve.sessions import Session
 from perco.txn.driver import Driver
 from perco.txn.resolver import Hint
+
+_WAITING_BYTES: Final = 1 << 18
 
 
 class Hinting:
@@ -35,6 +38,6 @@ class Hinting:
         for session in list(self._wanting):
             if session.ended:
                 self._wanting.discard(session)
-            elif session.peer is not None:
-                session.peer.push(HINTED, told)
+            elif session.peer is not None and session.peer.channel.waiting_bytes < _WAITING_BYTES:
+                session.peer.push_each(HINTED, told)  # otherwise they are lost: the client is slow
         self._end_if_unwanted()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from perco.clock.holds import Holds
@@ -18,7 +21,10 @@ from perco.txn.engine import Engine
 _CELLS_MAX: Final = 32
 _OBSERVERS_MAX: Final = 4096
 _NUMBER_MAX: Final = 1 << 63
-_ROW_MAX: Final = 1 << 16
+_ROW_MAX: Final = 1 << 13
+_TABLE_MAX: Final = 1 << 10
+_PROCESSES_MAX: Final = 256
+_TOLD_OBSERVERS: Final = 256
 _NUMBERS: Final = 10  # of `ProcessUse`, besides the process id
 
 
@@ -42,11 +48,12 @@ class ContendedCell(NamedTuple):
 
 
 class ProcessUse(NamedTuple):
-    """What a process does with a store. Counts are since it opened the store.
+    """What a process does with a store. Counts are since it opened the store; of observers, since its worker began.
 
     Attributes:
+        id: tells processes apart.
         role: "owner" or "client".
-        program: what the process runs.
+        program: the name of what the process runs, without its arguments, which may be secret.
         observers: of its worker.
         contended: the cells with the most conflicts.
         open: how many of its transactions and snapshots are open; `oldest`: the start timestamp of the oldest; 0: none.
@@ -54,6 +61,7 @@ class ProcessUse(NamedTuple):
         rows: on how many rows its observers run, or are about to run.
     """
 
+    id: str
     role: str
     pid: int
     program: str
@@ -84,7 +92,7 @@ def here(role: str, engine: Engine, workers: Workers, ids: SharedIds, others: It
     own = holds.open.difference(*(session.open for session in sessions))
     past = {*holds.pasts}.difference(*(session.held.values() for session in sessions))
     return ProcessUse(
-        *(role, os.getpid(), _program(), observers, cells),
+        *(role, role, os.getpid(), text(Path(sys.argv[0]).name or "python"), observers, cells),
         *(counters.commits, counters.aborts, counters.conflicts, counters.unknown, counters.lock_waits),
         *(len(own), min(own, default=0), len(past), min(map(holds.past, past), default=0)),
     )
@@ -92,12 +100,13 @@ def here(role: str, engine: Engine, workers: Workers, ids: SharedIds, others: It
 
 def held(pid: int) -> ProcessUse:
     """The entry for a client that cannot answer, because its loop is held (R10)."""
-    return ProcessUse("client", pid, "", [], [], 0, 0, 0, 0, 0)
+    return ProcessUse("", "client", pid, "", [], [], 0, 0, 0, 0, 0)
 
 
 def joined(session: Session, told: ProcessUse, holds: Holds) -> ProcessUse:
     """What a client has told, with what the server knows: what the client's session holds."""
     return told._replace(
+        id=id_of(session.name),
         open=len(session.open),
         oldest=min(session.open, default=0),
         pasts=len(session.held),
@@ -109,22 +118,35 @@ def joined(session: Session, told: ProcessUse, holds: Holds) -> ProcessUse:
 def read(packed: Any) -> ProcessUse:
     """Decode from the wire; the client is not trusted. Raises: WireError."""
     try:
-        role, pid, program, observers, cells, *numbers = packed
+        id, role, pid, program, observers, cells, *numbers = packed
         runs = [Runs(text(id), *counts) for id, *counts in observers]
         contended = [ContendedCell(*cell) for cell in cells]
         if len(runs) > _OBSERVERS_MAX or len(contended) > _CELLS_MAX or len(numbers) != _NUMBERS:
             raise ValueError("too much")
         for table, row, *_ in contended:
-            if type(table) is not str or type(row) is not bytes or len(row) > _ROW_MAX:
+            if type(table) is not str or type(row) is not bytes or len(table) > _TABLE_MAX or len(row) > _ROW_MAX:
                 raise ValueError("not a cell")
         counted = [pid, *numbers, *(n for each in runs for n in each[1:])]
         counted += [n for cell in contended for n in (cell.column, cell.conflicts)]
         if not all(type(number) is int and 0 <= number < _NUMBER_MAX for number in counted):
             raise ValueError("not a number")
-        return ProcessUse(text(role), pid, text(program), runs, contended, *numbers)
+        return ProcessUse(text(id), text(role), pid, text(program), runs, contended, *numbers)
     except (TypeError, ValueError, AttributeError) as error:
         raise WireError(f"a use of the store that cannot be decoded: {error}") from error
 
 
-def _program() -> str:
-    return text(" ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:3]]))
+def merged(found: Sequence[ProcessUse]) -> list[ProcessUse]:
+    """The same with a bound: the first processes, and the cells with the most conflicts of all, told of the first."""
+    counts: Counter[tuple[str, bytes, int]] = Counter()
+    for each in found:
+        counts.update({cell[:3]: cell.conflicts for cell in each.contended})
+    cells = [ContendedCell(*cell, conflicts) for cell, conflicts in counts.most_common(_CELLS_MAX)]
+    return [
+        each._replace(contended=[] if at else cells, observers=each.observers[:_TOLD_OBSERVERS])
+        for at, each in enumerate(found[:_PROCESSES_MAX])
+    ]
+
+
+def id_of(session: str) -> str:
+    """What tells a session's process from others; the session's name is a secret."""
+    return hashlib.blake2b(session.encode(), digest_size=8).hexdigest()

@@ -37,7 +37,7 @@ def begun(engine: Engine, start_ts: int, serializable: bool, function: str, *, t
     """A transaction at a timestamp that was drawn for it."""
     txn = Transaction(engine, start_ts)
     if traced and engine.spans is not None:
-        txn.span = engine.spans.begun(txn, function)
+        txn._span = engine.spans.begun(txn, function)
     if engine.prefetch.on:
         txn._ahead = engine.prefetch.begin(function)
     if serializable:

@@ -99,6 +99,8 @@ async def _attempts(
             raise
         except TransientError as error:
             failed += 1
+            if txn._span is not None:
+                txn._span.failed(error)
             if met is not None:
                 met.append(error)
                 del met[:-1]
@@ -108,6 +110,10 @@ async def _attempts(
             if failed >= retry.attempts:
                 raise
             met_on = error.met_on
+        except BaseException as error:
+            if txn._span is not None:
+                txn._span.failed(error)
+            raise
         finally:
             txn.discard()
             if turn is not None:
@@ -167,6 +173,8 @@ class TransactionBlock(AsyncOnly):
         txn = self._txn
         assert txn is not None
         try:
+            if error is not None and txn._span is not None:
+                txn._span.failed(error)
             if error is None and txn.outcome == "open":
                 await txn.commit()
         finally:

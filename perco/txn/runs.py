@@ -8,6 +8,7 @@ N10 The run commits only under the version of the catalogue with which it began.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from perco.protocol.mutations import Intent
@@ -15,6 +16,7 @@ from perco.protocol.snapshot import Missing, Value
 from perco.txn.driver import Driver
 from perco.txn.prefetch import Ahead
 from perco.txn.reader import WHERE
+from perco.txn.spans import Span
 from perco.txn.transaction import Transaction
 
 
@@ -36,6 +38,29 @@ def carried(txn: Transaction) -> bytes:
 def carry(txn: Transaction, path: bytes) -> None:
     """Let the changes of the transaction carry another path."""
     txn._path = path
+
+
+def handled(txn: Transaction) -> None:
+    """End the transaction of a run that has nothing to commit."""
+    if txn._span is not None:
+        txn._span.end(txn, "handled")
+    txn.discard()
+
+
+def traced(txn: Transaction, span: Span) -> None:
+    """Give the transaction of a run its span."""
+    txn._span = span
+
+
+def ended(txn: Transaction) -> None:
+    """End the transaction of a run, however the run has ended: it no longer holds back the watermark (G1). Called in a
+    `finally`, so that an error of the run is the one that is being raised."""
+    span, error = txn._span, sys.exc_info()[1]
+    if span is not None and error is not None:
+        span.failed(error.__cause__ or error)  # an observer's own error comes within one of perco's
+    txn.discard()
+    if span is not None:
+        span.leave()
 
 
 def acknowledge(txn: Transaction, ack: Intent) -> None:

@@ -27,28 +27,39 @@ class Span(Protocol):
         """Commit the transaction; its notifications carry the span's context."""
         ...
 
-    def end(self, txn: Transaction) -> None:
-        """The transaction has ended: so does the span, unless it has ended before."""
+    def failed(self, error: BaseException) -> None:
+        """Note why the transaction will not commit, or has not."""
+        ...
+
+    def end(self, txn: Transaction, outcome: str = "") -> None:
+        """The transaction has ended: so does the span, unless it has ended before. `outcome`: if it is not the
+        transaction's own."""
+        ...
+
+    def leave(self) -> None:
+        """The span is no longer the current one. Called by the task that began it."""
         ...
 
 
 class Spans(Protocol):
     """Makes spans. Loop thread only, except `capture`."""
 
-    def begun(self, txn: Transaction, function: str) -> Span:
+    def begun(self, txn: Transaction, function: str) -> Span | None:
         """The span of a program's transaction, which begins now. `function`: the name of what runs in it."""
         ...
 
     def run(self, txn: Transaction, observer: Observer, row: bytes, run: Run, attempt: int) -> None:
-        """Begin the span of an observer's run, and make it the current one until it ends."""
+        """Begin the span of an observer's run, and make it the current one until `leave`."""
         ...
 
     def capture(self) -> Any:
-        """The trace context of the caller, for `attached`. Any thread."""
+        """The trace context of the caller, for `attach`. Any thread."""
         ...
 
     def attach(self, context: Any) -> Any:
         """Make a context the current one. Returns what `detach` takes."""
         ...
 
-    def detach(self, token: Any) -> None: ...
+    def detach(self, token: Any) -> None:
+        """Make the context the current one that was so before."""
+        ...

@@ -63,11 +63,10 @@ class Transaction(Snapshot):
 
     commit_ts: int
     outcome: str
-    span: Span | None
 
     __slots__ = (
-        *("_ack", "_bytes", "_depth", "_locked", "_path", "_primary", "_root", "_signals", "_version"),
-        *("commit_ts", "outcome", "span"),
+        *("_ack", "_bytes", "_depth", "_locked", "_path", "_primary", "_root", "_signals", "_span", "_version"),
+        *("commit_ts", "outcome"),
     )
 
     _kind = "transaction"
@@ -85,7 +84,7 @@ class Transaction(Snapshot):
         self._signals: dict[WHERE, Intent] | None = None  # signals raised, and those that a run has seen (N5)
         self._root = self._depth = 0
         self._path = b""
-        self.span: Span | None = None
+        self._span: Span | None = None
 
     @property
     def isolation(self) -> Isolation:
@@ -172,8 +171,8 @@ class Transaction(Snapshot):
         if self._open:
             self.end()
             self.outcome = "aborted"
-        if self.span is not None:
-            self.span.end(self)
+        if self._span is not None:
+            self._span.end(self)
 
     async def commit(self) -> int:
         """Commit; returns commit_ts, or 0 if nothing was written and no observed signal was raised: in that case all
@@ -184,8 +183,8 @@ class Transaction(Snapshot):
         """
         if not self._open:
             raise self._closed()
-        if self.span is not None and not self.span.commits:
-            return await self.span.commit(self)
+        if self._span is not None and not self._span.commits:
+            return await self._span.commit(self)
         engine = self._engine
         intents = [_intent(where, write) for where, write in self._writes.items()]
         if self._ack is not None:

@@ -255,6 +255,90 @@ async def test_a_conflict_ends_a_span_and_the_next_attempt_has_its_own(traced: T
     assert outcomes == ["committed", "committed", "aborted", "aborted"]
 
 
+async def test_outcomes_of_spans(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
+    docs = perco.Table("docs", key=perco.TEXT)
+    body, ping = docs.column("body", perco.TEXT), docs.signal("ping")
+    schema = perco.Schema(docs)
+    inside_of: list[bool] = []
+
+    @schema.observe(body, id="commits")
+    async def commits(txn: perco.Transaction, change: perco.Change[str, str]) -> None:
+        await txn.commit()
+        inside_of.append(trace.get_current_span().get_span_context().is_valid)
+
+    @schema.observe(ping, id="only handles")
+    async def handles(txn: perco.Transaction, change: perco.Change[str, None]) -> None: ...
+
+    async with perco.open("memory:", schema) as db, db.worker():
+        perco.otel.instrument(db, tracer_provider=traced.provider)
+        async with db.transaction() as txn:
+            txn.set(body, "a", "x")
+            txn.signal(ping, "a")
+        await db.wait_idle(timeout=10)
+
+        async def fails() -> None:
+            async with db.transaction() as txn:
+                txn.set(body, "b", "x")
+                raise KeyError("b")
+
+        with pytest.raises(KeyError):
+            await fails()
+        tries = 0
+
+        async def conflicts(txn: perco.Transaction) -> None:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                raise perco.errors.RolledBack(txn.start_ts)
+
+        await db.run(conflicts)
+        try:
+            raise KeyError("of the program's own")
+        except KeyError:
+            (await db.begin()).discard()
+    found = [
+        (span.name, span.attributes["perco.outcome"], span.attributes.get("error.type"))
+        for span in traced.kept.get_finished_spans()
+        if span.attributes is not None
+    ]
+    assert sorted(found, key=str) == sorted(
+        [
+            ("transaction", "committed", None),
+            ("run commits", "committed", None),
+            ("run only handles", "handled", None),
+            ("transaction", "aborted", "KeyError"),
+            ("transaction conflicts", "aborted", "RolledBack"),
+            ("transaction conflicts", "committed", None),
+            ("transaction", "aborted", None),
+        ],
+        key=str,
+    )
+    assert inside_of == [True], "the span is the current one until the observer returns"
+    assert not caplog.records
+
+
+async def test_a_context_that_is_none_and_a_span_that_fails_stop_nothing(
+    traced: Traced, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = Program()
+    async with perco.open("memory:", program.schema) as db, db.worker():
+        perco.otel.instrument(db, tracer_provider=traced.provider)
+        monkeypatch.setattr(perco.otel, "_packed", lambda context: b"\x01\x02")
+        await db.run(program.store, "a", "text")
+        await db.wait_idle(timeout=10)
+        assert traced.one("run measure").parent is None
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("no span")
+
+        monkeypatch.setattr(perco.otel, "_key", broken)
+        await db.run(program.store, "a", "longer")
+        await db.wait_idle(timeout=10)
+        assert len(traced.spans("run measure")) == 1
+        assert program.current["measure"] == trace.INVALID_SPAN_CONTEXT
+    assert {record.message for record in caplog.records} == {"a span failed"}
+
+
 async def test_what_is_not_sampled_is_not_recorded_but_carried(traced: Traced) -> None:
     from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 

@@ -8,11 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import perco
+from perco.cli.ui.bounds import bounded
 from perco.cli.ui.shelf import Shelf
 from perco.database.inside import inside
 from perco.errors import UsageError
 
 log: logging.Logger = logging.getLogger("perco.store")
+
+_ACTION_S: Final = 60.0
 
 
 class Acting:
@@ -32,7 +35,7 @@ class Acting:
         for key, value in arguments.items():
             if type(value) is not takes[key]:
                 raise UsageError(f"{name}: {key} is of type {takes[key].__name__}")
-        async with self._shelf.writing() as db:
+        async with self._shelf.writing() as db, bounded(_ACTION_S, "what was not done yet can be done again"):
             done = await call(db, arguments)
         log.info("%s through the page: %s", name, done, extra={"perco": {"action": name, **arguments}})
         return done
@@ -55,7 +58,7 @@ async def _resume(db: perco.Database, arguments: Mapping[str, Any]) -> dict[str,
 
 
 async def _replay(db: perco.Database, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """All changes of an observer, or those of a row (`ref`)."""
+    """The failed changes of a row (`ref`), or all of an observer (`all`)."""
     observer = _required(arguments, "observer")
     return {"replayed": await db.replay_failed(observer, key=_key(db, observer, arguments))}
 
@@ -70,8 +73,10 @@ async def _drop_pin(db: perco.Database, arguments: Mapping[str, Any]) -> dict[st
 
 
 def _key(db: perco.Database, observer: str, arguments: Mapping[str, Any]) -> Any:
+    if ("ref" in arguments) == bool(arguments.get("all")):
+        raise UsageError("give ref, the row whose changes are meant, or all: true for all of the observer's")
     entry = inside(db).catalogue.observers.get(observer)
-    if not arguments.get("ref") or entry is None:
+    if "ref" not in arguments or entry is None:
         return None  # the store says that there is no such observer
     try:
         return db.schema.tables[entry.table].key.decode(bytes.fromhex(arguments["ref"]))
@@ -83,7 +88,7 @@ _Act = Callable[[perco.Database, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 _ACTIONS: Final[dict[str, tuple[_Act, dict[str, type]]]] = {
     "pause": (_pause, {"observer": str}),
     "resume": (_resume, {"observer": str}),
-    "replay": (_replay, {"observer": str, "ref": str}),
-    "drop": (_drop, {"observer": str, "ref": str}),
+    "replay": (_replay, {"observer": str, "ref": str, "all": bool}),
+    "drop": (_drop, {"observer": str, "ref": str, "all": bool}),
     "drop-pin": (_drop_pin, {"pin": str}),
 }

@@ -2,7 +2,7 @@
 
     GET  /                 the page; with ?token=..., lets the browser in
     GET  /static/...       its parts
-    GET  /healthz          200 if the store's owner answers, else 503; needs no token, and tells nothing else
+    GET  /healthz          200 if the store's owner has answered a moment ago, else 503; needs no token
     GET  /api/...          what the page shows, as JSON
     POST /api/do/ACTION    what the page does; the arguments are a JSON object
 
@@ -27,32 +27,35 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perco.cli.ui.acting import Acting
-from perco.cli.ui.asking import Asking, TooLong
+from perco.cli.ui.asking import Asking
+from perco.cli.ui.bounds import Busy, TooLong
 from perco.cli.ui.guard import HEADERS, Guard
 from perco.cli.values import plain
 from perco.errors import PercoError, StoreLocked, Unavailable, UsageError
-from perco.serve.client import remote_owner
-from perco.serve.opening import visiting
 
 log: logging.Logger = logging.getLogger("perco.store")
 
 STATIC: Final = Path(__file__).parent / "static"
 _BODY_MOST: Final = 64 * 1024
-_ANSWER_S: Final = 5.0
+_FRESH_S: Final = 10.0  # the age of a sample that says that the owner answers
+_DIGITS_MOST: Final = 19
 _AT_ONCE: Final = 8  # questions; further ones wait
 _OUT: Final = "open the link that `perco ui` printed: it has the token that this page needs\n"
 
 Answer = Callable[[Request], Awaitable[Any]]
 
 
-def made(store: str, asking: Asking, acting: Acting, guard: Guard) -> ASGIApp:
+def made(asking: Asking, acting: Acting, guard: Guard) -> ASGIApp:
     """The application."""
     limiter = trio.CapacityLimiter(_AT_ONCE)
 
     def answering(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            async with limiter:
-                return await _answered(answer, request)
+            async with limiter, trio.open_nursery() as nursery:
+                nursery.start_soon(_until_gone, request, nursery.cancel_scope)
+                response = await _answered(answer, request)
+                nursery.cancel_scope.cancel()
+                return response
 
         return endpoint
 
@@ -61,29 +64,44 @@ def made(store: str, asking: Asking, acting: Acting, guard: Guard) -> ASGIApp:
         if given is not None and guard.token:
             if not guard.is_token(given):
                 return PlainTextResponse(_OUT, 401)
-            return RedirectResponse("./", 303, {"set-cookie": guard.cookie_of(given)})
+            return RedirectResponse("./", 303, {"set-cookie": guard.set_cookie()})
         if not guard.lets_in(request.headers):
             return PlainTextResponse(_OUT, 401)
         return Response((STATIC / "index.html").read_bytes(), media_type="text/html")
 
     async def health(request: Request) -> Response:
-        with trio.move_on_after(_ANSWER_S):
-            try:
-                async with visiting(store) as db:
-                    await remote_owner(db).folder()
-                return PlainTextResponse("ok\n")
-            except PercoError as error:
-                log.debug("the store's owner does not answer: %s", error)
+        if asking.owner_answers(_FRESH_S):
+            return PlainTextResponse("ok\n")
         return PlainTextResponse("the store's owner does not answer\n", 503)
 
-    async def do(request: Request) -> Any:
+    async def samples(request: Request) -> Response:
+        """Neither waits for other questions, nor for the store."""
+        return await _answered(lambda request: asking.samples(_number(request, "after", 0)), request)
+
+    async def do(request: Request) -> Response:
         if not guard.is_from_page(request.headers):
-            raise Unavailable("a request that acts must come from this page")
+            said = "a request that acts must come from this page; a proxy before it has to pass on the header Host"
+            return JSONResponse({"error": said, "kind": "Elsewhere"}, 403)
+        return await _answered(act, request)
+
+    async def act(request: Request) -> Any:
         return await acting.act(request.path_params["action"], await _body(request))
 
-    asked: dict[str, Answer] = {
+    routes = [
+        Route("/", page),
+        Route("/healthz", health),
+        Route("/api/do/{action}", do, methods=["POST"]),
+        Route("/api/samples", samples),
+        *(Route(f"/api/{name}", answering(answer)) for name, answer in _questions(asking).items()),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    return _Guarded(Starlette(routes=routes), guard)
+
+
+def _questions(asking: Asking) -> dict[str, Answer]:
+    """What the page may ask for, by name."""
+    return {
         "store": lambda request: asking.store(),
-        "samples": lambda request: asking.samples(_number(request, "after", 0)),
         "uses": lambda request: asking.uses(),
         "heat": lambda request: asking.heat(),
         "failed": lambda request: asking.failed(_text(request, "observer") or None, _number(request, "limit", 100)),
@@ -91,29 +109,24 @@ def made(store: str, asking: Asking, acting: Acting, guard: Guard) -> ASGIApp:
             _text(request, "table"),
             prefix=_text(request, "prefix"),
             start=_text(request, "start"),
-            after=_text(request, "after"),
+            after=_given(request, "after"),
             limit=_number(request, "limit", 50),
             at=_text(request, "at"),
             columns=_list(request, "columns"),
         ),
         "row": lambda request: asking.row(
-            _text(request, "table"), key=_text(request, "key"), ref=_text(request, "ref"), at=_text(request, "at")
+            _text(request, "table"),
+            key=_text(request, "key"),
+            ref=_given(request, "ref"),
+            at=_text(request, "at"),
         ),
         "causes": lambda request: asking.causes(
-            _text(request, "table"), key=_text(request, "key"), ref=_text(request, "ref")
+            _text(request, "table"), key=_text(request, "key"), ref=_given(request, "ref")
         ),
         "diff": lambda request: asking.differences(
             *(_text(request, "table"), _text(request, "from"), _text(request, "to"), _number(request, "limit", 100))
         ),
     }
-    routes = [
-        Route("/", page),
-        Route("/healthz", health),
-        Route("/api/do/{action}", answering(do), methods=["POST"]),
-        *(Route(f"/api/{name}", answering(answer)) for name, answer in asked.items()),
-        Mount("/static", StaticFiles(directory=STATIC)),
-    ]
-    return _Guarded(Starlette(routes=routes), guard)
 
 
 class _Guarded:
@@ -125,6 +138,9 @@ class _Guarded:
         self._app, self._guard = app, guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -138,10 +154,19 @@ class _Guarded:
                     headers["cache-control"] = "no-store"
             await send(message)
 
-        if scope["path"] in self._open or self._guard.lets_in(Headers(scope=scope)):
+        headers = Headers(scope=scope)
+        here = self._guard.token or not scope["path"].startswith("/api/") or self._guard.is_from_page(headers)
+        if scope["path"] in self._open or (here and self._guard.lets_in(headers)):
             await self._app(scope, receive, told)
         else:
             await JSONResponse({"error": _OUT.strip(), "kind": "Token"}, 401)(scope, receive, told)
+
+
+async def _until_gone(request: Request, scope: trio.CancelScope) -> None:
+    """Cancel the answer to a browser that no longer waits for it."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
 
 
 async def _answered(answer: Answer, request: Request) -> Response:
@@ -149,7 +174,7 @@ async def _answered(answer: Answer, request: Request) -> Response:
         return JSONResponse(plain(await answer(request)))
     except UsageError as error:
         return _refused(error, 400)
-    except (Unavailable, StoreLocked, TooLong) as error:
+    except (Unavailable, StoreLocked, TooLong, Busy) as error:
         return _refused(error, 503)
     except PercoError as error:
         return _refused(error, 500)
@@ -181,6 +206,11 @@ def _text(request: Request, name: str) -> str:
     return request.query_params.get(name, "")
 
 
+def _given(request: Request, name: str) -> str | None:
+    """A parameter that may be empty; None: it is not given."""
+    return request.query_params.get(name)
+
+
 def _list(request: Request, name: str) -> list[str]:
     return [each for each in _text(request, name).split(",") if each]
 
@@ -189,6 +219,6 @@ def _number(request: Request, name: str, default: int) -> int:
     text = _text(request, name)
     if not text:
         return default
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > _DIGITS_MOST:
         raise UsageError(f"{name}={text!r} is not a number")
     return int(text)

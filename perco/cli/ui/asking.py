@@ -1,8 +1,7 @@
-"""What the page of `perco ui` asks for, as plain data. Everything has a bound: of rows, of bytes, of time."""
+"""What the page of `perco ui` asks for, as plain data. Answers have bounds: of rows, of time, of characters."""
 
 from __future__ import annotations
 
-import os
 import struct
 import time
 from collections import Counter
@@ -18,27 +17,28 @@ from perco.cli.history import age_of, history_of
 from perco.cli.reading import columns_of, table_named, versions_of
 from perco.cli.status import owner_of, place_of_store, table_told
 from perco.cli.tracing import concerns
+from perco.cli.ui.bounds import Busy, bounded
 from perco.cli.ui.shelf import Shelf
 from perco.cli.ui.watching import EVERY_S, KEPT, Watch
 from perco.cli.values import parse_key, parse_moment, parse_prefix, shown
 from perco.database.inside import inside
-from perco.errors import StoreError, UsageError
+from perco.errors import UsageError
 from perco.history.diff import differences
 from perco.notify.tracing import Name, Traced, trace
+from perco.serve import uses
+from perco.serve.client import is_client, remote_owner
 
 _CELL_WIDTH: Final = 120
 _KEY_WIDTH: Final = 300
 _VALUE_MOST: Final = 64 * 1024  # characters of a value that is shown whole
+_ROW_MOST: Final = 2 << 20  # characters of a row's values that are shown whole
 _ROWS_MOST: Final = 500
-_VERSIONS_MOST: Final = 100  # of a row's column
+_VERSIONS_MOST: Final = 30  # of a row's column
 _NODES_MOST: Final = 2000  # of a tree of causes
 _LIST_MOST: Final = 50  # cells of a transaction, runs that followed from it
+_MOMENT_MOST: Final = 40  # characters
 _SHORT_S: Final = 20.0
 _LONG_S: Final = 120.0
-
-
-class TooLong(StoreError):
-    """A question took too long."""
 
 
 class Asking:
@@ -46,11 +46,11 @@ class Asking:
 
     def __init__(self, shelf: Shelf, watch: Watch) -> None:
         self._shelf, self._watch = shelf, watch
-        self._whole = trio.CapacityLimiter(1)  # questions that read a whole table, or all of the store
+        self._whole = False  # a question that reads a whole table, or all of the store, is being answered
 
     async def store(self) -> dict[str, Any]:
         """The store, its tables, its observers: what changes rarely."""
-        async with self._shelf.reading() as db, _bounded(_SHORT_S):
+        async with bounded(_SHORT_S), self._shelf.reading() as db:
             now = time.time()
             folder = await place_of_store(db)
             history = await history_of(db, now=now)
@@ -80,9 +80,14 @@ class Asking:
         found = [each.plain() for each in self._watch.samples if each.number > after]
         return {"begun": self._watch.begun, "samples": found}
 
+    def owner_answers(self, fresh_s: float) -> bool:
+        """Whether the store's owner has answered within that time."""
+        newest = self._watch.samples[-1] if self._watch.samples else None
+        return newest is not None and bool(newest.owner) and time.time() - newest.at < fresh_s
+
     async def heat(self) -> dict[str, Any]:
         """The heat map, and the tablets as they are now."""
-        async with self._shelf.reading() as db, _bounded(_SHORT_S):
+        async with bounded(_SHORT_S), self._shelf.reading() as db:
             times, bands = self._watch.heat_map()
             return {
                 "times": times,
@@ -115,10 +120,11 @@ class Asking:
 
     async def uses(self) -> dict[str, Any]:
         """What each process does with the store, and the cells on which transactions conflict most."""
-        async with self._shelf.reading() as db, _bounded(_SHORT_S):
+        async with bounded(_SHORT_S), self._shelf.reading() as db:
             now, processes, cells = time.time(), [], Counter[tuple[str, bytes, int]]()
+            own = uses.id_of(remote_owner(db).session) if is_client(db) else ""
             for use in self._watch.uses:
-                if use.pid == os.getpid():
+                if use.id == own:
                     continue
                 told = use._asdict()
                 del told["contended"]
@@ -141,7 +147,7 @@ class Asking:
 
     async def failed(self, observer: str | None, limit: int) -> dict[str, Any]:
         """The beginning of the failed list, with tracebacks."""
-        async with self._shelf.reading() as db, _bounded(_SHORT_S):
+        async with bounded(_SHORT_S), self._shelf.reading() as db:
             found = await db.failed(observer, limit=_within(limit, _ROWS_MOST))
             count = await db.failed_count()
             return {
@@ -166,17 +172,17 @@ class Asking:
     # ------------------------------------------------------------ rows
 
     async def rows(
-        self, table: str, *, prefix: str, start: str, after: str, limit: int, at: str, columns: Sequence[str] = ()
+        self, table: str, *, prefix: str, start: str, after: str | None, limit: int, at: str, columns: Sequence[str]
     ) -> dict[str, Any]:
         """Rows of a table in key order, as of a moment: those with a prefix, or from a key on, or after a row."""
         limit = _within(limit, _ROWS_MOST)
-        async with self._shelf.reading() as db, _bounded(_SHORT_S), db.snapshot(**_when(at)) as snap:
+        async with bounded(_SHORT_S), self._shelf.reading() as db, db.snapshot(**_when(at)) as snap:
             here = table_named(db, table)
             chosen = columns_of(here, columns)
             begin = parse_key(here.key, start) if start else None
-            if after:
+            if after is not None:
                 begin = _key(here, after)
-            found: list[perco.Row[Any]] = []
+            found: list[dict[str, Any]] = []
             more = False
             if chosen:
                 scan = snap.scan(
@@ -187,27 +193,26 @@ class Asking:
                     limit=limit + 2,
                 )
                 async for row in scan:
-                    if after and here.row(row.key) == _bytes(after):
+                    if after is not None and here.row(row.key) == _bytes(after):
                         continue
                     if len(found) == limit:
                         more = True
                         break
-                    found.append(row)
+                    found.append({**_named(db, table, row.key), "values": [_cell(row, each) for each in chosen]})
             return {
                 "table": table,
                 "ts": snap.start_ts,
                 "columns": [column.name for column in chosen],
-                "rows": [
-                    {**_named(db, table, row.key), "values": [_cell(row, column) for column in chosen]} for row in found
-                ],
+                "rows": found,
                 "more": more,
             }
 
-    async def row(self, table: str, *, key: str, ref: str, at: str) -> dict[str, Any]:
+    async def row(self, table: str, *, key: str, ref: str | None, at: str) -> dict[str, Any]:
         """A row: its values, and their older versions."""
-        async with self._shelf.reading() as db, _bounded(_SHORT_S), db.snapshot(**_when(at)) as snap:
+        async with bounded(_SHORT_S), self._shelf.reading() as db, db.snapshot(**_when(at)) as snap:
             here = table_named(db, table)
-            parsed = _key(here, ref) if ref else parse_key(here.key, key)
+            parsed = parse_key(here.key, key) if ref is None else _key(here, ref)
+            room = _ROW_MOST
             now, ages = time.time(), dict[int, float | None]()
             columns = []
             for column in here.columns.values():
@@ -216,24 +221,42 @@ class Asking:
                 for ts, gone, value in found:
                     if ts not in ages:
                         ages[ts] = await age_of(db, ts, now)
-                    age_s = ages[ts]
+                    age_s, text = ages[ts], None if gone else _whole(value)
+                    if text is not None and len(text) > room:
+                        text = f"(not shown: the row's versions are too large; {len(text)} characters)"
+                    room -= len(text or "")
                     versions.append(
                         {
                             "commit_ts": ts,
                             "at": None if age_s is None else now - age_s,
                             "deleted": gone,
-                            "value": None if gone else _whole(value),
+                            "value": text,
                         }
                     )
                 if versions:
                     columns.append({"name": column.name, "codec": column.codec.name, "versions": versions})
             return {**_named(db, table, parsed), "ts": snap.start_ts, "columns": columns}
 
-    async def causes(self, table: str, *, key: str, ref: str) -> dict[str, Any]:
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """A block for a question that reads a whole table, or all of the store. Raises: Busy."""
+        if self._whole:
+            raise Busy("another question of this page reads the whole store now; ask again when it is answered")
+        self._whole = True
+        try:
+            yield
+        finally:
+            self._whole = False
+
+    async def causes(self, table: str, *, key: str, ref: str | None) -> dict[str, Any]:
         """The trees of causes to which a row belongs. Reads all write records of the store."""
-        async with self._whole, self._shelf.reading() as db, _bounded(_LONG_S, "perco trace has no limit"):
+        async with (
+            self._alone(),
+            bounded(_LONG_S, "perco trace has no limit"),
+            self._shelf.reading() as db,
+        ):
             here = table_named(db, table)
-            parsed = _key(here, ref) if ref else parse_key(here.key, key)
+            parsed = parse_key(here.key, key) if ref is None else _key(here, ref)
             found = await trace(inside(db).engine, here.name, here.row(parsed))
             budget = [_NODES_MOST]
             return {
@@ -249,9 +272,9 @@ class Asking:
             raise UsageError("from= is the older moment: a timestamp, or a time such as 5m or 2026-03-01T12:00")
         limit = _within(limit, _ROWS_MOST)
         async with (
-            self._whole,
+            self._alone(),
+            bounded(_LONG_S, "perco diff has no limit"),
             self._shelf.reading() as db,
-            _bounded(_LONG_S, "perco diff has no limit"),
             db.snapshot(**_when(begin)) as older,
             db.snapshot(**_when(end)) as newer,
         ):
@@ -273,20 +296,12 @@ class Asking:
 # ------------------------------------------------------------------ plain data
 
 
-@asynccontextmanager
-async def _bounded(seconds: float, remedy: str = "") -> AsyncIterator[None]:
-    """Raises: TooLong past that time, with a remedy."""
-    with trio.move_on_after(seconds) as scope:
-        yield
-    if scope.cancelled_caught:
-        told = f"; {remedy}" if remedy else ""
-        raise TooLong(f"this took longer than {seconds:g} s, the limit of this page{told}")
-
-
 def _when(text: str) -> dict[str, Any]:
     """Arguments for `snapshot`: of a timestamp, of a time; "": now."""
     if not text:
         return {}
+    if len(text) > _MOMENT_MOST:
+        raise UsageError("that is no moment: give a timestamp, or a time such as 5m or 2026-03-01T12:00")
     return {"ts": int(text)} if text.isdecimal() else {"at": parse_moment(text)}
 
 

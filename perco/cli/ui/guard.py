@@ -8,9 +8,9 @@ from the page itself, not from another site (CSRF).
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Mapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -39,10 +39,12 @@ class Guard:
 
     def __init__(self, token: str, port: int, *, tls: bool) -> None:
         self.token, self.cookie, self._tls = token, f"perco-ui-{port}", tls
+        # Browsers send a cookie to all ports of a host, so its value lets in with this cookie only.
+        self._key = hashlib.blake2b(self.cookie.encode(), key=token.encode()[:64], digest_size=24).hexdigest()
 
     def is_token(self, given: str) -> bool:
         """Whether this is the token."""
-        return hmac.compare_digest(given.encode(), self.token.encode())
+        return _same(given, self.token)
 
     def lets_in(self, headers: Mapping[str, str]) -> bool:
         """Whether a request with these headers may see the page."""
@@ -51,24 +53,25 @@ class Guard:
         given = headers.get("authorization", "")
         if given.startswith(_BEARER) and self.is_token(given.removeprefix(_BEARER)):
             return True
-        found = SimpleCookie()
-        try:
-            found.load(headers.get("cookie", ""))
-        except CookieError:
-            return False
-        return self.cookie in found and self.is_token(found[self.cookie].value)
+        # Other programs on this host may have set cookies of any form.
+        pairs = [each.strip().partition("=") for each in headers.get("cookie", "").split(";")]
+        return any(name == self.cookie and _same(value, self._key) for name, _, value in pairs)
 
     def is_from_page(self, headers: Mapping[str, str]) -> bool:
         """Whether a request that acts comes from the page, or from no browser."""
-        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            return False
+        if "sec-fetch-site" in headers:
+            return headers["sec-fetch-site"] in ("same-origin", "none")
         origin = headers.get("origin")
         return origin is None or (bool(host := headers.get("host", "")) and origin.partition("://")[2] == host)
 
-    def cookie_of(self, given: str) -> str:
+    def set_cookie(self) -> str:
         """The value of a Set-Cookie header that lets a browser in."""
         secure = "; Secure" if self._tls else ""
-        return f"{self.cookie}={given}; Path=/; HttpOnly; SameSite=Lax{secure}"
+        return f"{self.cookie}={self._key}; Path=/; HttpOnly; SameSite=Lax{secure}"
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(), wanted.encode())
 
 
 def _names_loopback(host: str) -> bool:

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import trio
@@ -69,16 +70,21 @@ def chosen_token() -> str:
     return os.environ.get(TOKEN, "") or secrets.token_urlsafe(_TOKEN_BYTES)
 
 
-async def keep_page(listening: Listening, store: str, tls: tuple[str, str] | None, token: bytes) -> None:
+async def keep_page(
+    listening: Listening, store: str, tls: tuple[str, str] | None, token: bytes, more: Sequence[str]
+) -> None:
     """Have a child process serve the page of a store, and start another one if it dies, until this is cancelled.
 
     Args:
         tls: files of a certificate and its key ("": in the same file).
         token: for the store's server, if `store` is an address.
+        more: further arguments of `perco ui`.
+
+    No error leaves this: the page is not worth the store.
     """
     number = listening.socket.fileno()
     options: Sequence[str] = () if tls is None else ("--tls-cert", tls[0], *(("--tls-key", tls[1]) if tls[1] else ()))
-    command = [sys.executable, "-m", "perco", "ui", store, "--listen", f"localhost:{listening.port}", *options]
+    command = [sys.executable, "-m", "perco", "ui", store, "--listen", f"localhost:{listening.port}", *options, *more]
     environment = {**os.environ, TOKEN: listening.token, _SOCKET: str(number), _PARENT: str(os.getpid())}
     if token:
         environment["PERCO_TOKEN"] = token.decode()
@@ -86,20 +92,35 @@ async def keep_page(listening: Listening, store: str, tls: tuple[str, str] | Non
     try:
         while True:
             began = trio.current_time()
-            process = Command(command, environment=environment, pass_fds=[number])
             try:
-                code = await process.wait()
-            finally:
-                await _ended(process)
-            if code == _REFUSED:
-                complain("the page is not served any more; its process has said why")
-                return
-            complain(f"the process of the page ended with exit code {code}; another one starts in {pause_s:g} s")
+                code = await _served(command, environment, number)
+            except OSError as error:
+                how = f"cannot be started ({error.strerror or error})"
+            else:
+                if code == _REFUSED:
+                    _say("the page is not served any more; its process has said why")
+                    return
+                how = f"ended with exit code {code}"
+            _say(f"the process of the page {how}; another one starts in {pause_s:g} s")
             await trio.sleep(pause_s)
             lived = trio.current_time() - began
             pause_s = _AGAIN_S if lived > 2 * _AGAIN_MOST_S else min(2 * pause_s, _AGAIN_MOST_S)
     finally:
         listening.close()
+
+
+def _say(message: str) -> None:
+    with contextlib.suppress(OSError):  # stderr may be closed
+        complain(message)
+
+
+async def _served(command: Sequence[str], environment: Mapping[str, str], number: int) -> int:
+    """Have a process serve the page until it ends; returns its exit code. Raises: OSError."""
+    process = Command(command, environment=environment, pass_fds=[number])
+    try:
+        return await process.wait()
+    finally:
+        await _ended(process)
 
 
 async def _ended(process: Command) -> None:

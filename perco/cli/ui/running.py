@@ -44,7 +44,7 @@ async def run(store: str, listen: str, certificate: Path | None, key: Path | Non
             guard = Guard(listening.token, listening.port, tls=certificate is not None)
             watch = Watch(shelf)
             nursery.start_soon(watch.run)
-            app = made(store, Asking(shelf, watch), Acting(shelf), guard)
+            app = made(Asking(shelf, watch), Acting(shelf), guard)
             if keeper is None:
                 nursery.start_soon(systemd.told)
                 print(f"the page of {store}: {listening.url}", flush=True)

@@ -14,7 +14,7 @@ from perco.errors import PercoError, Unavailable
 from perco.schema import catalogue as catalogues
 from perco.schema.catalogue import schema_of
 
-_READERS_S: Final = 60.0  # how long an action waits for requests that read
+_GRACE_S: Final = 1.0  # how long requests that read may go on when the store has to be closed
 
 
 class Shelf:
@@ -25,7 +25,7 @@ class Shelf:
         self.store = store
         self._db: perco.Database | None = None
         self._failed: PercoError | None = None  # why the store could not be opened, or why it was closed
-        self._users = 0
+        self._readers: set[trio.CancelScope] = set()
         self._gate = trio.Lock()  # held while the store is opened or closed, and during an action
         self._wanted, self._unwanted, self._changed = trio.Event(), trio.Event(), trio.Event()
 
@@ -53,24 +53,29 @@ class Shelf:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[perco.Database]:
-        """The store, with its newest catalogue. Raises: as `perco.open`."""
+        """The store, with its newest catalogue. Raises: as `perco.open`; Unavailable, if an action needed the store
+        meanwhile."""
         async with self._gate:
             db = await self._open()
             version = (await catalogues.load(inside(db).driver.store)).version
             if version != inside(db).catalogue.version:
                 await self._close()
                 db = await self._open()
-            self._users += 1
+            scope = trio.CancelScope()
+            self._readers.add(scope)
         try:
-            yield db
+            with scope:
+                yield db
         finally:
-            self._users -= 1
+            self._readers.discard(scope)
             self._tell()
+        if scope.cancelled_caught:
+            raise Unavailable("the store was closed for an action of this page, or because its schema has changed")
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[perco.Database]:
         """The store, opened to write: as a client of its owner or, if it has none, as its owner. Raises: as
-        `perco.open`; Unavailable, while a request that reads does not end."""
+        `perco.open`."""
         async with self._gate:
             db = await self._open()
             schema = schema_of(await catalogues.load(inside(db).driver.store))
@@ -89,12 +94,14 @@ class Shelf:
         return self._db
 
     async def _close(self) -> None:
-        """Close the store, once no request reads it."""
-        with trio.move_on_after(_READERS_S):
-            while self._users:
+        """Close the store. Requests that read it for long are cancelled."""
+        with trio.move_on_after(_GRACE_S):
+            while self._readers:
                 await self._changed.wait()
-        if self._users:
-            raise Unavailable("the store is still being read by another request of this page; try again")
+        for scope in self._readers:
+            scope.cancel()
+        while self._readers:
+            await self._changed.wait()
         self._unwanted.set()
         while self._db is not None:
             await self._changed.wait()

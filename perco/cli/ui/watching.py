@@ -76,14 +76,14 @@ class _Totals:
     def __init__(self) -> None:
         self.runs: dict[str, tuple[int, int]] = {}
         self.commits = self.conflicts = 0
-        self._seen: dict[int, ProcessUse] = {}  # by process id
+        self._seen: dict[str, ProcessUse] = {}  # by id
         self._first = True
 
     def add(self, uses: Sequence[ProcessUse]) -> None:
         """Add what processes did since the last call. What they did before the first call is left out,
         because it is not known when."""
         for use in uses:
-            before = use if self._first else self._seen.get(use.pid)
+            before = use if self._first else self._seen.get(use.id)
             was = {run.id: run for run in before.observers} if before is not None else {}
             for now in use.observers:
                 id, then = now.id, was.get(now.id)
@@ -94,8 +94,8 @@ class _Totals:
             self.commits += _rise(before.commits if before is not None else 0, use.commits)
             self.conflicts += _rise(before.conflicts if before is not None else 0, use.conflicts)
         for use in uses:
-            self._seen.pop(use.pid, None)
-            self._seen[use.pid] = use
+            self._seen.pop(use.id, None)
+            self._seen[use.id] = use
         while len(self._seen) > _PROCESSES_MOST:
             del self._seen[next(iter(self._seen))]
         self._first = False

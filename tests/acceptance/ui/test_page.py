@@ -91,6 +91,7 @@ async def test_the_page_pauses_replays_and_drops(store: Path) -> None:
         assert (change["observer"], change["key"], change["attempts"]) == ("summarize", "doc/bad", 2)
         assert "RuntimeError: the service answered <503>" in change["traceback"]
         assert (await page.get("failed", observer="index"))["changes"] == []
+        assert await page.act("drop", observer="summarize", ref="") == {"dropped": 0}  # the row with the empty key
         assert await page.act("replay", observer="summarize", ref=change["ref"]) == {"replayed": 1}
         await page.sample(lambda sample: sample["lag"]["summarize"]["failed"] == 1)  # it has failed again
         await page.until("failed", lambda found: found["changes"])
@@ -105,7 +106,7 @@ async def test_the_page_pauses_replays_and_drops(store: Path) -> None:
 
 async def test_an_action_must_come_from_the_page(store: Path) -> None:
     async with program(store), pages.shown(store) as page:
-        refused = await page.act("pause", 503, headers={"origin": "http://evil.example"}, observer="index")
+        refused = await page.act("pause", 403, headers={"origin": "http://evil.example"}, observer="index")
         assert "must come from this page" in refused["error"]
         for name, body, said in (
             ("explode", {}, "there is no action"),
@@ -114,6 +115,8 @@ async def test_an_action_must_come_from_the_page(store: Path) -> None:
             ("pause", {"observer": "index", "also": "x"}, "takes observer"),
             ("pause", {"observer": "nobody"}, "nobody"),
             ("replay", {"observer": "summarize", "ref": "zz"}, "no row"),
+            ("replay", {"observer": "summarize"}, "give ref"),
+            ("drop", {"observer": "summarize", "ref": "61", "all": True}, "give ref"),
         ):
             assert said in (await page.act(name, 400, **body))["error"]  # type: ignore[arg-type]
         url, headers = f"{page.base}/api/do/pause", {"authorization": f"Bearer {page.token}"}
@@ -128,6 +131,8 @@ async def test_questions_that_make_no_sense_get_errors(store: Path) -> None:
             ("rows", {"table": "nothing"}, "there is no table"),
             ("rows", {"table": "docs", "limit": "0"}, "from 1 to 500"),
             ("rows", {"table": "docs", "limit": "x"}, "not a number"),
+            ("rows", {"table": "docs", "limit": "1" * 5000}, "not a number"),
+            ("rows", {"table": "docs", "at": "1" * 5000}, "no moment"),
             ("rows", {"table": "docs", "at": "yesterday"}, "yesterday"),
             ("rows", {"table": "docs", "after": "zz"}, "no row"),
             ("rows", {"table": "docs", "columns": "nothing"}, "no column"),

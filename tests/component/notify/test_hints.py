@@ -11,6 +11,7 @@ import trio.testing
 
 import perco
 from perco.database.inside import inside
+from perco.errors import Corruption, SessionEnded, Unavailable
 from perco.notify.hints import MOST, Hints
 from perco.notify.worker import Worker
 from perco.storage import ScanRequest
@@ -90,6 +91,52 @@ async def test_a_client_is_told_by_the_owner(web: Web, monkeypatch: pytest.Monke
         await until(lambda: not inside(owner).driver.hints)
 
 
+async def test_a_hint_that_cannot_be_followed_is_lost(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, fast, lost = Slow(web), Fast(web), 0
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        await load(db, ROWS, slow)
+        await until(lambda: slow.running > 40 and worker_of(db).hints.on)
+        store = inside(db).driver.store
+        scan = store.scan
+
+        async def broken(request: ScanRequest) -> Any:
+            nonlocal lost
+            if request.rows_max == 1 and request.stop == request.start + b"\x00":
+                lost += 1
+                raise (Unavailable("cut off"), SessionEnded(), Corruption("notify group", "damaged"))[lost % 3]
+            return await scan(request)
+
+        monkeypatch.setattr(store, "scan", broken)
+        for n in range(6):
+            await put(db, web.size, f"fast {n}", n)
+            await trio.sleep(1)
+        await until(lambda: len(fast.at) == 6)
+        assert lost >= 3, "errors of each kind"
+        await settle(db)
+
+
+async def test_hints_do_not_hold_up_tours(web: Web) -> None:
+    """One scanner, and changes of a quick observer without a pause."""
+    slow, fast = Slow(web), Fast(web)
+    few = perco.WorkerOptions(scanners=1)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=few) as handle:
+        await load(db, ROWS, slow)
+        await until(lambda: slow.running > 40 and worker_of(db).hints.on)
+        tours, running = handle.scanner_statistics()[0].tours, slow.running
+
+        async def press(who: int) -> None:
+            for n in range(1000):
+                await put(db, web.size, f"{'amz'[n % 3]} quick {who} {n}", n)
+
+        async with trio.open_nursery() as nursery:
+            for who in range(4):
+                nursery.start_soon(press, who)
+        assert slow.running == running, "no time has passed, so no slow run has ended"
+        assert handle.scanner_statistics()[0].tours > tours
+        await settle(db)
+    assert len(fast.at) == 4000
+
+
 async def test_hints_end_with_the_worker(web: Web) -> None:
     slow, _ = Slow(web), Fast(web)
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
@@ -126,9 +173,12 @@ async def test_hints_are_bounded_and_wanted_only_while_tours_are_long(web: Web) 
         hints.toured(long=False)
         assert not listening
         hints.toured(long=True)
-        hints.hear([("docs", b"%d" % n, (1,)) for n in range(2 * MOST)])
-        assert [hints.take() for _ in range(MOST)] == [("docs", b"%d" % n) for n in range(MOST, 2 * MOST)]
-        assert not hints
+        hints.hear([("docs", b"%d" % n, (1,)) for n in range(MOST)])
+        hints.hear([("docs", b"of another", (2,))])
+        assert [hints.take() for _ in range(MOST)] == [("docs", b"%d" % n) for n in range(MOST)]
+        hints.hear([("docs", b"%d" % n, (1,)) for n in range(MOST)])
+        hints.hear([("docs", b"one too many", (1,))])
+        assert not hints, "a tour finds them all"
         await trio.sleep(0.9)
         hints.toured(long=False)
         assert listening == [hints.hear]

@@ -54,7 +54,7 @@ async def test_every_process_tells_its_transactions_runs_and_conflicts() -> None
     assert (owner.role, client.role, client.observers) == ("owner", "client", [])
     assert (owner.open, client.open, client.pasts) == (0, 0, 0)
     assert client.conflicts == 1
-    [cell] = client.contended
+    [cell] = owner.contended
     assert (cell.table, cell.row, cell.conflicts) == ("docs", b"a", 1)
 
 
@@ -68,8 +68,9 @@ async def test_a_conflict_that_the_server_finds_counts_for_the_client() -> None:
         txn.set(n, "a", 2)
         with pytest.raises(WriteConflict):
             await txn.commit()
-        [_, client] = await remote_owner(asking).uses()
-    assert [(cell.row, cell.conflicts) for cell in client.contended] == [(b"a", 1)]
+        [first, client] = await remote_owner(asking).uses()
+    assert [(cell.row, cell.conflicts) for cell in first.contended] == [(b"a", 1)]
+    assert client.conflicts == 1
 
 
 def test_the_cells_with_the_most_conflicts_are_kept() -> None:
@@ -84,7 +85,8 @@ def test_the_cells_with_the_most_conflicts_are_kept() -> None:
     assert len(contended.most(10_000)) <= 512
 
 
-GOOD = ProcessUse("client", 1, "app.py", [Runs("double", 1, 2, 0)], [ContendedCell("docs", b"a", 1, 3)], 1, 2, 3, 4, 5)
+RUNS, CELLS = [Runs("double", 1, 2, 0)], [ContendedCell("docs", b"a", 1, 3)]
+GOOD = ProcessUse("id", "client", 1, "app.py", RUNS, CELLS, 1, 2, 3, 4, 5)
 ODD: list[Any] = [
     None,
     (),
@@ -103,6 +105,7 @@ ODD: list[Any] = [
     GOOD._replace(contended=[(1, b"a", 1, 3)]),
     GOOD._replace(contended=[("docs", b"a", None, 3)]),
     GOOD._replace(contended=[("docs", b"a" * 100_000, 1, 3)]),
+    GOOD._replace(contended=[("docs" * 1000, b"a", 1, 3)]),
     GOOD._replace(contended=[GOOD.contended[0]] * 100),
     GOOD._replace(commits=1 << 70),
 ]
@@ -116,3 +119,12 @@ def test_what_does_not_read_is_refused(odd: Any) -> None:  # R1
 
 def test_what_reads_is_as_it_was_told() -> None:
     assert uses.read(tuple(GOOD)) == GOOD
+
+
+def test_what_all_do_has_a_bound() -> None:
+    cells = [[ContendedCell("docs", b"%d" % (n % 40), 1, 1), ContendedCell("docs", b"hot", 1, 2)] for n in range(500)]
+    found = uses.merged([GOOD._replace(id=str(n), contended=each) for n, each in enumerate(cells)])
+    assert len(found) == 256
+    assert found[0].contended[0] == ContendedCell("docs", b"hot", 1, 1000)
+    assert len(found[0].contended) == 32
+    assert not any(each.contended for each in found[1:])

@@ -7,7 +7,7 @@ import pytest
 from perco.cli.ui.guard import Guard
 
 TOKEN = "x" * 32
-COOKIE = f"perco-ui-7430={TOKEN}"
+COOKIE = Guard(TOKEN, 7430, tls=False).set_cookie().partition(";")[0]
 
 
 @pytest.mark.parametrize(
@@ -16,9 +16,11 @@ COOKIE = f"perco-ui-7430={TOKEN}"
         ({}, False),
         ({"cookie": COOKIE}, True),
         ({"cookie": f"other=1; {COOKIE}"}, True),
-        ({"cookie": f"perco-ui-7430={TOKEN}x"}, False),
+        ({"cookie": f"{COOKIE}x"}, False),
+        ({"cookie": f"perco-ui-7430={TOKEN}"}, False),  # browsers send cookies to all ports of a host
+        *(({"cookie": f"{other}; {COOKIE}"}, True) for other in ("x={", "a=b c", "flag", "a[b]=1", 'a="x', "k=é", "")),
         ({"cookie": "perco-ui-7430="}, False),
-        ({"cookie": f"perco-ui-7431={TOKEN}"}, False),  # another page's, on another port of this host
+        ({"cookie": Guard(TOKEN, 7431, tls=False).set_cookie().replace("7431", "7430")}, False),  # another page's
         ({"cookie": "\x00; ="}, False),
         ({"authorization": f"Bearer {TOKEN}"}, True),
         ({"authorization": f"bearer {TOKEN}"}, False),
@@ -60,6 +62,7 @@ def test_without_a_token_a_request_must_name_this_host(host: str, allowed: bool)
         ({"host": "localhost:7430", "origin": "http://localhost:9999", "sec-fetch-site": "same-site"}, False),
         ({"host": "localhost:7430", "sec-fetch-site": "cross-site"}, False),
         ({"host": "localhost:7430", "origin": "null"}, False),
+        ({"host": "proxied", "origin": "https://perco.example", "sec-fetch-site": "same-origin"}, True),
         ({"host": "localhost:7430", "origin": "http://[::1"}, False),
     ],
 )
@@ -68,5 +71,6 @@ def test_only_the_page_itself_may_act(headers: dict[str, str], allowed: bool) ->
 
 
 def test_the_cookie_is_not_for_scripts_nor_for_other_sites() -> None:
-    assert Guard(TOKEN, 7430, tls=False).cookie_of(TOKEN) == f"{COOKIE}; Path=/; HttpOnly; SameSite=Lax"
-    assert Guard(TOKEN, 7430, tls=True).cookie_of(TOKEN).endswith("; Secure")
+    assert Guard(TOKEN, 7430, tls=False).set_cookie() == f"{COOKIE}; Path=/; HttpOnly; SameSite=Lax"
+    assert TOKEN not in COOKIE
+    assert Guard(TOKEN, 7430, tls=True).set_cookie().endswith("; Secure")

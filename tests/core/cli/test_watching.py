@@ -12,7 +12,7 @@ def tablet(start: bytes, mutations: int = 0, epoch: int = 1, table: str = "docs"
 
 
 def use(pid: int, commits: int, *runs: Runs, conflicts: int = 0) -> ProcessUse:
-    return ProcessUse("client", pid, "app.py", list(runs), [], commits, 0, conflicts, 0, 0)
+    return ProcessUse(str(pid), "client", pid, "app.py", list(runs), [], commits, 0, conflicts, 0, 0)
 
 
 def test_rates_count_from_the_last_look_and_after_a_takeover_from_nothing() -> None:

@@ -35,7 +35,7 @@ function Tables({ tables }) {
 const MOMENT = "now; or 90s, 5m, 2h, 1d (ago); 2026-03-01T12:00; a timestamp";
 
 function Rows({ table, query }) {
-  const { prefix = "", start = "", after = "", at = "" } = query;
+  const { prefix = "", start = "", after, at = "" } = query;
   const [form, setForm] = useState({ prefix, start, at });
   useEffect(() => setForm({ prefix, start, at }), [prefix, start, at]);
   const [answer, error, again, busy] = useAnswer("rows", { table: table.name, prefix, start, after, at, limit: 50 });
@@ -69,7 +69,7 @@ function Rows({ table, query }) {
       </table></div>
       ${!answer.rows.length && html`<${Empty}>No rows here.<//>`}
       <div class="buttons">
-        ${after && html`<a class="button" href=${link("data", [table.name], { prefix, start, at })}>First page</a>`}
+        ${after !== undefined && html`<a class="button" href=${link("data", [table.name], { prefix, start, at })}>First page</a>`}
         ${answer.more && html`<a class="button" href=${link("data", [table.name], { prefix, start, at, after: answer.rows.at(-1).ref })}>Next page</a>`}
       </div>`}
     ${!answer && busy && html`<p class="empty">Loading …</p>`}`;
@@ -78,7 +78,7 @@ function Rows({ table, query }) {
 // ---------------------------------------------------------------- a row
 
 function OneRow({ table, query }) {
-  const { ref = "", key = "", at = "" } = query;
+  const { ref, key, at = "" } = query;
   const [answer, error, , busy] = useAnswer("row", { table: table.name, ref, key, at });
   return html`
     <${Problem} text=${error} />

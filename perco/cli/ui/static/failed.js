@@ -38,8 +38,8 @@ export function FailedView({ store, rest, refresh }) {
       </label>
       <span class="grow">${answer ? `${count(answer.count, "change")} on the failed list${observer ? ` (of all observers)` : ""}` : busy ? "…" : ""}</span>
       ${observer && changes.length > 0 && html`
-        <button type="button" onClick=${() => replaying({ observer }, `all failed changes of ${observer}`)}>Replay all</button>
-        <button type="button" class="danger" onClick=${() => dropping({ observer }, `all failed changes of ${observer}`)}>Drop all</button>`}
+        <button type="button" onClick=${() => replaying({ observer, all: true }, `all failed changes of ${observer}`)}>Replay all</button>
+        <button type="button" class="danger" onClick=${() => dropping({ observer, all: true }, `all failed changes of ${observer}`)}>Drop all</button>`}
       <button type="button" onClick=${again}>Refresh</button>
     </form>
     <${Problem} text=${error} />

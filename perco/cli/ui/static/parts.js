@@ -21,7 +21,7 @@ async function answered(response) {
 export async function ask(name, parameters = {}, signal = undefined) {
   const url = new URL(`api/${name}`, document.baseURI);
   for (const [key, value] of Object.entries(parameters))
-    if (value !== "" && value !== null && value !== undefined) url.searchParams.set(key, value);
+    if (value !== null && value !== undefined) url.searchParams.set(key, value);
   return answered(await fetch(url, { signal }));
 }
 
@@ -64,7 +64,8 @@ export function here() {
 
 export function link(view, rest = [], query = {}) {
   const path = [view, ...rest].map(encodeURIComponent).join("/");
-  const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const rows = ["ref", "after"]; // the row with the empty key has an empty name
+  const given = Object.entries(query).filter(([name, value]) => value !== null && value !== undefined && (value !== "" || rows.includes(name)));
   return `#/${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`;
 }
 
