@@ -82,6 +82,12 @@ class Hints:
         if (elsewhere := self._elsewhere()) is not None:
             elsewhere.wants_hints(self.on)
 
+    @property
+    def of_all(self) -> bool:
+        """Whether hints are given now, of all commits: one process writes them all. Then tours need not hurry past rows
+        whose observers have no room, which would keep the loop busy."""
+        return self.on and self._engine.fates.alone
+
     def __bool__(self) -> bool:
         """Whether a hint waits."""
         return bool(self._rows)

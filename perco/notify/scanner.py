@@ -35,6 +35,7 @@ log: logging.Logger = logging.getLogger("perco.store")
 
 _AWAY_S = 1.0  # between two looks at a store that does not answer, or that is damaged
 _CROWDED_S = 0.02  # the longest pause between two tours that pass rows of slow observers
+_PASSING_PAUSE = 3  # after a page of rows that were all passed: so many times as long as the page took
 _HINTS_MAX = 16  # hints that are followed between two pages of a tour
 _INSTEAD_MAX = 16  # further rows that a scanner asks for, in case other processes have the first ones
 _FURTHER_DOWN = 0.25  # the chance that a scanner goes on to lower priorities while a higher one has more to do
@@ -301,6 +302,7 @@ class Scanner:
         while start is not None:
             request = ScanRequest(place.table, start, place.high, (query,), False, self.worker.options.page_rows)
             await self._follow_hints(nursery)
+            began = trio.current_time()
             page = await self.worker.engine.driver.store.scan(request)
             walk = _Walk(place.table, [(row, cells) for row, [cells] in page.rows], claims, self.counters.claims)
             passed = self._passed
@@ -315,6 +317,8 @@ class Scanner:
             if start is not None and passed_all and not self.worker.may_run_any(place.table, self._level):
                 self._passed += self.worker.options.page_rows  # and perhaps many more
                 return False
+            if passed_all and self.worker.hints.of_all:
+                await self._pause(nursery, _PASSING_PAUSE * (trio.current_time() - began))
         return False
 
     async def _walk_page(self, nursery: trio.Nursery, walk: _Walk) -> bool:

@@ -35,7 +35,7 @@ class Acting:
         for key, value in arguments.items():
             if type(value) is not takes[key]:
                 raise UsageError(f"{name}: {key} is of type {takes[key].__name__}")
-        async with self._shelf.writing() as db, bounded(_ACTION_S, "what was not done yet can be done again"):
+        async with self._shelf.writing() as db, bounded(_ACTION_S, "do it again for the rest"):
             done = await call(db, arguments)
         log.info("%s through the page: %s", name, done, extra={"perco": {"action": name, **arguments}})
         return done
