@@ -299,7 +299,7 @@ def _draw(run: Run, measured: Measured) -> None:
         axes[0].plot(sizes, [_edit_ms(side).median for side in sides], **style)
         axes[1].plot(sizes, [_restart_s(side).median for side in sides], **style)
     axes[0].set_ylabel("an edit until it is seen, ms")
-    axes[1].set_ylabel("a restart until an edit made meanwhile is seen, s")
+    axes[1].set_ylabel("a restart until it is seen, s")
     for each in axes:
         each.set(xscale="log", yscale="log", xlabel="documents")
         each.grid(True, which="both", alpha=0.3)

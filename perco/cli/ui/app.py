@@ -38,6 +38,7 @@ log: logging.Logger = logging.getLogger("perco.store")
 STATIC: Final = Path(__file__).parent / "static"
 _BODY_MOST: Final = 64 * 1024
 _FRESH_S: Final = 10.0  # the age of a sample that says that the owner answers
+_GONE: Final = 499  # the browser did not wait for the answer
 _DIGITS_MOST: Final = 19
 _AT_ONCE: Final = 8  # questions; further ones wait
 _OUT: Final = "open the link that `perco ui` printed: it has the token that this page needs\n"
@@ -51,11 +52,12 @@ def made(asking: Asking, acting: Acting, guard: Guard) -> ASGIApp:
 
     def answering(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
+            response = Response(status_code=_GONE)
             async with limiter, trio.open_nursery() as nursery:
                 nursery.start_soon(_until_gone, request, nursery.cancel_scope)
                 response = await _answered(answer, request)
                 nursery.cancel_scope.cancel()
-                return response
+            return response
 
         return endpoint
 
