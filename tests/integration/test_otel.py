@@ -22,6 +22,7 @@ import perco
 import perco.aio
 import perco.otel
 import perco.sync
+from perco.database.inside import inside
 from perco.errors import UsageError, WriteConflict
 from perco.protocol.records import (
     CONTEXT_BYTES,
@@ -315,6 +316,23 @@ async def test_outcomes_of_spans(traced: Traced, caplog: pytest.LogCaptureFixtur
     )
     assert inside_of == [True], "the span is the current one until the observer returns"
     assert not caplog.records
+
+
+async def test_a_run_is_not_in_the_trace_of_another_nor_of_who_started_the_worker(traced: Traced) -> None:
+    program = Program()
+    async with perco.open("memory:", program.schema) as db:
+        await db.run(program.store, "a", "before")  # nobody traced it
+        with traced.tracer.start_as_current_span("start"):
+            async with db.worker(concurrency=1):
+                perco.otel.instrument(db, tracer_provider=traced.provider)
+                await db.wait_idle(timeout=10)
+                assert traced.one("run measure").parent is None
+                inside(db).engine.spans = None
+                await db.run(program.store, "a", "after")
+                await db.wait_idle(timeout=10)
+    start = traced.one("start").context
+    assert start is not None
+    assert program.current["measure"].span_id in (0, start.span_id), "not the span of the run before"
 
 
 async def test_a_context_that_is_none_and_a_span_that_fails_stop_nothing(

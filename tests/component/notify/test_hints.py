@@ -13,7 +13,12 @@ import perco
 from perco.database.inside import inside
 from perco.errors import Corruption, SessionEnded, Unavailable
 from perco.notify.hints import MOST, Hints
+from perco.notify.scanner import Scanner
 from perco.notify.worker import Worker
+from perco.serve.client import remote_owner
+from perco.serve.hinting import Hinting
+from perco.serve.messages import Method
+from perco.serve.sessions import Session
 from perco.storage import ScanRequest
 from perco.txn.resolver import Hint
 from tests.component.notify.kit import OPTIONS, Web, put, settle, until
@@ -135,6 +140,86 @@ async def test_hints_do_not_hold_up_tours(web: Web) -> None:
         assert handle.scanner_statistics()[0].tours > tours
         await settle(db)
     assert len(fast.at) == 4000
+
+
+class Still(Scanner):
+    """A scanner that only does what a test says."""
+
+    async def run(self) -> None:
+        self.ended.set()
+        await trio.sleep_forever()
+
+
+async def test_a_scanner_follows_few_hints_at_a_time(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    Slow(web)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        inside(db).workers.scanner = Still
+        async with db.worker() as handle, trio.open_nursery() as nursery:
+            scanner, followed = handle.scanners[0], 0
+            hints = worker_of(db).hints
+            number = next(iter(worker_of(db).observers))
+
+            async def follow(nursery: trio.Nursery, table: str, row: bytes) -> None:
+                nonlocal followed
+                followed += 1
+                hints.hear([(table, b"another", (number,))])
+
+            monkeypatch.setattr(scanner, "_follow_hint", follow)
+            hints.hear([("docs", b"a", (number,))])
+            await scanner._follow_hints(nursery)
+            assert 0 < followed < 64
+
+
+async def test_hints_of_lower_priorities_are_not_followed(web: Web) -> None:
+    low, high = Fast(web), Slow(web, priority=1)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        inside(db).workers.scanner = Still
+        async with db.worker() as handle, trio.open_nursery() as nursery:
+            worker, scanner = worker_of(db), handle.scanners[0]
+            numbers = {observer.id: number for number, observer in worker.observers.items()}
+            for column, key, id in (web.size, "low", "fast"), (web.body, "high", "slow"):
+                await put(db, column, key, 1 if column is web.size else "x")
+                worker.hints.hear([("docs", key.encode(), (numbers[id],))])
+            await scanner._follow_hints(nursery)
+            await until(lambda: high.done == 1)
+            assert not low.at
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_session_that_has_ended_is_told_nothing(web: Web) -> None:
+    Slow(web)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        driver = inside(db).driver
+        hinting, sessions = Hinting(driver), [Session("one", 0.0), Session("other", 0.0)]
+        for session in sessions:
+            hinting.wants(session, True)
+        assert len(driver.hints) == 1
+        for session in sessions:
+            session.ended = True
+        driver.hint([("docs", b"a", (1,))])
+        assert not driver.hints
+        hinting.wants(sessions[0], "yes")  # of a client that is not ours
+        assert not driver.hints
+
+
+async def test_the_owner_is_told_again_after_a_lost_connection(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, _ = Slow(web), Fast(web)
+    place = Place(web.schema)
+    async with place.served(), place.client() as db, db.worker():
+        await load(db, ROWS, slow)
+        await until(lambda: worker_of(db).hints.on)
+        link, told = remote_owner(db).link, list[Any]()
+        tell = link.tell
+
+        def noted(method: int, arguments: Any) -> None:
+            told.append((method, arguments))
+            tell(method, arguments)
+
+        monkeypatch.setattr(link, "tell", noted)
+        await place.break_connections()
+        await until(lambda: any(method == Method.HOLDING for method, _ in told))
+        assert (Method.HINTS, True) in told
+        await settle(db)
 
 
 async def test_hints_end_with_the_worker(web: Web) -> None:
