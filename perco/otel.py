@@ -16,6 +16,7 @@ kept.
 
 from __future__ import annotations
 
+import json
 import logging
 import struct
 import sys
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("perco.store")
 
+_MISSING: Final = "traces need the package opentelemetry-api: pip install 'perco[otel]'"
 _SYSTEM: Final = "perco"
 _KEY_CHARACTERS: Final = 200
 _HALF: Final = (1 << 64) - 1
@@ -64,7 +66,9 @@ def instrument(db: AnyDatabase, *, tracer_provider: TracerProvider | None = None
     try:
         from opentelemetry import trace
     except ImportError as error:
-        raise UsageError("traces need the package opentelemetry-api: pip install 'perco[otel]'") from error
+        raise UsageError(_MISSING) from error
+    if not isinstance(db, Database | perco.aio.Database | perco.sync.Database):
+        raise UsageError(f"perco.otel.instrument takes an open store, not {db!r}")
     of = behind_any(db)
     spans = _Spans(inside(of).engine, trace.get_tracer("perco", perco.__version__, tracer_provider))
     inside(of).engine.spans = spans
@@ -84,6 +88,15 @@ def traceparent() -> str:
     carrier: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(carrier)
     return carrier.get("traceparent", "")
+
+
+def is_configured() -> bool:
+    """Whether there is a global provider that records spans. Raises: UsageError if opentelemetry-api is missing."""
+    try:
+        from opentelemetry import trace
+    except ImportError as error:
+        raise UsageError(_MISSING) from error
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
 
 
 @contextmanager
@@ -230,9 +243,12 @@ def _told() -> Iterator[None]:
 
 def _key(table: Table[Any], row: bytes) -> str:
     try:
-        return str(table.key.decode(row))[:_KEY_CHARACTERS]
+        key = table.key.decode(row)
     except (ValueError, struct.error):
         return row.hex()[:_KEY_CHARACTERS]
+    # As the command line takes keys: text as it is, tuples as JSON.
+    text = json.dumps(key, ensure_ascii=False, default=str) if isinstance(key, tuple) else str(key)
+    return text[:_KEY_CHARACTERS]
 
 
 def _packed(context: SpanContext) -> bytes:

@@ -20,7 +20,8 @@ Metrics = Annotated[
     str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus there, over HTTP.")
 ]
 Ui = Annotated[
-    str | None, typer.Option("--ui", metavar="HOST:PORT", help="Have a process serve the page of perco ui there.")
+    str | None,
+    typer.Option("--ui", metavar="HOST:PORT", help="Also serve the page of perco ui there."),
 ]
 LogLevel = Annotated[Level, typer.Option("--log-level", help="Log events from this level on.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object for each event.")]

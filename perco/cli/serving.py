@@ -88,12 +88,11 @@ async def serve(
     remote = is_database(store)
     _must_make_sense(store, also)
     own = _own_token(wanted, processes, also) if remote else b""
+    listening.must_be_certificate(certificate, key)
     page = _page(also.ui, tls=certificate is not None)
     if processes > 1 and not is_kept():
         _free(page)  # the owner's process binds it
         return await _kept()
-    if certificate is None and key is not None:
-        raise UsageError("--tls-key needs --tls-cert")
     tls = (str(certificate), str(key or "")) if certificate is not None else None
     wire = perco.options.WireOptions(connections_max=connections)
     opening = perco.open(store, perco.Schema(), options=perco.Options(durability=durability, wire=wire))

@@ -137,6 +137,8 @@ def _watch(db: perco.Database | perco.aio.Database, how: How) -> None:
     if how.traces:
         from perco import otel
 
+        if not otel.is_configured():
+            complain("--traces: no tracer provider is set, so nothing is recorded; start with opentelemetry-instrument")
         otel.instrument(db)
 
 

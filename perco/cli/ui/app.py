@@ -31,7 +31,7 @@ from perco.cli.ui.asking import Asking
 from perco.cli.ui.bounds import Busy, TooLong
 from perco.cli.ui.guard import HEADERS, Guard
 from perco.cli.values import plain
-from perco.errors import PercoError, StoreLocked, Unavailable, UsageError
+from perco.errors import PercoError, SnapshotTooOld, StoreLocked, Unavailable, UsageError
 
 log: logging.Logger = logging.getLogger("perco.store")
 
@@ -174,7 +174,7 @@ async def _until_gone(request: Request, scope: trio.CancelScope) -> None:
 async def _answered(answer: Answer, request: Request) -> Response:
     try:
         return JSONResponse(plain(await answer(request)))
-    except UsageError as error:
+    except (UsageError, SnapshotTooOld) as error:
         return _refused(error, 400)
     except (Unavailable, StoreLocked, TooLong, Busy) as error:
         return _refused(error, 503)

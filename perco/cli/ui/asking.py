@@ -29,7 +29,7 @@ from perco.serve import uses
 from perco.serve.client import is_client, remote_owner
 
 _CELL_WIDTH: Final = 120
-_KEY_WIDTH: Final = 300
+_KEY_WIDTH: Final = 2000  # keys are shorter: they are shown whole
 _VALUE_MOST: Final = 64 * 1024  # characters of a value that is shown whole
 _ROW_MOST: Final = 2 << 20  # characters of a row's values that are shown whole
 _ROWS_MOST: Final = 500

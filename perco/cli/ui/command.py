@@ -42,7 +42,8 @@ def ui(
     and by how busy they are; and what holds history back. Observers can be paused and resumed, and failed changes
     replayed and dropped.
 
-    The page needs the token in the link, a new one each time; to choose it, set PERCO_UI_TOKEN. It is served by this
+    The page needs the token in the link, a new one each time. To choose it, set PERCO_UI_TOKEN to at least 16 letters,
+    digits, - and _. The page is served by this
     process, which reads the files of a folder beside the store's owner, as the other commands do. An address that other
     hosts can reach needs TLS; or listen on localhost, behind a proxy that has TLS. /healthz answers 200 while the
     store's owner answers, and needs no token.

@@ -10,8 +10,10 @@ import logging
 import os
 import secrets
 import socket
+import ssl
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -57,6 +59,18 @@ class Listening:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def must_be_certificate(certificate: Path | None, key: Path | None) -> None:
+    """Check the files for TLS, before anything begins. Raises: UsageError."""
+    if certificate is None:
+        if key is not None:
+            raise UsageError("--tls-key needs --tls-cert")
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key or certificate)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the certificate {certificate} cannot be used: {error.strerror or error}") from error  # type: ignore[union-attr]
 
 
 def parent() -> int | None:

@@ -19,7 +19,7 @@ from perco.cli.ui.acting import Acting
 from perco.cli.ui.app import made
 from perco.cli.ui.asking import Asking
 from perco.cli.ui.guard import Guard
-from perco.cli.ui.listening import Listening, parent
+from perco.cli.ui.listening import Listening, must_be_certificate, parent
 from perco.cli.ui.shelf import Shelf
 from perco.cli.ui.watching import Watch
 from perco.serve.children import die_with
@@ -29,6 +29,7 @@ _ENDS_S: Final = 2.0  # how long requests in progress may go on at the end
 
 async def run(store: str, listen: str, certificate: Path | None, key: Path | None, *, open_to_all: bool) -> int:
     """Serve the page until SIGTERM or SIGINT. `open_to_all`: without a token."""
+    must_be_certificate(certificate, key)
     if (keeper := parent()) is not None:
         die_with(keeper)
     shelf = Shelf(store)

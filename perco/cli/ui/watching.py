@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from perco.cli.ui.bounds import bounded
 from perco.cli.ui.shelf import Shelf
 from perco.errors import PercoError
 from perco.notify.lagging import Lag
@@ -23,6 +24,7 @@ from perco.serve.uses import ProcessUse
 log: logging.Logger = logging.getLogger("perco.store")
 
 EVERY_S: Final = 2.0
+_ANSWER_S: Final = 4.0  # an owner that takes longer does not answer
 KEPT: Final = 900  # samples: half an hour
 _HEAT_EVERY: Final = 5  # samples of a column of the heat map
 _PROCESSES_MOST: Final = 4096  # processes whose counts are remembered
@@ -157,12 +159,14 @@ class Watch:
             try:
                 async with visiting(self._shelf.store) as client:
                     owner = remote_owner(client)
-                    process = (await owner.folder()).process
+                    process = 0
                     while True:
-                        self.uses = await owner.uses()
-                        self._totals.add(self.uses)
-                        await self._sample(owner.lag, process)
-                        await self._see_tablets(owner)
+                        async with bounded(_ANSWER_S):
+                            process = process or (await owner.folder()).process
+                            self.uses = await owner.uses()
+                            self._totals.add(self.uses)
+                            await self._sample(owner.lag, process)
+                            await self._see_tablets(owner)
                         await trio.sleep(self._every_s)
             except PercoError as error:
                 log.debug("no process tells about the store: %s", error)

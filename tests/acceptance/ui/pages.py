@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -59,10 +60,11 @@ def _texts(parameters: Mapping[str, object]) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def shown(*arguments: object) -> AsyncIterator[Page]:
+async def shown(*arguments: object, trust: ssl.SSLContext | None = None) -> AsyncIterator[Page]:
     """`perco ui` of a store."""
     command = stores.command("ui", *arguments, "--listen", "127.0.0.1:0")
-    async with stores.started(command) as process, httpx.AsyncClient(timeout=30) as client:
+    verify = trust or ssl.create_default_context()
+    async with stores.started(command) as process, httpx.AsyncClient(timeout=30, verify=verify) as client:
         line = await stores.Lines(process.stdout).next()
         found = re.search(r"https?://\S+", line)
         assert found, line

@@ -105,7 +105,7 @@ def test_failed_changes_are_shown_and_replayed(page: Any) -> None:
     page.get_by_text("Traceback, and the chain").click()
     expect(page.get_by_text("Traceback (most recent call last)")).to_be_visible()
     page.get_by_role("button", name="Replay", exact=True).click()
-    expect(page.get_by_role("status")).to_contain_text("1 change wait again")
+    expect(page.get_by_role("status")).to_contain_text("1 change is waiting again")
     page.get_by_role("button", name="Refresh").click()
     expect(page.get_by_text("RuntimeError: the service answered <503>").first).to_be_visible()
 

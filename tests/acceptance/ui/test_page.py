@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 import trio
+import trustme
 
 import perco
 from tests.acceptance.cli import stores
@@ -227,11 +229,26 @@ async def test_what_cannot_be_served_is_refused(store: Path, tmp_path: Path) -> 
             ((store, "--listen", f"127.0.0.1:{port}"), "takes any free port"),
             ((store, "--listen", "0.0.0.0:0"), "needs TLS"),
             ((store, "--listen", "localhost"), "HOST:PORT"),
-            ((store, "--listen", "0.0.0.0:0", "--no-token", "--tls-cert", "x"), "only this host"),
+            ((store, "--tls-cert", tmp_path / "no.pem"), "cannot be used: No such file"),
+            ((store, "--tls-key", tmp_path / "key.pem"), "--tls-key needs --tls-cert"),
+            ((store, "--tls-cert", store / "perco-format"), "cannot be used"),
         ):
             done = await stores.run("ui", *arguments)
             assert (done.code, done.out) == (2, ""), done
             assert said in done.err, done
+
+
+async def test_over_tls(store: Path, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    async with program(store), pages.shown(store, "--tls-cert", tmp_path / "server.pem", trust=trust) as page:
+        assert page.base.startswith("https://")
+        assert (await page.get("store"))["store"] == str(store)
+        answer = await page.client.get(page.url)
+        assert "Secure" in answer.headers["set-cookie"]
 
 
 async def test_serve_keeps_a_page_that_outlives_its_process(store: Path) -> None:

@@ -1,7 +1,7 @@
 // Who uses the store, what holds history back (open transactions, pins), and where transactions conflict.
 
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
-import { act, age, Chart, Confirm, Empty, Fact, link, Problem, useAnswer, whole } from "./parts.js";
+import { act, age, Chart, Confirm, Empty, Fact, kept, link, Problem, useAnswer, whole } from "./parts.js";
 
 const KINDS = {
   transaction: "an open transaction or snapshot",
@@ -22,10 +22,10 @@ export function ActivityView({ store, samples, refresh }) {
   return html`
     <dl class="facts wide-facts">
       <${Fact} name="readable from">${watermark.ts ? html`timestamp ${watermark.ts}${watermark.age_s === null ? "" : `, ${age(watermark.age_s)} ago`}` : "the beginning"}<//>
-      ${holder && html`<${Fact} name="held back by" tone=${holder.kind !== "retention" && holder.age_s > 3600 ? "warn" : ""}>
+      ${holder?.ts > 0 && html`<${Fact} name="held back by" tone=${holder.kind !== "retention" && holder.age_s > 3600 ? "warn" : ""}>
         ${KINDS[holder.kind]}${holder.kind === "pin" ? ` ${holder.name}` : ""}, timestamp ${holder.ts}${holder.age_s === null ? "" : `, begun ${age(holder.age_s)} ago`}
         <span class="dim"> (as the vacuum saw it ${age(holder.since_s)} ago)</span><//>`}
-      ${holder?.oldest_open && html`<${Fact} name="oldest open">timestamp ${holder.oldest_open.ts}${holder.oldest_open.age_s === null ? "" : `, ${age(holder.oldest_open.age_s)} ago`}<//>`}
+      ${holder?.oldest_open && samples.at(-1)?.owner > 0 && html`<${Fact} name="oldest open">timestamp ${holder.oldest_open.ts}${holder.oldest_open.age_s === null ? "" : `, ${age(holder.oldest_open.age_s)} ago`}<//>`}
     </dl>
     <${Problem} text=${error} />
     <${Processes} uses=${uses} />
@@ -55,7 +55,7 @@ export function ActivityView({ store, samples, refresh }) {
         <td>${table.name}</td>
         <td class="n">${table.readable_since.ts || "the beginning"}</td>
         <td class="n">${table.readable_since.age_s === null ? "" : age(table.readable_since.age_s)}</td>
-        <td class="n">${whole(table.keep.seconds)} s${table.keep.versions > 1 ? `, ${table.keep.versions} versions` : ""}</td>
+        <td class="n">${kept(table.keep)}</td>
       </tr>`)}</tbody>
     </table></div>
     <${Confirm} question=${question} done=${() => setQuestion(null)} />`;
@@ -82,8 +82,8 @@ function Processes({ uses }) {
   const open = (number, oldest, oldestAge) => (number ? html`${whole(number)}, the oldest ${oldestAge === null ? `at ${oldest}` : `${age(oldestAge)} old`}` : "0");
   return html`<div class="scroll"><table class="grid">
     <caption>Processes that use the store</caption>
-    <thead><tr><th>process</th><th>program</th><th>runs</th><th class="n">commits</th><th class="n">conflicts</th><th class="n">waits for locks</th>
-      <th class="n">open transactions</th><th class="n">snapshots of the past</th></tr></thead>
+    <thead><tr><th>process</th><th>program</th><th>runs</th><th class="n">commits</th><th class="n">conflicts</th><th class="n" title="how often a transaction has waited for another one's lock">waits for locks</th>
+      <th class="n">open transactions</th><th class="n" title="open snapshots of an earlier moment, which hold back the vacuum">snapshots of the past</th></tr></thead>
     <tbody>${uses.processes.map((each) => html`<tr>
       <td class="whole">${each.pid}${each.role === "owner" ? " (owner)" : ""}</td><td class="mono">${each.program}</td>
       <td>${each.observers.map((id, at) => html`${at ? ", " : ""}<a href=${link("pipeline", [id])}>${id}</a>`)}</td>

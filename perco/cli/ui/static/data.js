@@ -1,7 +1,7 @@
 // Rows: a table from a key on, as of a moment; a row with its versions, and what it came from; differences.
 
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
-import { Empty, link, Problem, time, useAnswer, whole } from "./parts.js";
+import { Empty, kept, link, Problem, time, useAnswer, whole } from "./parts.js";
 
 export function DataView({ store, rest, query }) {
   const table = store.tables.find((each) => each.name === rest[0]);
@@ -27,12 +27,12 @@ function Tables({ tables }) {
       <td><a href=${link("data", [each.name])}>${each.name}</a></td>
       <td class="dim">${each.key}</td>
       <td>${each.columns.map((column, at) => html`${at ? ", " : ""}<span>${column.name}</span> <span class="dim">${column.codec}</span>`)}</td>
-      <td class="dim">${each.keep.versions === 1 ? `${each.keep.seconds} s` : `${each.keep.seconds} s, ${each.keep.versions} versions`}</td>
+      <td class="dim whole">${kept(each.keep)}</td>
     </tr>`)}</tbody>
   </table></div>`;
 }
 
-const MOMENT = "now; or 90s, 5m, 2h, 1d (ago); 2026-03-01T12:00; a timestamp";
+const MOMENT = "5m, 2h (ago); 2026-03-01T12:00; a timestamp; empty: now";
 
 function Rows({ table, query }) {
   const { prefix = "", start = "", after, at = "" } = query;
@@ -41,7 +41,7 @@ function Rows({ table, query }) {
   const [answer, error, again, busy] = useAnswer("rows", { table: table.name, prefix, start, after, at, limit: 50 });
   const field = (name, title, placeholder) => html`<label>${title}
     <input name=${name} value=${form[name]} placeholder=${placeholder} autocomplete="off" spellcheck=${false}
-      data-search=${name === "prefix" ? "" : undefined} onInput=${(event) => setForm({ ...form, [name]: event.target.value })} />
+      title=${placeholder} data-search=${name === "prefix" ? "" : undefined} onInput=${(event) => setForm({ ...form, [name]: event.target.value })} />
   </label>`;
   function go(event) {
     event.preventDefault();
@@ -84,6 +84,7 @@ function OneRow({ table, query }) {
     <${Problem} text=${error} />
     ${!answer && busy && html`<p class="empty">Loading …</p>`}
     ${answer && html`
+      <p class="back"><a href=${link("data", [table.name], { at })}>Rows of ${table.name}</a>${at && html` · as of ${at} · <a href=${link("data", [table.name], { ref: answer.ref })}>show now</a>`}</p>
       <h2 class="mono key">${table.name}[${answer.key}]</h2>
       ${!answer.columns.length && html`<${Empty}>This row was never written, or its versions are gone.<//>`}
       ${answer.columns.map((column) => html`<section class="versions" aria-label=${column.name} key=${column.name}>
@@ -100,8 +101,8 @@ function Causes({ table, of }) {
   const [wanted, setWanted] = useState(false);
   const [answer, error, , busy] = useAnswer("causes", { table, ref: of }, wanted);
   return html`<section aria-label="Causes">
-    <h3>What it came from, and what followed</h3>
-    ${!wanted && html`<p><button type="button" onClick=${() => setWanted(true)}>Find causes</button> <span class="dim">reads all write records of the store once</span></p>`}
+    <h3>Causes and effects</h3>
+    ${!wanted && html`<p><button type="button" onClick=${() => setWanted(true)}>Find causes</button> <span class="dim">scans the whole store, which is slow if it is large</span></p>`}
     ${busy && html`<p class="empty">Reading …</p>`}
     <${Problem} text=${error} />
     ${answer && (answer.trees.length
@@ -135,7 +136,8 @@ function Node({ tree }) {
 
 function Differences({ table, query }) {
   const { from = "", to = "" } = query;
-  const [form, setForm] = useState({ from: from || "1h", to });
+  const [form, setForm] = useState({ from: from || "10m", to });
+  useEffect(() => setForm({ from: from || "10m", to }), [from, to, table.name]);
   const [answer, error, again, busy] = useAnswer("diff", { table: table.name, from, to }, from !== "");
   function go(event) {
     event.preventDefault();
@@ -152,7 +154,7 @@ function Differences({ table, query }) {
     </form>
     <${Problem} text=${error} />
     ${busy && html`<p class="empty">Reading the table twice …</p>`}
-    ${!from && html`<${Empty}>Two moments of ${table.name}, row by row. The table keeps its old versions for ${table.keep.seconds} s.<//>`}
+    ${!from && html`<${Empty}>Two moments of ${table.name}, row by row. The table keeps its old versions for ${kept(table.keep)}.<//>`}
     ${answer && html`
       <div class="scroll"><table class="grid mono">
         <caption>How ${table.name} differs between timestamps ${answer.from} and ${answer.to}</caption>

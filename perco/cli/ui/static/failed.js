@@ -1,29 +1,35 @@
 // The failed list: changes whose observer failed too often, with their tracebacks.
 
-import { html, useState } from "./vendor/htm-preact.js";
+import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { act, age, Confirm, count, Empty, link, Problem, time, useAnswer } from "./parts.js";
 
-export function FailedView({ store, rest, refresh }) {
+export function FailedView({ store, samples, rest, refresh }) {
   const observer = rest[0] ?? "";
   const [limit, setLimit] = useState(100);
   const [answer, error, again, busy] = useAnswer("failed", { observer, limit });
   const [question, setQuestion] = useState(null);
   const [said, setSaid] = useState("");
+  const lag = samples.at(-1)?.lag ?? {};
+  const here = observer ? (lag[observer]?.failed ?? 0) : Object.values(lag).reduce((sum, each) => sum + each.failed, 0);
+  useEffect(() => {
+    const timer = setTimeout(again, 1200); // the list is read in the folder, up to a second behind
+    return () => clearTimeout(timer);
+  }, [here]);
   async function go(name, body) {
     const done = await act(name, body);
-    setSaid(name === "replay" ? `${count(done.replayed, "change")} wait again` : `${count(done.dropped, "change")} dropped`);
+    setSaid(name === "replay" ? `${count(done.replayed, "change")} ${done.replayed === 1 ? "is" : "are"} waiting again` : `${count(done.dropped, "change")} dropped`);
     again();
     refresh();
   }
   const dropping = (body, what) => setQuestion({
     text: `Drop ${what}?`,
-    detail: "Its observer never runs for a dropped change. A newer change of the row runs it as usual.",
+    detail: "The observer will not run for it. It will run for later changes of the row.",
     verb: "Drop",
     act: () => go("drop", body),
   });
   const replaying = (body, what) => setQuestion({
     text: `Replay ${what}?`,
-    detail: "The changes wait for their observer again, as before their first attempt.",
+    detail: "The observer will run again, and attempts count from zero.",
     verb: "Replay",
     act: () => go("replay", body),
   });
@@ -36,7 +42,7 @@ export function FailedView({ store, rest, refresh }) {
           ${store.observers.map((each) => html`<option value=${each.id}>${each.id}</option>`)}
         </select>
       </label>
-      <span class="grow">${answer ? `${count(answer.count, "change")} on the failed list${observer ? ` (of all observers)` : ""}` : busy ? "…" : ""}</span>
+      <span class="grow">${answer ? observer ? `${count(here, "change")} of ${observer}; ${answer.count} on the failed list in all` : `${count(answer.count, "change")} on the failed list` : busy ? "…" : ""}</span>
       ${observer && changes.length > 0 && html`
         <button type="button" onClick=${() => replaying({ observer, all: true }, `all failed changes of ${observer}`)}>Replay all</button>
         <button type="button" class="danger" onClick=${() => dropping({ observer, all: true }, `all failed changes of ${observer}`)}>Drop all</button>`}

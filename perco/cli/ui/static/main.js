@@ -53,7 +53,7 @@ function useLive() {
       } catch (error) {
         if (ended) return;
         turn = 0;
-        setProblem(error.status ? error.message : "perco ui does not answer; has it ended?");
+        setProblem(error.status ? error.message : "No answer: the process that serves this page may have ended.");
       }
       timer = setTimeout(look, document.hidden ? HIDDEN_MS : everyMs);
     }
@@ -128,8 +128,7 @@ function Help({ open, close }) {
   }, [open]);
   const keys = [
     ...VIEWS.map(([, title], at) => [String(at + 1), title]),
-    ["/", "to the first field of the view"],
-    ["Tab, Enter", "to the next link, button or observer; open it"],
+    ["/", "to the search field, in Failed and Data"],
     ["Esc", "leave a field, close a panel"],
     ["t", "light or dark"],
     ["?", "these keys"],
@@ -143,19 +142,21 @@ function Help({ open, close }) {
 
 function Strip({ store, samples }) {
   const sample = samples.at(-1);
+  const silent = sample ? Date.now() / 1000 - sample.at : 0;
+  const stale = silent > 4 * (store?.every_s ?? 2);
   const lags = Object.values(sample?.lag ?? {});
   const sum = (name) => lags.reduce((total, each) => total + each[name], 0);
   const oldest = Math.max(0, ...lags.filter((each) => each.waiting).map((each) => each.oldest_s));
   const owner = store?.owner;
   const failed = sum("failed");
-  return html`<dl class="strip">
+  return html`<dl class=${`strip ${stale ? "stale" : ""}`} title=${stale ? `last heard of ${age(silent)} ago` : undefined}>
     <${Fact} name="owner" tone=${sample && !sample.owner ? "warn" : ""}>
       <span title=${owner?.command ?? ""}>${sample ? (sample.owner ? `process ${sample.owner}` : "not open") : ""}</span>
     <//>
     <${Fact} name="waiting">${sample ? whole(sum("waiting")) : ""}<//>
     <${Fact} name="oldest">${sum("waiting") ? age(oldest) : "–"}<//>
-    <${Fact} name="failing" tone=${sum("failing") ? "warn" : ""}>${sample ? whole(sum("failing")) : ""}<//>
-    <${Fact} name="failed" tone=${failed ? "bad" : ""}>${sample ? whole(failed) : ""}<//>
+    <${Fact} name="failing" title="waiting, and have had a failed run" tone=${sum("failing") ? "warn" : ""}>${sample ? whole(sum("failing")) : ""}<//>
+    <${Fact} name="failed" title="given up: they are on the failed list" tone=${failed ? "bad" : ""}>${sample ? whole(failed) : ""}<//>
     <${Fact} name="history from">${store ? past(store.history.watermark) : ""}<//>
   </dl>`;
 }
@@ -167,7 +168,7 @@ function past(watermark) {
 function Page() {
   const live = useLive();
   const at = useHere();
-  const [theme, toggleTheme] = useTheme();
+  const [, toggleTheme] = useTheme();
   const [help, setHelp] = useState(false);
   useKeys(toggleTheme, () => setHelp(true));
   const [, title, View] = VIEWS.find(([name]) => name === at.view) ?? VIEWS[0];
@@ -190,7 +191,7 @@ function Page() {
     </header>
     <${Strip} store=${live.store} samples=${live.samples} />
     <${Problem} text=${problem} />
-    <main id="view" tabindex="-1" aria-label=${title} key=${`${at.view}${theme}`}>
+    <main id="view" tabindex="-1" aria-label=${title} key=${at.view}>
       ${live.store ? html`<${View} ...${live} rest=${at.rest} query=${at.query} />` : !problem && html`<p class="empty">Loading …</p>`}
     </main>
     <footer>perco ${live.store?.perco ?? ""} · catalogue ${live.store?.catalogue ?? ""} · press <kbd>?</kbd> for keys</footer>

@@ -58,8 +58,16 @@ export function useAnswer(name, parameters, when = true) {
 // #/data/docs?ref=61 -> { view: "data", rest: ["docs"], query: { ref: "61" } }
 export function here() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  const [view, ...rest] = path.split("/").map(decodeURIComponent);
+  const [view, ...rest] = path.split("/").map(decoded);
   return { view: view || "pipeline", rest, query: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // somebody has typed a "%"
+  }
 }
 
 export function link(view, rest = [], query = {}) {
@@ -92,6 +100,11 @@ export function age(seconds) {
   return `${seconds.toFixed(0)} s`;
 }
 
+// How long a table keeps old versions.
+export function kept(keep) {
+  return `${age(keep.seconds)}${keep.versions > 1 ? `, ${keep.versions} versions` : ""}`;
+}
+
 export function bytes(number) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let at = 0;
@@ -119,8 +132,8 @@ export function Empty({ children }) {
   return html`<p class="empty">${children}</p>`;
 }
 
-export function Fact({ name, tone = "", children }) {
-  return html`<div class="fact"><dt>${name}</dt><dd class=${tone}>${children}</dd></div>`;
+export function Fact({ name, title, tone = "", children }) {
+  return html`<div class="fact" title=${title}><dt>${name}</dt><dd class=${tone}>${children}</dd></div>`;
 }
 
 // Asks before something is done that cannot be undone. `question`: { text, detail, verb, act } or null.

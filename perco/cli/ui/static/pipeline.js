@@ -1,6 +1,6 @@
 // The pipeline: columns, the observers of each, and what these write; how far each observer lags behind.
 
-import { html, useMemo, useState } from "./vendor/htm-preact.js";
+import { html, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact.js";
 import { act, age, Chart, Confirm, count, Empty, Fact, link, Problem, rate, whole } from "./parts.js";
 
 const TREND_S = 10; // over how many seconds rates are taken
@@ -16,12 +16,13 @@ function perSecond(samples, id, field) {
   return change / (last.at - first.at);
 }
 
-function state(observer, lag) {
+function state(observer, lag, open) {
   if (observer.paused) return ["paused", "paused"];
   if (observer.tripped) return ["bad", "tripped"];
   if (lag?.waiting && !lag.workers) return ["bad", "no worker"];
   if (lag?.failed) return ["bad", "failed changes"];
   if (lag?.failing) return ["warn", "failing"];
+  if (!open) return ["paused", "not running"];
   if (!observer.ready) return ["warn", "backfill"];
   if (lag?.waiting) return ["busy", "working"];
   return ["ok", "idle"];
@@ -31,7 +32,7 @@ export function PipelineView({ store, samples, rest, refresh }) {
   const lag = samples.at(-1)?.lag ?? {};
   const chosen = store.observers.find((each) => each.id === rest[0]);
   if (!store.observers.length)
-    return html`<${Empty}>No observers are registered in this store. They are, once a program that declares some has opened it.<//>`;
+    return html`<${Empty}>No observers are registered in this store. Open it with a program that declares some, and they appear here.<//>`;
   return html`
     <div class=${chosen ? "with-panel" : ""}>
       <div class="wide">
@@ -82,6 +83,10 @@ function Graph({ observers, lag, samples, chosen }) {
   const graph = useMemo(() => laidOut(observers), [shape]);
   const byId = Object.fromEntries(observers.map((each) => [each.id, each]));
   const { width: w, height: h } = graph.graph();
+  const open = samples.at(-1)?.owner > 0;
+  useEffect(() => {
+    document.querySelector(".graph .chosen")?.scrollIntoView({ block: "nearest", inline: "center" });
+  }, [chosen]);
   return html`<div class="graph" tabindex="-1">
     <svg style=${{ width: "100%", maxWidth: `${w}px`, minWidth: `${Math.min(w, 0.8 * w)}px` }} viewBox=${`0 0 ${w} ${h}`} role="group" aria-label="The pipeline: columns, and the observers between them">
       <defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0,0 L8,4 L0,8 z" /></marker></defs>
@@ -104,7 +109,7 @@ function Graph({ observers, lag, samples, chosen }) {
           return html`<g class="column" transform=${at}><rect width=${node.width} height=${node.height} rx="4" /><text x=${node.width / 2} y="19" text-anchor="middle">${node.text}</text></g>`;
         const observer = byId[node.observer.id];
         const its = lag[observer.id];
-        const [tone, word] = state(observer, its);
+        const [tone, word] = state(observer, its, open);
         const told = its?.waiting ? `${word} · ${age(its.oldest_s)}` : word;
         return html`<a href=${link("pipeline", [observer.id])} class=${`observer ${tone} ${observer.id === chosen ? "chosen" : ""}`}
             aria-label=${`observer ${observer.id}: ${word}, ${count(its?.waiting ?? 0, "change")} waiting`}>
@@ -123,15 +128,16 @@ function Graph({ observers, lag, samples, chosen }) {
 // ---------------------------------------------------------------- the table
 
 function Table({ observers, lag, samples, chosen }) {
+  const open = samples.at(-1)?.owner > 0;
   return html`<div class="scroll"><table class="grid">
     <caption>Observers</caption>
     <thead><tr>
-      <th>observer</th><th>state</th><th class="n">waiting</th><th class="n">per second</th><th class="n">oldest</th><th class="n">runs a second</th>
+      <th>observer</th><th>state</th><th class="n">waiting</th><th class="n" title="by how much waiting grows or shrinks">a second</th><th class="n">oldest</th><th class="n">runs a second</th>
       <th class="n">failing</th><th class="n">failed</th><th class="n">workers</th>
     </tr></thead>
     <tbody>${observers.map((each) => {
       const its = lag[each.id];
-      const [tone, word] = state(each, its);
+      const [tone, word] = state(each, its, open);
       const trend = perSecond(samples, each.id, "waiting");
       const runs = perSecond(samples, each.id, "runs");
       return html`<tr class=${each.id === chosen ? "chosen" : ""}>
@@ -143,7 +149,7 @@ function Table({ observers, lag, samples, chosen }) {
         <td class="n">${runs === null || Number.isNaN(runs) ? "" : rate(Math.max(runs, 0))}</td>
         <td class=${`n ${its?.failing ? "warn" : ""}`}>${its ? whole(its.failing) : ""}</td>
         <td class="n">${its?.failed ? html`<a class="bad" href=${link("failed", [each.id])}>${whole(its.failed)}</a>` : its ? "0" : ""}</td>
-        <td class=${`n ${its?.waiting && !its.workers ? "bad" : ""}`}>${its ? its.workers : ""}</td>
+        <td class=${`n ${its?.waiting && !its.workers && !each.paused && open ? "bad" : ""}`}>${its ? its.workers : ""}</td>
       </tr>`;
     })}</tbody>
   </table></div>`;
@@ -154,7 +160,13 @@ function Table({ observers, lag, samples, chosen }) {
 function Panel({ observer, lag, samples, refresh }) {
   const [question, setQuestion] = useState(null);
   const [error, setError] = useState("");
-  const [tone, word] = state(observer, lag);
+  const heading = useRef(null);
+  useEffect(() => {
+    const from = document.activeElement;
+    heading.current.focus({ preventScroll: true });
+    return () => from?.isConnected && from.focus({ preventScroll: true });
+  }, []);
+  const [tone, word] = state(observer, lag, samples.at(-1)?.owner > 0);
   const seen = samples.filter((each) => each.lag[observer.id]);
   const times = seen.map((each) => each.at);
   const values = (field) => seen.map((each) => each.lag[observer.id][field]);
@@ -171,7 +183,7 @@ function Panel({ observer, lag, samples, refresh }) {
   const failed = lag?.failed ?? 0;
   return html`<aside class="panel" aria-label=${`observer ${observer.id}`}>
     <div class="head">
-      <h2>${observer.id}</h2>
+      <h2 ref=${heading} tabindex="-1">${observer.id}</h2>
       <a class="quiet" href=${link("pipeline")} data-close aria-label="Close" title="close (Esc)">×</a>
     </div>
     <p><span class=${`dot ${tone}`}></span>${word}</p>
