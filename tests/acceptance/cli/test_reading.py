@@ -138,9 +138,9 @@ async def test_a_version_that_a_vacuum_removes_during_the_look_is_no_damage(dama
             inside(db).driver.store = inside(db).driver.reads = between = Between(store, act)
             if damaged:
                 with pytest.raises(perco.errors.Corruption, match="points at missing data"):
-                    await reading._versions(db, snap, body, "k")
+                    await reading.versions_of(db, snap, body, "k")
             else:
-                found = await reading._versions(db, snap, body, "k")
+                found = await reading.versions_of(db, snap, body, "k")
                 assert found == [(commits[2].commit_ts, False, 1000 * "c")]
             inside(db).driver.store = inside(db).driver.reads = store
         assert between.acted == 1
