@@ -150,8 +150,8 @@ function Strip({ store, samples }) {
   const owner = store?.owner;
   const failed = sum("failed");
   return html`<dl class=${`strip ${stale ? "stale" : ""}`} title=${stale ? `last heard of ${age(silent)} ago` : undefined}>
-    <${Fact} name="owner" tone=${sample && !sample.owner ? "warn" : ""}>
-      <span title=${owner?.command ?? ""}>${sample ? (sample.owner ? `process ${sample.owner}` : "not open") : ""}</span>
+    <${Fact} name="owner's process" tone=${sample && !sample.owner ? "warn" : ""}>
+      <span title=${owner?.command ?? ""}>${sample ? (sample.owner ? sample.owner : "not open") : ""}</span>
     <//>
     <${Fact} name="waiting">${sample ? whole(sum("waiting")) : ""}<//>
     <${Fact} name="oldest">${sum("waiting") ? age(oldest) : "–"}<//>
