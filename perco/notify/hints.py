@@ -31,7 +31,11 @@ class Hints:
         elsewhere: the other processes, if there are any.
         may_run: whether an observer, by its number, may run now. Hints for others are left out, because the slow
             observer's own changes would keep scanners busy.
+
+    Attributes: `on`: whether hints are wanted now.
     """
+
+    on: bool
 
     def __init__(
         self, engine: Engine, elsewhere: Callable[[], Elsewhere | None], may_run: Callable[[int], bool]

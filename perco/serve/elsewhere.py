@@ -20,6 +20,8 @@ _HELD_MAX: Final = 4096  # how many such rows are remembered
 class Elsewhere:
     """See `perco.notify.rowlocks.Elsewhere`."""
 
+    told_of_hints: bool
+
     def __init__(self, link: Link, together: Together | None, shared: Callable[[str], str] = str) -> None:
         """
         Args:
