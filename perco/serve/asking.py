@@ -35,6 +35,10 @@ class Question(Generic[T]):
     """
 
     message: int
+    here: Callable[[], T]
+    read: Callable[[Session, Any], T]
+    held: Callable[[Session, Stuck], T]
+    bounded: Callable[[list[T]], list[T]]
 
     def __init__(
         self,

@@ -37,6 +37,9 @@ class Guard:
         cookie: the name of the cookie; it has the port, because cookies do not tell ports apart.
     """
 
+    token: str
+    cookie: str
+
     def __init__(self, token: str, port: int, *, tls: bool) -> None:
         self.token, self.cookie, self._tls = token, f"perco-ui-{port}", tls
         # Browsers send a cookie to all ports of a host, so its value lets in with this cookie only.

@@ -46,19 +46,24 @@ class Listening:
         url: the link to the page, with the token.
     """
 
+    token: str
+    url: str
+    listener: socket.socket
+    port: int
+
     def __init__(self, listen: str, *, tls: bool, open_to_all: bool = False) -> None:
         """Bind the socket, or take the one that the parent of this process has bound. Raises: UsageError."""
         address = _parsed(listen)
         self.token = _token(address, tls=tls, open_to_all=open_to_all)
         given = os.environ.pop(_SOCKET, "")
-        self.socket = socket.socket(fileno=int(given)) if given else _bound(address)
-        self.port: int = self.socket.getsockname()[1]
+        self.listener = socket.socket(fileno=int(given)) if given else _bound(address)
+        self.port: int = self.listener.getsockname()[1]
         shown = str(address._replace(port=self.port)).partition("://")[2]
         query = f"?token={self.token}" if self.token else ""
         self.url = f"{'https' if tls else 'http'}://{shown}/{query}"
 
     def close(self) -> None:
-        self.socket.close()
+        self.listener.close()
 
 
 def must_be_certificate(certificate: Path | None, key: Path | None) -> None:
@@ -96,7 +101,7 @@ async def keep_page(
 
     No error leaves this: the page is not worth the store.
     """
-    number = listening.socket.fileno()
+    number = listening.listener.fileno()
     options: Sequence[str] = () if tls is None else ("--tls-cert", tls[0], *(("--tls-key", tls[1]) if tls[1] else ()))
     command = [sys.executable, "-m", "perco", "ui", store, "--listen", f"localhost:{listening.port}", *options, *more]
     environment = {**os.environ, TOKEN: listening.token, _SOCKET: str(number), _PARENT: str(os.getpid())}

@@ -59,7 +59,7 @@ async def run(store: str, listen: str, certificate: Path | None, key: Path | Non
 
 def _config(listening: Listening, certificate: Path | None, key: Path | None) -> hypercorn.Config:
     config = hypercorn.Config()
-    config.bind = [f"fd://{os.dup(listening.socket.fileno())}"]
+    config.bind = [f"fd://{os.dup(listening.listener.fileno())}"]
     config.accesslog = None
     config.errorlog = logging.getLogger("perco.store")
     config.graceful_timeout = config.shutdown_timeout = _ENDS_S

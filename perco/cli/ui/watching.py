@@ -141,6 +141,12 @@ class Watch:
         begun: when it began; tells its samples from those of another one.
     """
 
+    samples: deque[Sample]
+    tablets: Sequence[TabletSeen]
+    heat: deque[Heat]
+    uses: Sequence[ProcessUse]
+    begun: float
+
     def __init__(self, shelf: Shelf, every_s: float = EVERY_S) -> None:
         self._shelf, self._every_s = shelf, every_s
         self.samples: deque[Sample] = deque(maxlen=KEPT)
