@@ -55,7 +55,7 @@ def browser() -> Iterator[Any]:
 def page(browser: Any, url: str) -> Iterator[Any]:
     """A tab that shows the page. What the page complains about fails the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(30_000)
     page = context.new_page()
     complaints: list[str] = []
 
@@ -74,6 +74,7 @@ def page(browser: Any, url: str) -> Iterator[Any]:
 
 
 expect = playwright.expect
+expect.set_options(timeout=30_000)
 
 
 def test_the_link_lets_in_and_the_token_leaves_the_address(page: Any, browser: Any, url: str) -> None:
