@@ -21,6 +21,10 @@ from tests.acceptance.cli import stores
 from tests.acceptance.ui import app, pages
 
 
+# httpx leaves a request's body unfinished if its server is killed meanwhile.
+pytestmark = pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning")
+
+
 @asynccontextmanager
 async def program(store: Path) -> AsyncIterator[trio.Process]:
     """The program, after its observers have run."""
