@@ -20,7 +20,6 @@ import perco
 from tests.acceptance.cli import stores
 from tests.acceptance.ui import app, pages
 
-
 # httpx leaves a request's body unfinished if its server is killed meanwhile.
 pytestmark = pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning")
 
