@@ -15,6 +15,7 @@ from perco.notify import workers
 from perco.notify.options import ObserverCounters
 from perco.notify.scanner import ScannerCounters
 from perco.protocol.reads import Isolation
+from perco.txn.inside import fails
 
 T = TypeVar("T")
 
@@ -75,6 +76,7 @@ class TransactionBlock(AsyncOnly):
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         txn = self._txn
         assert txn is not None
+        fails(txn._of, error)
         try:
             if error is None and txn.outcome == "open":
                 await txn.commit()

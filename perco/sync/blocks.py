@@ -15,6 +15,7 @@ from perco.protocol.reads import Isolation
 from perco.sync.calling import Calling
 from perco.sync.held import Snapshot, Transaction
 from perco.sync.threads import Port
+from perco.txn.inside import fails
 
 T = TypeVar("T")
 
@@ -75,6 +76,8 @@ class TransactionBlock(BlockingOnly):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         txn = self._txn
         assert txn is not None
+        if txn._begun is not None:
+            fails(txn._begun, error)
         try:
             if error is None and txn.outcome == "open":
                 txn.commit()

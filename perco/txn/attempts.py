@@ -170,6 +170,7 @@ class Attempt:
     async def _end(self, error: BaseException | None) -> bool:
         txn, attempts = self._txn, self._attempts
         assert txn is not None
+        txn._fails(error)
         try:
             if error is None:
                 if txn.outcome == "open":

@@ -24,6 +24,11 @@ def is_open(snap: Snapshot) -> bool:
     return snap._open
 
 
+def fails(txn: Transaction, error: BaseException | None) -> None:
+    """Note why a transaction will not commit, if its block has raised an error."""
+    txn._fails(error)
+
+
 def write_encoded(txn: Transaction, column: Column[Any, Any], row: bytes, data: bytes | None) -> None:
     """Write a cell whose key and value are in stored form; None deletes it. Raises: as `Transaction.set` does."""
     txn._note(txn._usable(column), row, data)

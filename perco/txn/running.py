@@ -99,8 +99,7 @@ async def _attempts(
             raise
         except TransientError as error:
             failed += 1
-            if txn._span is not None:
-                txn._span.failed(error)
+            txn._fails(error)
             if met is not None:
                 met.append(error)
                 del met[:-1]
@@ -111,8 +110,7 @@ async def _attempts(
                 raise
             met_on = error.met_on
         except BaseException as error:
-            if txn._span is not None:
-                txn._span.failed(error)
+            txn._fails(error)
             raise
         finally:
             txn.discard()
@@ -173,8 +171,7 @@ class TransactionBlock(AsyncOnly):
         txn = self._txn
         assert txn is not None
         try:
-            if error is not None and txn._span is not None:
-                txn._span.failed(error)
+            txn._fails(error)
             if error is None and txn.outcome == "open":
                 await txn.commit()
         finally:

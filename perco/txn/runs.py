@@ -55,8 +55,8 @@ def traced(txn: Transaction, span: Span) -> None:
 def ended(txn: Transaction) -> None:
     """End the transaction of a run, however the run has ended: it no longer holds back the watermark (G1). Called in a
     `finally`, so that an error of the run is the one that is being raised."""
-    span, error = txn._span, sys.exc_info()[1]
-    if span is not None and error is not None:
+    span = txn._span
+    if span is not None and (error := sys.exc_info()[1]) is not None:
         span.failed(error.__cause__ or error)  # an observer's own error comes within one of perco's
     txn.discard()
     if span is not None:

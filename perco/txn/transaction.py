@@ -174,6 +174,11 @@ class Transaction(Snapshot):
         if self._span is not None:
             self._span.end(self)
 
+    def _fails(self, error: BaseException | None) -> None:
+        """Note on its span why it will not commit."""
+        if self._span is not None and error is not None:
+            self._span.failed(error)
+
     async def commit(self) -> int:
         """Commit; returns commit_ts, or 0 if nothing was written and no observed signal was raised: in that case all
         reads are as of start_ts, and the read locks have nothing to protect.

@@ -318,6 +318,87 @@ async def test_outcomes_of_spans(traced: Traced, caplog: pytest.LogCaptureFixtur
     assert not caplog.records
 
 
+FAILED = ("aborted", "KeyError")
+
+
+def outcomes(traced: Traced) -> list[tuple[Any, Any]]:
+    spans = [span.attributes or {} for span in traced.kept.get_finished_spans() if span.name.startswith("transaction")]
+    return [(attributes["perco.outcome"], attributes.get("error.type")) for attributes in spans]
+
+
+async def test_errors_of_programs_are_told_on_trio(traced: Traced) -> None:
+    program = Program()
+    async with perco.open("memory:", program.schema) as db:
+        perco.otel.instrument(db, tracer_provider=traced.provider)
+
+        async def fails(txn: perco.Transaction) -> None:
+            raise KeyError(await txn.get(program.size, "a"))
+
+        async def block() -> None:
+            async with db.transaction() as txn:
+                await fails(txn)
+
+        async def attempts() -> None:
+            async for attempt in db.attempts():
+                async with attempt as txn:
+                    await fails(txn)
+
+        for way in lambda: db.run(fails), block, attempts:
+            with pytest.raises(KeyError):
+                await way()
+    assert outcomes(traced) == [FAILED] * 3
+
+
+def test_errors_of_programs_are_told_on_asyncio(traced: Traced, tmp_path: Path) -> None:
+    program = Program(perco.aio)
+
+    async def main() -> None:
+        async with perco.aio.open(tmp_path / "store", program.schema) as db:
+            perco.otel.instrument(db, tracer_provider=traced.provider)
+
+            async def fails(txn: perco.aio.Transaction) -> None:
+                raise KeyError(await txn.get(program.size, "a"))
+
+            async def block() -> None:
+                async with db.transaction() as txn:
+                    await fails(txn)
+
+            async def attempts() -> None:
+                async for attempt in db.attempts():
+                    async with attempt as txn:
+                        await fails(txn)
+
+            for way in lambda: db.run(fails), block, attempts:
+                with pytest.raises(KeyError):
+                    await way()
+
+    asyncio.run(main())
+    assert outcomes(traced) == [FAILED] * 3
+
+
+def test_errors_of_programs_are_told_in_threads(traced: Traced, tmp_path: Path) -> None:
+    program = Program(perco.sync)
+    with perco.sync.open(tmp_path / "store", program.schema) as db:
+        perco.otel.instrument(db, tracer_provider=traced.provider)
+
+        def fails(txn: perco.sync.Transaction) -> None:
+            raise KeyError(txn.get(program.size, "a"))
+
+        def block() -> None:
+            with db.transaction() as txn:
+                fails(txn)
+
+        def attempts() -> None:
+            for attempt in db.attempts():
+                with attempt as txn:
+                    fails(txn)
+
+        for way in lambda: db.run(fails), block, attempts:
+            with pytest.raises(KeyError):
+                way()
+    assert outcomes(traced) == [FAILED] * 3
+
+
 async def test_a_run_is_not_in_the_trace_of_another_nor_of_who_started_the_worker(traced: Traced) -> None:
     program = Program()
     async with perco.open("memory:", program.schema) as db:
