@@ -19,14 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 import trio
 
-import perco.aio
-import perco.sync
-from perco.aio import calling as aio_calling
+from perco.behind import AnyDatabase, behind_any
 from perco.clock.durations import BOUNDS_S, Durations
 from perco.database.database import Database
 from perco.database.inside import inside
@@ -36,13 +34,10 @@ from perco.notify.lagging import Lag
 from perco.notify.options import ObserverCounters
 from perco.rpc import addresses
 from perco.storage import Tablet, TabletStatistics
-from perco.sync import calling as sync_calling
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from prometheus_client.registry import CollectorRegistry
-
-AnyDatabase: TypeAlias = Database | perco.aio.Database | perco.sync.Database
 
 log: logging.Logger = logging.getLogger("perco.store")
 
@@ -193,15 +188,6 @@ def serve(db: AnyDatabase, address: str, *, every_s: float = 5.0) -> str:
     inside(of).engine.background.soon(lambda: inside(of).engine.background.start(_until_closed(end), "metrics-http"))
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{server.server_port}/metrics"
-
-
-def behind_any(db: AnyDatabase) -> Database:
-    """The store that a front calls. For other modules of perco."""
-    if isinstance(db, Database):
-        return db
-    found = aio_calling.behind(db) if isinstance(db, perco.aio.Database) else sync_calling.behind(db)
-    assert isinstance(found, Database)
-    return found
 
 
 def _until_closed(end: Callable[[], None]) -> Callable[[], Any]:

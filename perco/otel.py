@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, Final
 import perco.aio
 import perco.sync
 from perco.aio import calling as aio_calling
+from perco.behind import AnyDatabase, behind_any
 from perco.database.database import Database
 from perco.database.inside import inside
 from perco.errors import TransientError, UsageError
-from perco.metrics import AnyDatabase, behind_any
 from perco.protocol.claim import Run
 from perco.protocol.records import context_on, with_context
 from perco.schema.schema import Observer, Signal, Table
@@ -67,8 +67,6 @@ def instrument(db: AnyDatabase, *, tracer_provider: TracerProvider | None = None
         from opentelemetry import trace
     except ImportError as error:
         raise UsageError(_MISSING) from error
-    if not isinstance(db, Database | perco.aio.Database | perco.sync.Database):
-        raise UsageError(f"perco.otel.instrument takes an open store, not {db!r}")
     of = behind_any(db)
     spans = _Spans(inside(of).engine, trace.get_tracer("perco", perco.__version__, tracer_provider))
     inside(of).engine.spans = spans
@@ -188,7 +186,7 @@ class _Spans:
 
 
 class _Span:
-    """See `perco.txn.spans.Span`. `token`: makes the span the current one until it ends."""
+    """See `perco.txn.spans.Span`. `token`: the span is the current one until `leave`."""
 
     commits: bool
 

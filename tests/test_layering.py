@@ -40,6 +40,7 @@ LAYERS = [
     "fronts",
     "sync",
     "aio",
+    "behind",
     "metrics",
     "otel",
     "views",

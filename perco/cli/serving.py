@@ -47,9 +47,9 @@ _OWN: Final = "in PERCO_TOKEN; if it is not set here, programs of this user on t
 
 
 class Also(NamedTuple):
-    """What else a server does. `direct`: it lets direct clients in; `standby`: it waits for its turn; `advertise`: the
-    address for clients; `metrics`, `ui`: where it serves its metrics, and has its page served; `logs`: options of the
-    page's process."""
+    """Further duties of a server. `direct`: it lets direct clients in; `standby`: it waits for its turn; `advertise`:
+    the address for clients; `metrics`, `ui`: where it serves its metrics, and has its page served; `logs`: options of
+    the page's process."""
 
     direct: bool
     standby: bool

@@ -23,15 +23,15 @@ _ANSWERED_S: Final = 1.0  # how long clients may take to answer
 
 
 class Question(Generic[T]):
-    """What is asked.
+    """A question to all processes that have a store open.
 
     Args:
-        message: what is pushed to clients, with the question's number.
+        message: its kind; clients get it with the question's number.
         here: the answer of this process.
         read: decodes a client's answer, and adds what is known here of its session. Raises: TypeError, ValueError,
             WireError.
         held: the answer for a client that cannot answer, because its loop is held (R10).
-        bounded: makes of all answers what is told.
+        bounded: puts a bound on all answers together.
     """
 
     message: int
@@ -52,7 +52,7 @@ class Question(Generic[T]):
 
 
 def about_tasks() -> Question[ProcessTasks]:
-    """What the tasks of processes wait for."""
+    """Asks which tasks of processes wait, and for what."""
     return Question(
         TASKS_ASKED,
         lambda: tasks.here("owner"),
@@ -62,7 +62,7 @@ def about_tasks() -> Question[ProcessTasks]:
 
 
 def about_uses(parts: Parts, ids: SharedIds, sessions: Sessions) -> Question[ProcessUse]:
-    """What processes do with the store. `parts`, `ids`, `sessions`: the owner's."""
+    """Asks how processes use the store. `parts`, `ids`, `sessions`: the owner's."""
     holds = parts.oracle.holds
     return Question(
         USES_ASKED,

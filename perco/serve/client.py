@@ -344,7 +344,7 @@ class RemoteOwner:
         return self._session
 
     async def uses(self) -> list[ProcessUse]:
-        """What the owner and its other clients do with the store."""
+        """How the owner and its other clients use the store."""
         found = [uses.read(each) for each in await self.link.call(Method.USES, None, again=True)]
         own = self.engine.known.catalogue.own_id
         return [each._replace(observers=[run._replace(id=own(run.id)) for run in each.observers]) for each in found]

@@ -1,4 +1,4 @@
-"""What a process does with a store: its transactions, its observer runs, and the cells on which it conflicts."""
+"""How a process uses a store: its transactions, its observer runs, and the cells on which it conflicts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ContendedCell(NamedTuple):
 
 
 class ProcessUse(NamedTuple):
-    """What a process does with a store. Counts are since it opened the store; of observers, since its worker began.
+    """How a process uses a store. Counts are since it opened the store; of observers, since its worker began.
 
     Attributes:
         id: tells processes apart.
@@ -80,7 +80,7 @@ class ProcessUse(NamedTuple):
 
 
 def here(role: str, engine: Engine, workers: Workers, ids: SharedIds, others: Iterable[Session] = ()) -> ProcessUse:
-    """What this process does. `others`: sessions of other processes, which this one holds timestamps for."""
+    """The use of this process. `others`: sessions of other processes, which this one holds timestamps for."""
     worker, counters = workers.running_here(), engine.driver.counters
     observers = [
         Runs(ids.shared(id), each.commits, each.failures, each.running)
@@ -92,10 +92,15 @@ def here(role: str, engine: Engine, workers: Workers, ids: SharedIds, others: It
     own = holds.open.difference(*(session.open for session in sessions))
     past = {*holds.pasts}.difference(*(session.held.values() for session in sessions))
     return ProcessUse(
-        *(role, role, os.getpid(), text(Path(sys.argv[0]).name or "python"), observers, cells),
+        *(role, role, os.getpid(), text(_program()), observers, cells),
         *(counters.commits, counters.aborts, counters.conflicts, counters.unknown, counters.lock_waits),
         *(len(own), min(own, default=0), len(past), min(map(holds.past, past), default=0)),
     )
+
+
+def _program() -> str:
+    path = Path(sys.argv[0])
+    return (path.parent if path.name == "__main__.py" else path).name or "python"  # `python -m perco` is perco
 
 
 def held(pid: int) -> ProcessUse:
@@ -104,7 +109,7 @@ def held(pid: int) -> ProcessUse:
 
 
 def joined(session: Session, told: ProcessUse, holds: Holds) -> ProcessUse:
-    """What a client has told, with what the server knows: what the client's session holds."""
+    """A client's answer, completed by the server, which knows the timestamps that the client's session holds."""
     return told._replace(
         id=id_of(session.name),
         open=len(session.open),
@@ -148,5 +153,5 @@ def merged(found: Sequence[ProcessUse]) -> list[ProcessUse]:
 
 
 def id_of(session: str) -> str:
-    """What tells a session's process from others; the session's name is a secret."""
+    """A public name for a session's process; the session's own name is a secret."""
     return hashlib.blake2b(session.encode(), digest_size=8).hexdigest()

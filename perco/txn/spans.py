@@ -1,4 +1,4 @@
-"""What traces transactions and observer runs, if a program asks for it (`perco.otel`).
+"""The seam to a tracer of transactions and observer runs (`perco.otel`); without one, nothing is traced.
 
 A transaction's notifications carry the trace context of its span, in the path of their cause (N9), so that the runs
 that follow belong to the same trace, in whichever process they happen.
@@ -57,7 +57,7 @@ class Spans(Protocol):
         ...
 
     def attach(self, context: Any) -> Any:
-        """Make a context the current one. Returns what `detach` takes."""
+        """Make a context the current one. Returns a token for `detach`."""
         ...
 
     def detach(self, token: Any) -> None:

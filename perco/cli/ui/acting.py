@@ -1,4 +1,4 @@
-"""What the page of `perco ui` does: it pauses and resumes observers, replays and drops failed changes, drops pins."""
+"""Acts for the page of `perco ui`: pauses and resumes observers, replays and drops failed changes, drops pins."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def made(asking: Asking, acting: Acting, guard: Guard) -> ASGIApp:
 
 
 def _questions(asking: Asking) -> dict[str, Answer]:
-    """What the page may ask for, by name."""
+    """The page's questions, by name."""
     return {
         "store": lambda request: asking.store(),
         "uses": lambda request: asking.uses(),

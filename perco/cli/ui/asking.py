@@ -1,4 +1,4 @@
-"""What the page of `perco ui` asks for, as plain data. Answers have bounds: of rows, of time, of characters."""
+"""Answers the page of `perco ui`, in plain data. Answers have bounds: of rows, of time, of characters."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ _VERSIONS_MOST: Final = 30  # of a row's column
 _NODES_MOST: Final = 2000  # of a tree of causes
 _LIST_MOST: Final = 50  # cells of a transaction, runs that followed from it
 _MOMENT_MOST: Final = 40  # characters
+_LAGS_MOST: Final = 10_000  # of observers in samples
+_SAMPLES_LEAST: Final = 30
 _SHORT_S: Final = 20.0
 _LONG_S: Final = 120.0
 
@@ -75,9 +77,11 @@ class Asking:
             }
 
     async def samples(self, after: int) -> dict[str, Any]:
-        """The samples after one."""
+        """The samples after one: the newest, and fewer if there are many observers."""
         await trio.lowlevel.checkpoint()
-        found = [each.plain() for each in self._watch.samples if each.number > after]
+        kept = self._watch.samples
+        count = _LAGS_MOST // max(len(kept[-1].lag), 1) if kept else 0
+        found = [each.plain() for each in [*kept][-max(count, _SAMPLES_LEAST) :] if each.number > after]
         return {"begun": self._watch.begun, "samples": found}
 
     def owner_answers(self, fresh_s: float) -> bool:
@@ -119,7 +123,7 @@ class Asking:
             }
 
     async def uses(self) -> dict[str, Any]:
-        """What each process does with the store, and the cells on which transactions conflict most."""
+        """The work of each process with the store, and the cells on which transactions conflict most."""
         async with bounded(_SHORT_S), self._shelf.reading() as db:
             now, processes, cells = time.time(), [], Counter[tuple[str, bytes, int]]()
             own = uses.id_of(remote_owner(db).session) if is_client(db) else ""

@@ -43,10 +43,11 @@ def ui(
     replayed and dropped.
 
     The page needs the token in the link, a new one each time. To choose it, set PERCO_UI_TOKEN to at least 16 letters,
-    digits, - and _. The page is served by this
-    process, which reads the files of a folder beside the store's owner, as the other commands do. An address that other
-    hosts can reach needs TLS; or listen on localhost, behind a proxy that has TLS. /healthz answers 200 while the
-    store's owner answers, and needs no token.
+    digits, - and _. An address that other hosts can reach needs TLS; or listen on localhost, behind a proxy that has
+    TLS. /healthz answers 200 while the store's owner answers, and needs no token.
+
+    This process serves the page. It reads the files of a store's folder beside the store's owner, as the other commands
+    do. A store in a database has no files: name the address of its `perco serve`, or serve it with --ui.
 
     \b
     Examples:

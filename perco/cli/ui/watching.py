@@ -33,7 +33,7 @@ _BANDS_MAX: Final = 512  # of the heat map: if there are more tablets, neighbour
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was seen at a moment.
+    """The state of a store at a moment, as the page saw it.
 
     Attributes:
         number: counted from 1.
@@ -82,8 +82,7 @@ class _Totals:
         self._first = True
 
     def add(self, uses: Sequence[ProcessUse]) -> None:
-        """Add what processes did since the last call. What they did before the first call is left out,
-        because it is not known when."""
+        """Add the work of processes since the last call. Work before the first call is left out: it may be old."""
         for use in uses:
             before = use if self._first else self._seen.get(use.id)
             was = {run.id: run for run in before.observers} if before is not None else {}
@@ -137,7 +136,7 @@ class Watch:
         samples: the newest last.
         tablets: as of the newest sample of a store that a process has open.
         heat: columns of the heat map, the newest last.
-        uses: what each process does, as of the newest sample.
+        uses: the work of each process, as of the newest sample.
         begun: when it began; tells its samples from those of another one.
     """
 

@@ -19,6 +19,7 @@ import trustme
 import perco
 from tests.acceptance.cli import stores
 from tests.acceptance.ui import app, pages
+from tests.support import postgresql
 
 # httpx leaves a request's body unfinished if its server is killed meanwhile.
 pytestmark = pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning")
@@ -278,6 +279,42 @@ async def test_serve_keeps_a_page_that_outlives_its_process(store: Path) -> None
             assert await server.wait() == 0
         with pytest.raises(ProcessLookupError):
             os.kill(other, 0)
+
+
+async def test_serve_keeps_a_page_of_a_store_that_is_divided_among_processes(store: Path) -> None:
+    async with program(store):
+        pass
+    await _serves_a_page(store, str(store), {1, 2}, "--processes", "2")
+
+
+async def test_serve_keeps_a_page_of_a_store_in_a_database(tmp_path: Path) -> None:
+    url = await trio.to_thread.run_sync(postgresql.fresh)  # skips the test if PostgreSQL is not installed
+    async with perco.open(url, app.schema) as db, db.worker(concurrency=4):
+        await app.load(db)
+        await db.wait_idle()
+    for direct in [], ["--direct"]:
+        await _serves_a_page(url, url, set(), "--listen", f"unix:{tmp_path / 'socket'}", *direct)
+
+
+async def _serves_a_page(store: object, shown: str, servers: set[int], *arguments: str) -> None:
+    command = stores.command("serve", store, *arguments, "--ui", "127.0.0.1:0")
+    async with stores.started(command) as server, httpx.AsyncClient(timeout=30) as client:
+        lines = stores.Lines(server.stdout)
+        while not (line := await lines.next()).startswith("page at "):
+            pass
+        page = pages.Page(line.removeprefix("page at "), client)
+        assert (await page.sample(lambda sample: sample["owner"]))["lag"]["summarize"]["failed"] == 1
+        told = await page.get("store")
+        assert (told["store"], told["owner"]["alive"]) == (shown, True)
+        assert len((await page.get("rows", table="docs"))["rows"]) == 9
+        assert (await page.get("failed"))["count"] == 1
+        assert [each["role"] for each in (await page.get("uses"))["processes"]] == ["owner"]
+        heat = await page.until("heat", lambda heat: heat["tablets"] or not servers)
+        assert {tablet["server"] for tablet in heat["tablets"]} == servers
+        assert await page.act("pause", observer="index") == {"paused": "index"}
+        server.terminate()
+        with trio.fail_after(20):
+            assert await server.wait() == 0
 
 
 def _children(pid: int) -> list[int]:

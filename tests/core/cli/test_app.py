@@ -18,7 +18,8 @@ from perco.cli.ui.asking import Asking
 from perco.cli.ui.bounds import Busy
 from perco.cli.ui.guard import Guard
 from perco.cli.ui.shelf import Shelf
-from perco.cli.ui.watching import Watch
+from perco.cli.ui.watching import Sample, Watch
+from perco.notify.lagging import Lag
 
 TOKEN = "x" * 32
 
@@ -79,12 +80,18 @@ class Site:
 
 
 async def test_an_answer_that_no_browser_waits_for_ends() -> None:
-    site, gone = Site(Hangs("s")), trio.Event()
+    site, gone, codes = Site(Hangs("s")), trio.Event(), list[int]()
+
+    async def ask() -> None:
+        codes.append((await site.request("/api/store", gone=gone))[0])
+
     async with trio.open_nursery() as nursery:
         for _ in range(100):
-            nursery.start_soon(lambda: site.request("/api/store", gone=gone))
+            nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
+        assert codes == []
         gone.set()
+    assert codes == [499] * 100  # nobody waits for it
 
 
 async def test_samples_wait_for_no_other_question() -> None:
@@ -164,3 +171,16 @@ async def test_a_websocket_is_closed() -> None:
     receive: Callable[[], Awaitable[Any]] = trio.sleep_forever
     await Site(Hangs("s")).app({"type": "websocket", "path": "/static/main.js", "headers": []}, receive, send)  # type: ignore[arg-type]
     assert said == [{"type": "websocket.close"}]
+
+
+@pytest.mark.parametrize(("observers", "count"), [(1, 900), (60, 166), (5000, 30)])
+async def test_samples_of_many_observers_are_fewer(observers: int, count: int) -> None:
+    shelf = Hangs("s")
+    watch = Watch(shelf)
+    lag = {f"observer-{number}": Lag(0, 0, 0, 0.0, 1, 0.0) for number in range(observers)}
+    samples = (Sample(number, 0.0, 1, "", lag, {}, {}, 0, 0) for number in range(1, 1001))
+    watch.samples.extend(samples)
+    asking = Asking(shelf, watch)
+    found = (await asking.samples(0))["samples"]
+    assert [each["number"] for each in found] == list(range(1001 - count, 1001))
+    assert [each["number"] for each in (await asking.samples(998))["samples"]] == [999, 1000]

@@ -84,11 +84,11 @@ function useHere() {
 }
 
 function useTheme() {
-  const [theme, setTheme] = useState(document.documentElement.dataset.theme ?? "");
+  const root = document.documentElement.dataset; // theme.js sets it
+  const [theme, setTheme] = useState(root.theme);
   function toggle() {
-    const dark = theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    const next = dark ? "light" : "dark";
-    document.documentElement.dataset.theme = next;
+    const next = root.theme === "dark" ? "light" : "dark";
+    root.chosen = root.theme = next;
     try {
       localStorage.setItem("perco-theme", next);
     } catch { /* storage may be forbidden: then the choice lasts as long as the page */ }

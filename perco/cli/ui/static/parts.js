@@ -1,4 +1,4 @@
-// What all views of the page share: questions to the server, ways to write numbers, small parts.
+// Shared by all views: questions to the server, ways to write numbers, small parts.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
 
