@@ -20,12 +20,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
 
 import trio
 
 from perco.behind import AnyDatabase, behind_any
-from perco.clock.durations import BOUNDS_S, Durations
+from perco.clock.durations import BOUNDS_S, Durations, Timings
 from perco.database.database import Database
 from perco.database.inside import inside
 from perco.database.options import Statistics
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("perco.store")
 
 _SYSTEM: Final = "perco"
-_WRITES: Final = object()  # under which an open store keeps the durations of its tablets' write transactions
+_TABLES: Final = object()  # under which an open store keeps the durations of its tablets, by table
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,8 @@ class Sample:
         tripped: ids of the observers that are tripped here (N14).
         runs_s: how long committed runs took, by observer.
         lag: how far observers lag behind; None: this process does not own the store.
-        commits_s: how long commits took.
-        writes_s: how long write transactions of this process's tablets took, by table.
+        timings: how long commits, reads and scans took.
+        tables: how long mutations and write transactions of this process's tablets took, by table.
         taken_at: when this sample was taken, by the monotonic clock.
     """
 
@@ -64,9 +63,43 @@ class Sample:
     tripped: frozenset[str]
     runs_s: Mapping[str, Durations]
     lag: Mapping[str, Lag] | None
-    commits_s: Durations
-    writes_s: Mapping[str, Durations]
+    timings: Timings
+    tables: Mapping[str, _Writes]
     taken_at: float
+
+
+class _Writes:
+    """How long mutations were queued, and how long write transactions took."""
+
+    __slots__ = ("queued", "written")
+
+    def __init__(self) -> None:
+        self.queued, self.written = Durations(), Durations()
+
+    def add(self, other: _Writes) -> None:
+        self.queued.add(other.queued)
+        self.written.add(other.written)
+
+
+class _Tablets:
+    """What the tablets of this process have measured since each of them was first seen here. Each tablet has a thread
+    of its own, and so counts by itself."""
+
+    def __init__(self) -> None:
+        self._here: dict[Tablet, _Writes] = {}
+        self._gone: dict[str, _Writes] = {}  # of tablets that this process no longer has, by table
+
+    def by_table(self, tablets: Iterable[Tablet]) -> dict[str, _Writes]:
+        here = set(tablets)
+        for tablet in self._here.keys() - here:
+            self._gone.setdefault(tablet.table, _Writes()).add(self._here.pop(tablet))
+        for tablet in here - self._here.keys():
+            self._here[tablet] = writes = _Writes()
+            tablet.on_queued, tablet.on_written = writes.queued.note, writes.written.note
+        out: dict[str, _Writes] = {}
+        for table, writes in (*self._gone.items(), *((tablet.table, each) for tablet, each in self._here.items())):
+            out.setdefault(table, _Writes()).add(writes)
+        return out
 
 
 class StoreCollector:
@@ -80,7 +113,8 @@ class StoreCollector:
     def _begin(self) -> None:
         """Called on the store's loop."""
         driver = inside(self._db).driver
-        driver.durations = driver.durations or Durations()
+        if driver.timings is None:
+            driver.measure(Timings())
         inside(self._db).engine.background.start(self._sample_again_and_again, "metrics")
 
     async def _sample_again_and_again(self) -> None:
@@ -112,23 +146,10 @@ class StoreCollector:
             names = {number: observer.id for number, observer in worker.observers.items()}
             tripped = frozenset(names[number] for number in worker.breakers.tripped if number in names)
             observers, runs_s = worker.statistics(), worker.durations
-        commits_s = parts.driver.durations or Durations()
-        statistics, writes_s = self._db.statistics(), self._written()
-        return Sample(statistics, observers, tripped, runs_s, lag, commits_s, writes_s, time.monotonic())
-
-    def _written(self) -> dict[str, Durations]:
-        """How long the write transactions of this process's tablets took, by table. A tablet begins to count when it
-        is seen first; each has a thread of its own."""
-        parts = inside(self._db)
-        counted: WeakKeyDictionary[Tablet, Durations] = parts.engine.kept.setdefault(_WRITES, WeakKeyDictionary())
-        for tablet in parts.place.store.tablets_here():
-            if tablet not in counted:
-                counted[tablet] = Durations()
-                tablet.on_written = counted[tablet].note
-        out: dict[str, Durations] = {}
-        for tablet, durations in list(counted.items()):
-            out.setdefault(tablet.table, Durations()).add(durations)
-        return out
+        measured: _Tablets = parts.engine.kept.setdefault(_TABLES, _Tablets())
+        tables = measured.by_table(parts.place.store.tablets_here())
+        timings = parts.driver.timings or Timings()
+        return Sample(self._db.statistics(), observers, tripped, runs_s, lag, timings, tables, time.monotonic())
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, as of the last sample; none once the store is closed. Any thread."""
@@ -262,8 +283,11 @@ def _metrics(sample: Sample) -> Iterator[Metric]:
     yield from _of_transactions(sample)
     yield from _of_tablets(sample.statistics.tablets)
     what = "Duration of the write transactions of a table's tablets, each with its fsync"
-    written = (([table], durations) for table, durations in sample.writes_s.items())
+    written = (([table], writes.written) for table, writes in sample.tables.items())
     yield _histogram("perco_batch_duration_seconds", what, ["table"], written)
+    what = "How long mutations of a table waited for their write transaction to begin"
+    queued = (([table], writes.queued) for table, writes in sample.tables.items())
+    yield _histogram("perco_mutation_queue_duration_seconds", what, ["table"], queued)
     if sample.observers is not None:
         yield from _of_observers(sample, sample.observers)
     if sample.lag is not None:
@@ -271,7 +295,7 @@ def _metrics(sample: Sample) -> Iterator[Metric]:
 
 
 def _of_transactions(sample: Sample) -> Iterator[Metric]:
-    statistics, counters = sample.statistics, sample.statistics.counters
+    statistics, counters, timings = sample.statistics, sample.statistics.counters, sample.timings
     outcomes = [([outcome], getattr(counters, field)) for field, outcome in _TRANSACTIONS.items()]
     yield _metric("counter", "perco_transactions", "Transactions, by outcome", ["outcome"], outcomes)
     recovered = [(["forward"], counters.rolled_forward), (["back"], counters.rolled_back)]
@@ -289,7 +313,10 @@ def _of_transactions(sample: Sample) -> Iterator[Metric]:
         "db_client_operation_duration_seconds",
         "Duration of operations on the store",
         ["db_system_name", "db_operation_name"],
-        [([_SYSTEM, "commit"], sample.commits_s)],
+        [
+            ([_SYSTEM, name], durations)
+            for name, durations in (("commit", timings.commits), ("read", timings.reads), ("scan", timings.scans))
+        ],
     )
 
 

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from typing import Final
 
 BOUNDS_S: Final = (
-    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
 
@@ -45,3 +45,22 @@ class Durations:
             total += count
             found.append(total)
         return found
+
+
+class Timings:
+    """How long the operations of a store took.
+
+    Attributes:
+        commits: of transactions that committed.
+        reads: of rows by their keys; rows that are read together count once.
+        scans: of pages of rows.
+    """
+
+    commits: Durations
+    reads: Durations
+    scans: Durations
+
+    __slots__ = ("commits", "reads", "scans")
+
+    def __init__(self) -> None:
+        self.commits, self.reads, self.scans = Durations(), Durations(), Durations()

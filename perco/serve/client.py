@@ -220,8 +220,9 @@ class RemoteOwner:
         driver = engine.driver = self._driver(engine.fates, engine.background)
         driver.name, driver.quiet = before.name, before.quiet
         driver.counters, driver.on_notified, driver.hints = before.counters, before.on_notified, before.hints
-        driver.damaged, driver.durations = before.damaged, before.durations
-        driver.contended = before.contended
+        driver.damaged, driver.contended = before.damaged, before.contended
+        if before.timings is not None:
+            driver.measure(before.timings)
         driver.orphaned = before.orphaned
 
     # ------------------------------------------------------------ the link

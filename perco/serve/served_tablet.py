@@ -77,6 +77,7 @@ class ServedTablet:
     floor: int
     all_groups: list[str]
     on_written: Callable[[float], object] | None = None
+    on_queued: Callable[[float], object] | None = None
 
     queues = True
 

@@ -60,6 +60,7 @@ from perco.storage.rowstore import (
     LocalRowStore as LocalRowStore,
     OwnerStore as OwnerStore,
     Prompt as Prompt,
+    RowReads as RowReads,
     RowStore as RowStore,
     read_in_parts as read_in_parts,
 )

@@ -27,10 +27,11 @@ class Call(Awaited):
     taken: bool
     cancelled: bool
     dropped: bool
+    since: float
 
     error: BaseException | None
 
-    __slots__ = ("cancelled", "dropped", "taken", "then", "verdicts", "waiting")
+    __slots__ = ("cancelled", "dropped", "since", "taken", "then", "verdicts", "waiting")
 
     def __init__(self, task: trio.lowlevel.Task | None, mutations: int, then: Then | None = None) -> None:
         super().__init__(task)  # None: `then` alone gets the verdicts
@@ -40,6 +41,7 @@ class Call(Awaited):
         self.waiting = mutations
         self.taken = False  # some mutation is in a closed batch
         self.dropped = False  # cancelled before any mutation was in a closed batch
+        self.since = 0.0  # when its mutations were queued, if that is measured
 
     def answer(self, index: int, verdict: Verdict) -> None:
         """Record a mutation's verdict, for a task that does not wait yet. Loop thread only."""
@@ -76,6 +78,7 @@ class Call(Awaited):
             self.verdicts = [None] * len(mutations)
             self.waiting = len(mutations)
             self.taken = False
+            self.since = 0.0
         return mutations
 
     def abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:

@@ -118,6 +118,7 @@ class LmdbTablet:
     floor: int
 
     on_written: Callable[[float], object] | None = None
+    on_queued: Callable[[float], object] | None = None
 
     queues = True
 
@@ -204,6 +205,8 @@ class LmdbTablet:
             room *= 2
         if room > _LARGE:
             room = min(room, self._room_of_large(mutation))
+        if self.on_queued is not None and not call.since:
+            call.since = self._now_s()
         if self._held is not None and _reaches(mutation, self._cut_row):
             self._held.append((mutation, call, index, room, 0))
             return
@@ -280,6 +283,7 @@ class LmdbTablet:
         waiting, self._queue = self._queue, []
         batch: list[_Entry] = []
         size = 0
+        tell, now = self.on_queued, 0.0 if self.on_queued is None else self._now_s()
         for at, entry in enumerate(waiting):
             _, call, _, room, _ = entry
             if call.dropped:
@@ -290,6 +294,8 @@ class LmdbTablet:
             size += room
             call.taken = True
             batch.append(entry)
+            if tell is not None and call.since:
+                tell(now - call.since)
         return batch, size
 
     def _post(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:

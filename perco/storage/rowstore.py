@@ -77,7 +77,24 @@ class Prompt(Protocol):
     def submit(self, mutations: Sequence[Mutation], call: Call) -> None: ...
 
 
-class RowStore(Protocol):
+class RowReads(Protocol):
+    """The operations of a row store that only read."""
+
+    @property
+    def prompt(self) -> Prompt | None: ...
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]: ...
+    async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
+        """Like `read`, but only for the first requests, at least one: it stops once the values found have `bytes_max`
+        bytes in total. A remote store instead stops when a message is full."""
+        ...
+
+    async def scan(self, request: ScanRequest) -> ScanPage: ...
+    def bounds(self, table: str) -> list[bytes]:
+        """The first row of each tablet of a table, in order."""
+        ...
+
+
+class RowStore(RowReads, Protocol):
     """Atomic operations on single rows, and nothing more. Its attributes say what else a store offers.
 
     Attributes:
@@ -99,19 +116,10 @@ class RowStore(Protocol):
     def chaining(self) -> Chaining | None: ...
     @property
     def deferring(self) -> Deferring | None: ...
-    @property
-    def prompt(self) -> Prompt | None: ...
     def tablets_here(self) -> Sequence[Tablet]:
         """The tablets that this process has open; none if other processes have them."""
         ...
 
-    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]: ...
-    async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
-        """Like `read`, but only for the first requests, at least one: it stops once the values found have `bytes_max`
-        bytes in total. A remote store instead stops when a message is full."""
-        ...
-
-    async def scan(self, request: ScanRequest) -> ScanPage: ...
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
         """The verdict of each mutation, in order. Except for bugs, this raises only if nothing was sent: UsageError,
         SessionEnded, a cancellation."""
@@ -119,10 +127,6 @@ class RowStore(Protocol):
 
     def locate(self, table: str, row: bytes) -> int:
         """The tablet that holds a row, as a number: rows with the same number may form a group."""
-        ...
-
-    def bounds(self, table: str) -> list[bytes]:
-        """The first row of each tablet of a table, in order."""
         ...
 
 

@@ -86,6 +86,8 @@ class Tablet(Protocol):
     Attributes:
         on_written: called on the writer's thread after each write transaction, with its duration in seconds. A tablet
             without a writer's thread in this process never calls it.
+        on_queued: called on the loop for each mutation when its write transaction begins, with the seconds for which it
+            was queued. A tablet without a queue in this process never calls it.
     """
 
     table: str
@@ -93,6 +95,7 @@ class Tablet(Protocol):
     queues: bool
     floor: int
     on_written: Callable[[float], object] | None
+    on_queued: Callable[[float], object] | None
 
     def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells: ...
     def scan(self, request: ScanRequest) -> ScanPage: ...
@@ -128,6 +131,7 @@ class MemoryTablet:
     engine: MemoryEngine
     floor: int
     on_written: Callable[[float], object] | None = None
+    on_queued: Callable[[float], object] | None = None
 
     queues = False
 

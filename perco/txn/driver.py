@@ -19,7 +19,6 @@ from typing import Any
 
 import trio
 
-from perco.clock.durations import Durations
 from perco.clock.oracle import Oracle
 from perco.errors import (
     CatalogueChanged,
@@ -94,7 +93,6 @@ class Driver(Resolver):
     ) -> None:
         super().__init__(store, oracle, fates, background, event)
         self.options = options
-        self.durations: Durations | None = None  # of commits, for metrics
 
     @trio.lowlevel.enable_ki_protection
     async def commit(self, commit: Commit, *, observed: bool, version: int) -> int:
@@ -104,7 +102,7 @@ class Driver(Resolver):
         transaction certainly has not committed, and never will (T10).
         """
         start_ts = commit.header.start_ts
-        began = time.perf_counter() if self.durations is not None else 0.0
+        began = time.perf_counter() if self.timings is not None else 0.0
         self.fates.begin(start_ts)
         if observed:
             self.fates.observed += 1
@@ -137,8 +135,8 @@ class Driver(Resolver):
                 self._background.spawn(lambda: self._release_later(commit, observed=observed))
             raise
         self.counters.commits += 1
-        if self.durations is not None:
-            self.durations.note(time.perf_counter() - began)
+        if self.timings is not None and began:
+            self.timings.commits.note(time.perf_counter() - began)
         if self._event is not None:
             self._event("commit")
         self.oracle.holds.open.discard(start_ts)

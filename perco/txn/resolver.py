@@ -20,6 +20,7 @@ from zlib import crc32
 
 import trio
 
+from perco.clock.durations import Timings
 from perco.clock.oracle import Oracle
 from perco.errors import (
     CommitUnknown,
@@ -38,6 +39,7 @@ from perco.storage import (
     Query,
     ReadRequest,
     RowCells,
+    RowReads,
     RowStore,
 )
 from perco.txn.background import Background
@@ -45,6 +47,7 @@ from perco.txn.contended import Contended
 from perco.txn.entered import Entered, Entry, Where
 from perco.txn.fates import Fates
 from perco.txn.prefetch import Plan
+from perco.txn.timed import TimedReads
 
 _POLL_S, _POLL_MAX_S = 0.002, 0.25  # between two reads of a lock whose transaction is alive in another process
 _DAMAGED_MAX = 1000  # cells that are remembered
@@ -88,7 +91,8 @@ class Resolver:
         event: Callable[[str], None] | None,
     ) -> None:
         self.store, self.oracle, self.fates = store, oracle, fates
-        self.reads = store  # the store for reads; after a client's session has ended, one that only raises (R5)
+        self.reads: RowReads = store  # after a client's session has ended, one that only raises (R5)
+        self.timings: Timings | None = None  # for metrics
         self.counters = Counters()
         self.contended = Contended()
         self.entered = Entered()  # C2
@@ -101,6 +105,10 @@ class Resolver:
         self.quiet: Callable[[], None] = lambda: None  # called when no observed write is under way (N7)
         self.on_notified: list[Callable[[], None]] = []  # called when notify cells have become visible (N8)
         self.hints: list[Callable[[Iterable[Hint]], None]] = []  # called with where they are (N8)
+
+    def measure(self, timings: Timings) -> None:
+        """From now on, note how long operations take."""
+        self.timings, self.reads = timings, TimedReads(self.store, timings)
 
     def notified(self) -> None:
         """Call `on_notified`: notify cells have become visible (N8)."""

@@ -83,6 +83,9 @@ def check(values: Values, place: str) -> None:
     commits = (("db_operation_name", "commit"), ("db_system_name", "perco"))
     assert values["db_client_operation_duration_seconds_count", commits] >= 1
     assert values["db_client_operation_duration_seconds_bucket", (*commits, ("le", "+Inf"))] >= 1
+    for operation in "read", "scan":
+        those = (("db_operation_name", operation), ("db_system_name", "perco"))
+        assert values["db_client_operation_duration_seconds_count", those] >= 1, operation
     runs = (("messaging_destination_name", "measure"), ("messaging_system", "perco"))
     assert values["messaging_process_duration_seconds_count", runs] <= 3
     assert ("process_cpu_seconds_total", ()) in values
@@ -90,9 +93,16 @@ def check(values: Values, place: str) -> None:
         assert values["perco_observer_waiting", on] == 0
         assert values["perco_observer_failed", on] == 1
         assert values["perco_observer_workers", on] == 1
-        assert values["perco_mutations_total", (("table", "docs"),)] > 4
+        docs = (("table", "docs"),)
+        assert values["perco_mutations_total", docs] > 4
+        assert values["perco_batch_duration_seconds_count", docs] >= 1
+        assert values["perco_mutation_queue_duration_seconds_count", docs] >= 1
     else:
         assert ("perco_observer_waiting", on) not in values, "the owner reports it"
+
+
+def sampled(values: Values) -> bool:
+    return ("perco_transactions_open", ()) in values
 
 
 def done(values: Values) -> bool:
@@ -114,10 +124,13 @@ def test_metrics_of_a_program(tmp_path: Path, front: Any, place: str) -> None:
                 stack.enter_context(perco.sync.open(tmp_path, perco.Schema(program.docs)))
             db = stack.enter_context(perco.sync.open(where, program.schema))
             url = perco.metrics.serve(db, "127.0.0.1:0", every_s=0.02)
+            until(url, sampled)
             with db.worker():
                 with db.transaction() as txn:
                     program.write(txn)
                 assert db.wait_idle() == 1
+                with db.snapshot() as snap:
+                    assert len(list(snap.scan(program.docs))) == 4
                 check(until(url, done), place)
         with pytest.raises(OSError, match="refused"):
             scraped(url)
@@ -129,10 +142,13 @@ def test_metrics_of_a_program(tmp_path: Path, front: Any, place: str) -> None:
                 await stack.enter_async_context(front.open(tmp_path, perco.Schema(program.docs)))
             db = await stack.enter_async_context(front.open(where, program.schema))
             url = perco.metrics.serve(db, "127.0.0.1:0", every_s=0.02)
+            await thread(until, url, sampled)
             async with db.worker():
                 async with db.transaction() as txn:
                     program.write(txn)
                 assert await db.wait_idle() == 1
+                async with db.snapshot() as snap:
+                    assert len([row async for row in snap.scan(program.docs)]) == 4
                 check(await thread(until, url, done), place)
         return url
 
@@ -170,7 +186,10 @@ def test_two_collectors_of_one_store(tmp_path: Path) -> None:
         until(url, lambda values: values.get((name, commits)) == 5)
         for collector in collectors:
             [count] = [
-                sample.value for metric in collector.collect() for sample in metric.samples if sample.name == name
+                sample.value
+                for metric in collector.collect()
+                for sample in metric.samples
+                if sample.name == name and sample.labels["db_operation_name"] == "commit"
             ]
             assert count == 5
 
@@ -193,7 +212,8 @@ def test_buckets() -> None:
     durations = Durations()
     for seconds in (0.0, 0.0001, 0.00011, 59.0, 61.0):
         durations.note(seconds)
-    assert durations.counts[:2] == [2, 1]
+    at = BOUNDS_S.index(0.0001)
+    assert [durations.counts[0], *durations.counts[at : at + 2]] == [1, 1, 1]
     assert durations.counts[-2:] == [1, 1]
     assert durations.cumulative()[-1] == 5
     assert len(durations.cumulative()) == len(BOUNDS_S) + 1
@@ -214,6 +234,42 @@ def test_the_dashboard_and_the_alerts_use_metrics_that_are_there(tmp_path: Path)
         db.wait_idle()
         names = {name for name, _ in until(url, done)}
     used = {name for expr in exprs for name in re.findall(r"\b(?:perco|db|messaging)_[a-z_]+(?=[\[{ )]|$)", expr)}
-    labels = {"messaging_destination_name", "messaging_system", "db_system_name"}
+    labels = {"messaging_destination_name", "messaging_system", "db_system_name", "db_operation_name"}
     assert used - labels <= names, used - labels - names
     assert len(used) > 12
+
+
+def test_tablets_that_come_and_go_are_counted_once(tmp_path: Path) -> None:
+    program = Program(perco.sync)
+    with perco.sync.open(tmp_path, program.schema) as db:
+        collector = perco.metrics.collector(db, every_s=0.02)
+        assert collector.wait(30)
+
+        def told(name: str) -> float:
+            return sum(
+                sample.value
+                for metric in collector.collect()
+                for sample in metric.samples
+                if sample.name == name and sample.labels["table"] == "docs"
+            )
+
+        def write(n: int) -> None:
+            for i in range(n):
+                with db.transaction() as txn:
+                    txn.set(program.size, f"{i}", i)
+
+        def until_told(n: float, name: str = "perco_mutation_queue_duration_seconds_count") -> None:
+            deadline = time.monotonic() + 30
+            while told(name) != n:
+                assert time.monotonic() < deadline, told(name)
+                threading.Event().wait(0.02)
+
+        write(8)
+        until_told(8)
+        db.split(program.docs, "4")
+        until_told(2, "perco_tablets")
+        write(8)
+        until_told(16)
+        db.compact()
+        write(8)
+        until_told(24)

@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 import perco
+from perco.clock.durations import Timings
 from perco.clock.loopwatch import Held
 from perco.database.inside import inside
 from perco.errors import SessionEnded
@@ -259,6 +260,24 @@ async def test_another_owner_takes_over_and_nobody_notices(place: Place) -> None
             old.discard()
             assert await db.run(add, "a") == 3
             assert got == [2]
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_new_session_goes_on_to_measure(place: Place) -> None:
+    async with trio.open_nursery() as nursery:
+        async with place.served():
+            db = await nursery.start(_opened, place)
+            inside(db).driver.measure(timings := Timings())
+            await db.run(put, "a", 1)
+            old = await db.begin()
+        async with place.served() as owner:
+            inside(owner).oracle.holds.watermark = old.start_ts + 1
+            with pytest.raises(perco.errors.SessionEnded):
+                await old.get(n, "a")
+            old.discard()
+            counted = sum(timings.commits.counts), sum(timings.reads.counts)
+            assert await db.run(add, "a") == 2
+            assert (sum(timings.commits.counts), sum(timings.reads.counts)) == (counted[0] + 1, counted[1] + 1)
             nursery.cancel_scope.cancel()
 
 
