@@ -82,7 +82,7 @@ class _Writes:
 
 
 class _Tablets:
-    """What the tablets of this process have measured since each of them was first seen here. Each tablet has a thread
+    """Measurements of the tablets of this process, since each of them was first seen here. Each tablet has a thread
     of its own, and so counts by itself."""
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ from perco.cli.screen import perform_or
 
 _NOTHING_LEFT = "interrupted; nothing is left of the file"
 _STAYS = "interrupted; rows written so far stay, and the same import again writes the others, too"
+_VERSIONS_STAY = "interrupted; versions written so far stay; the same import again writes them once more, on top"
 
 _Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder, or the address of a served one.")]
 _Table = Annotated[str, typer.Argument(metavar="TABLE", help="A table; status lists them.")]
@@ -38,6 +39,9 @@ def _export(
         typer.Option("--at", metavar="TIME", help="As of TIME: 90s, 5m, 2h, 1d (ago), or 2026-03-01T12:00[+01:00]."),
     ] = None,
     ts: Annotated[int | None, typer.Option("--ts", metavar="N", help="As of a timestamp.")] = None,
+    versions: Annotated[
+        bool, typer.Option("--versions", help="All versions of the rows that are kept, with their timestamps.")
+    ] = False,
     format: _Format = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace FILE if it exists.")] = False,
     json: _Json = False,
@@ -49,19 +53,23 @@ def _export(
     values are text, and MSGPACK values are binary, as stored. Lines of JSON are as perco scan --json prints them. For
     Arrow and Parquet: pip install 'perco[arrow]'.
 
-    The file has the newest version of each cell. To copy a store with its history and the changes that wait for
-    observers, use perco backup or perco copy.
+    The file has the newest version of each cell. With --versions, it has a line for each transaction that wrote a row,
+    the oldest first: the cells that it wrote, "commit_ts", and the columns that it deleted in "deleted". Versions that
+    the vacuum has removed are gone. To copy a store with the changes that wait for observers, use perco backup or
+    perco copy.
 
     \b
     Examples:
       perco export web/ docs docs.parquet
       perco export web/ docs docs.jsonl --prefix http://a/ --columns title,rank
       perco export web/ docs - | grep perco | perco import other/ docs -
+      perco export web/ docs history.parquet --versions
     """
     names = [name.strip() for name in columns.split(",")] if columns else []
     chosen = Range(prefix=prefix, start=start, stop=stop, columns=names)
     when = When(ts=ts, at=at)
-    perform_or(_NOTHING_LEFT, export, store, table, file, chosen, when, format, replace=replace, json=json)
+    more = {"versions": versions, "replace": replace, "json": json}
+    perform_or(_NOTHING_LEFT, export, store, table, file, chosen, when, format, **more)
 
 
 def _import(
@@ -77,6 +85,9 @@ def _import(
     ] = False,
     group: Annotated[int, typer.Option("--group", min=1, max=10_000, help="Rows in a transaction.")] = 100,
     delete: Annotated[bool, typer.Option("--delete-nulls", help="A null deletes the cell.")] = False,
+    versions: Annotated[
+        bool, typer.Option("--versions", help="FILE is of perco export --versions: write its transactions, in order.")
+    ] = False,
     format: _Format = None,
     json: _Json = False,
 ) -> None:
@@ -89,6 +100,9 @@ def _import(
     With --bulk, all rows appear in one step, some ten times faster; the file must have its rows in the order of their
     keys, as perco export writes them, and the table must be empty.
 
+    With --versions, each transaction of the file is written in a transaction of its own, in their order, so the history
+    of the rows is the same, with new timestamps.
+
     \b
     Examples:
       perco import web/ docs docs.parquet
@@ -96,8 +110,8 @@ def _import(
       perco import web/ docs docs.parquet --bulk
     """
     names = [name.strip() for name in key.split(",")] if key else []
-    options = ImportOptions(key=names, group=group, bulk=bulk, delete=delete)
-    perform_or(_STAYS, import_, store, table, file, options, format, json=json)
+    options = ImportOptions(key=names, group=group, bulk=bulk, delete=delete, versions=versions)
+    perform_or(_VERSIONS_STAY if versions else _STAYS, import_, store, table, file, options, format, json=json)
 
 
 def register(app: typer.Typer) -> None:

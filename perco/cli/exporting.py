@@ -15,9 +15,11 @@ from rich.console import Console
 from rich.progress import Progress as Bar, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import perco
-from perco.cli.reading import Range, When, columns_of, scan_of, snapshot, table_named
+from perco.cli.reading import Range, When, columns_of, range_in, scan_of, snapshot, table_named
 from perco.cli.screen import FINE, counted, show_json, size
 from perco.cli.values import exact
+from perco.cli.versions import COMMIT_TS, DELETED, Version, must_have_room, versions_between
+from perco.database.inside import inside
 from perco.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,9 +59,18 @@ class _Writer(Protocol):
 
 
 async def export(
-    store: str, table: str, file: str, chosen: Range, when: When, kind: str | None, *, replace: bool, json: bool
+    store: str,
+    table: str,
+    file: str,
+    chosen: Range,
+    when: When,
+    kind: str | None,
+    *,
+    versions: bool,
+    replace: bool,
+    json: bool,
 ) -> int:
-    """Write the rows of a table to a file, all as of one moment."""
+    """Write the rows of a table to a file, all as of one moment; with `versions`, as of each moment up to it."""
     kind = format_of(file, kind)
     if file == STDIO and kind != "jsonl":
         raise UsageError(f"{kind} needs a file: it cannot be written to a pipe")
@@ -67,9 +78,15 @@ async def export(
     async with snapshot(store, when) as (db, snap):
         here = table_named(db, table)
         columns = columns_of(here, chosen.columns)
-        scan = scan_of(snap, here, columns, chosen)
-        with counting_rows(table) as tell, _new_file(file, replace=replace) as path:
+        pieces: AsyncIterator[tuple[int, Any]]
+        if versions:
+            must_have_room(here, columns)
+            found = versions_between(db, snap, here, columns, *range_in(here, chosen))
+            pieces = _version_lines(found, here) if kind == "jsonl" else _version_tables(db, found, here, columns)
+        else:
+            scan = scan_of(snap, here, columns, chosen)
             pieces = _lines(scan, here, columns) if kind == "jsonl" else _tables(scan)
+        with counting_rows(table) as tell, _new_file(file, replace=replace) as path:
             writer: _Writer | None = None
             try:
                 piece: Any
@@ -87,9 +104,11 @@ async def export(
         return FINE
     taken = _bytes_of(file)
     if json:
-        show_json({"table": table, "file": file, "format": kind, "rows": rows, "bytes": taken, "ts": ts})
+        count_of = "versions" if versions else "rows"
+        show_json({"table": table, "file": file, "format": kind, count_of: rows, "bytes": taken, "ts": ts})
     else:
-        print(f"{file}: {counted(rows, 'row')} of {table}, {size(taken)}, as of timestamp {ts}")
+        what = counted(rows, "version" if versions else "row")
+        print(f"{file}: {what} of {table}, {size(taken)}, as of timestamp {ts}")
     return FINE
 
 
@@ -104,6 +123,61 @@ async def _lines(
             yield len(lines), "\n".join(lines) + "\n"
             lines = []
     yield len(lines), "".join(line + "\n" for line in lines)
+
+
+async def _version_lines(versions: AsyncIterator[Version], table: perco.Table[Any]) -> AsyncIterator[tuple[int, str]]:
+    lines: list[str] = []
+    async for version in versions:
+        values = {c.name: exact(c.codec, value) for c, value in version.values.items() if value is not None}
+        told = {"key": exact(table.key, version.key), COMMIT_TS: version.commit_ts, "values": values}
+        if version.deleted:
+            told[DELETED] = version.deleted
+        lines.append(jsons.dumps(told, ensure_ascii=False))
+        if len(lines) == _ROWS_AT_ONCE:
+            yield len(lines), "\n".join(lines) + "\n"
+            lines = []
+    yield len(lines), "".join(line + "\n" for line in lines)
+
+
+async def _version_tables(
+    db: perco.Database,
+    versions: AsyncIterator[Version],
+    table: perco.Table[Any],
+    columns: Sequence[perco.Column[Any, Any]],
+) -> AsyncIterator[tuple[int, pa.Table]]:
+    """The versions in tables of many rows, with the columns `commit_ts` and `deleted`."""
+    import pyarrow as pa
+
+    from perco.arrow.fields import fields_of
+    from perco.arrow.rows import RowBatch
+
+    numbers = [inside(db).known.bind(column).column for column in columns]
+    rows = RowBatch(fields_of(table, columns, numbers, "key", packed=True))
+    stamps: list[int] = []
+    deleted: list[list[str]] = []
+
+    some: list[pa.Table] = []
+
+    def take() -> None:
+        made = pa.Table.from_batches([rows.taken()])
+        made = made.append_column(pa.field(COMMIT_TS, pa.int64(), nullable=False), pa.array(stamps, pa.int64()))
+        some.append(made.append_column(DELETED, pa.array(deleted, pa.list_(pa.string()))))
+        stamps.clear()
+        deleted.clear()
+
+    async for version in versions:
+        rows.add(version)
+        stamps.append(version.commit_ts)
+        deleted.append(version.deleted)
+        if rows.full:
+            take()
+            if sum(map(len, some)) >= _ROW_GROUP or sum(table.nbytes for table in some) >= _ROW_GROUP_BYTES:
+                joined = pa.concat_tables(some)
+                yield len(joined), joined
+                some.clear()
+    take()
+    joined = pa.concat_tables(some)
+    yield len(joined), joined
 
 
 async def _tables(scan: perco.Scan[Any]) -> AsyncIterator[tuple[int, pa.Table]]:

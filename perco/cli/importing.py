@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsons
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TextIO
@@ -18,6 +18,7 @@ from perco.cli.looks import observed_by
 from perco.cli.reading import column_named, table_named
 from perco.cli.screen import FINE, counted, show_json
 from perco.cli.values import from_plain
+from perco.cli.versions import COMMIT_TS, DELETED, Sorted, Version
 from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.schema.catalogue import schema_of
@@ -34,18 +35,21 @@ class ImportOptions:
     group: rows in a transaction.
     bulk: load all rows at once, into an empty table.
     delete: a null deletes the cell; else it is left as it is.
+    versions: the file has all versions of its rows, which are written in the order of their timestamps.
     """
 
     key: Sequence[str] = ()
     group: int = 100
     bulk: bool = False
     delete: bool = False
+    versions: bool = False
 
 
 class _Row(NamedTuple):
     place: str  # in the file
     key: Any
     values: Mapping[perco.Column[Any, Any], Any]  # None: a null
+    commit_ts: int = 0
 
 
 async def import_(store: str, table: str, file: str, options: ImportOptions, kind: str | None, *, json: bool) -> int:
@@ -53,6 +57,11 @@ async def import_(store: str, table: str, file: str, options: ImportOptions, kin
     kind = format_of(file, kind)
     if file == STDIO and kind != "jsonl":
         raise UsageError(f"{kind} needs a file: it cannot be read from a pipe")
+    if options.versions and (options.bulk or options.delete):
+        raise UsageError(
+            "--versions writes transaction after transaction, and knows what was deleted: leave out "
+            "--bulk and --delete-nulls"
+        )
     async with perco.open(store, readonly=True) as db:
         schema = schema_of(inside(db).catalogue)
         table_named(db, table)
@@ -61,15 +70,18 @@ async def import_(store: str, table: str, file: str, options: ImportOptions, kin
         read = _lines if kind == "jsonl" else partial(_arrow, kind)
         with counting_rows(table) as tell:
             rows = read(file, here, options)
-            if options.bulk:
+            if options.versions:
+                count = await _one_by_one(db, here, rows, tell)
+            elif options.bulk:
                 count = await _in_bulk(db, here, rows, tell)
             else:
                 count = await _in_transactions(db, rows, options, tell)
         observers = sorted({id for name in here.columns for id in observed_by(inside(db).catalogue, table, name)})
+    what = "version" if options.versions else "row"
     if json:
-        show_json({"table": table, "file": file, "rows": count, "observers": observers})
+        show_json({"table": table, "file": file, f"{what}s": count, "observers": observers})
     else:
-        print(f"{counted(count, 'row')} of {file} written to {table}")
+        print(f"{counted(count, what)} of {file} written to {table}")
         if observers:
             print(f"observers: {', '.join(observers)}; they run as soon as a worker has the store open")
     return FINE
@@ -123,7 +135,7 @@ def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
     return error
 
 
-async def _write(txn: perco.Transaction, rows: Sequence[_Row], *, delete: bool) -> None:
+async def _write(txn: perco.Transaction, rows: Sequence[_Row | Version], *, delete: bool) -> None:
     for row in rows:
         for column, value in row.values.items():
             if value is not None:
@@ -150,6 +162,24 @@ async def _in_bulk(
     return count
 
 
+async def _one_by_one(
+    db: perco.Database, table: perco.Table[Any], rows: Iterator[_Row], tell: Callable[[int], None]
+) -> int:
+    """Each transaction of the file in a transaction, in their order. They get new timestamps."""
+
+    def sort() -> Sorted:
+        return Sorted(table, (Version(row.key, row.commit_ts, dict(row.values)) for row in rows))
+
+    done = 0
+    with closing(await trio.to_thread.run_sync(sort)) as found:
+        commits = found.commits()
+        while some := await trio.to_thread.run_sync(next, commits, None):
+            await db.run(_write, some, delete=True)
+            done += len(some)
+            tell(done)
+    return done
+
+
 # ------------------------------------------------------------------ read
 
 
@@ -174,7 +204,27 @@ def _lines(file: str, table: perco.Table[Any], options: ImportOptions) -> Iterat
                 values = {c: None if value is None else from_plain(c.codec, value) for c, value in columns.items()}
             except UsageError as error:
                 raise UsageError(f"{file}, {place}: {error}") from None
-            yield _Row(place, key, values)
+            if options.versions or COMMIT_TS in found:
+                yield _version(file, table, _Row(place, key, values), found.get(COMMIT_TS), found.get(DELETED), options)
+            else:
+                yield _Row(place, key, values)
+
+
+def _version(
+    file: str, table: perco.Table[Any], row: _Row, commit_ts: Any, deleted: Any, options: ImportOptions
+) -> _Row:
+    """A version of a row. `deleted`: names of the columns that it deleted. Raises: UsageError."""
+    if not options.versions:
+        raise UsageError(f"{file} has the versions of rows ({COMMIT_TS}): import it with --versions")
+    where = f"{file}, {row.place}"
+    if type(commit_ts) is not int or commit_ts < 0:
+        raise UsageError(f'{where}: a version has its timestamp in "{COMMIT_TS}", as perco export --versions writes it')
+    names = [] if deleted is None else deleted
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f'{where}: "{DELETED}" is a list of columns')
+    values = {column: value for column, value in row.values.items() if value is not None}
+    values |= dict.fromkeys((column_named(table, name) for name in names), None)
+    return _Row(row.place, row.key, values, commit_ts)
 
 
 @contextmanager
@@ -209,7 +259,9 @@ def _arrow(kind: str, file: str, table: perco.Table[Any], options: ImportOptions
                 "key's with --key"
             )
         keys = [values_of(file, batch, name, part) for name, part in zip(names, parts, strict=True)]
-        columns = [column_named(table, name) for name in batch.schema.names if name not in names]
+        own = {COMMIT_TS, DELETED} - table.columns.keys() if {COMMIT_TS, DELETED} <= set(batch.schema.names) else set()
+        stamps = [batch.column(name).to_pylist() for name in (COMMIT_TS, DELETED)] if own else None
+        columns = [column_named(table, name) for name in batch.schema.names if name not in names and name not in own]
         values = [values_of(file, batch, column.name, column.codec) for column in columns]
         for n in range(batch.num_rows):
             place = f"row {first + n}"
@@ -217,5 +269,9 @@ def _arrow(kind: str, file: str, table: perco.Table[Any], options: ImportOptions
             if None in key:
                 raise UsageError(f"{file}, {place}: a key cannot be null")
             found = {column: each[n] for column, each in zip(columns, values, strict=True)}
-            yield _Row(place, key if isinstance(codec, TupleCodec) else key[0], found)
+            row = _Row(place, key if isinstance(codec, TupleCodec) else key[0], found)
+            if stamps is not None or options.versions:
+                commit_ts, deleted = (None, None) if stamps is None else (stamps[0][n], stamps[1][n])
+                row = _version(file, table, row, commit_ts, deleted, options)
+            yield row
         first += batch.num_rows

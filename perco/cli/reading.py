@@ -17,6 +17,7 @@ from perco.errors import UsageError
 from perco.protocol.records import DELETE, PUT_DATA, unpack_record
 from perco.schema.codecs import decoded
 from perco.storage import WRITE
+from perco.txn.scan import range_of
 
 _CELL_WIDTH = 60
 _KEY_WIDTH = 2000  # keys are shorter: they are shown whole, in one line
@@ -172,14 +173,22 @@ def scan_of(
     snap: perco.Snapshot, table: perco.Table[Any], columns: Sequence[perco.Column[Any, Any]], chosen: Range
 ) -> perco.Scan[Any]:
     """The scan of a range. Raises: UsageError."""
+    start, stop, prefix = _bounds(table, chosen)
     return snap.scan(
-        table,
-        start=None if chosen.start is None else parse_key(table.key, chosen.start),
-        stop=None if chosen.stop is None else parse_key(table.key, chosen.stop),
-        prefix=None if chosen.prefix is None else parse_prefix(table.key, chosen.prefix),
-        columns=columns,
-        limit=chosen.limit,
-        reverse=chosen.reverse,
+        table, start=start, stop=stop, prefix=prefix, columns=columns, limit=chosen.limit, reverse=chosen.reverse
+    )
+
+
+def range_in(table: perco.Table[Any], chosen: Range) -> tuple[bytes, bytes | None]:
+    """The rows of a range, [low, high), in stored form. Raises: UsageError."""
+    return range_of(table, *_bounds(table, chosen))
+
+
+def _bounds(table: perco.Table[Any], chosen: Range) -> tuple[Any, Any, Any]:
+    return (
+        None if chosen.start is None else parse_key(table.key, chosen.start),
+        None if chosen.stop is None else parse_key(table.key, chosen.stop),
+        None if chosen.prefix is None else parse_prefix(table.key, chosen.prefix),
     )
 
 
