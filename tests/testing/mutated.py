@@ -7,6 +7,7 @@ import os
 import pytest
 
 from tests.testing import (  # noqa: F401 - they add to COMPONENTS
+    mutants_backups,
     mutants_bigtable,
     mutants_evolving,
     mutants_fresh,

@@ -28,6 +28,7 @@ from perco.errors import (
     UnsuitableFolder,
     UsageError,
 )
+from perco.options import VacuumOptions
 from tests.integration.backup.stores import (
     ACCOUNTS,
     accounts,
@@ -126,6 +127,28 @@ async def test_each_of_many_backups_is_the_store_of_its_time(tmp_path: Path, see
         verify(place, name)
         async with opened(await restored(backups, tmp_path / f"again-{number}", name)) as db:
             assert await contents(db) == rows
+            await must_be_sound(db)
+
+
+async def test_backups_of_a_closed_store(tmp_path: Path) -> None:  # B2, B3
+    """They are taken by this process, which owns the store meanwhile."""
+    rng, place, rows = random.Random(10), tmp_path / "backups", []
+    for number in range(6):
+        async with opened(tmp_path / "store", vacuum=VacuumOptions(on=False)) as db:
+            if not number:
+                await begin(db)
+            for _ in range(rng.choice((1, 30))):
+                await move(db, rng)
+            if number in (2, 4):  # its pages become free, and others take their places
+                await db.vacuum()
+            if number == 3:
+                await db.compact(accounts)
+            rows.append(await contents(db))
+        made = await take(str(tmp_path / "store"), str(place), BackupOptions())
+        assert bool(made.base) == bool(number)
+    for number, (name, there) in enumerate(zip(Folder(place).names(), rows, strict=True)):
+        async with opened(await restored(place, tmp_path / f"again-{number}", name)) as db:
+            assert await contents(db) == there
             await must_be_sound(db)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -39,17 +38,15 @@ async def look(txn: perco.Transaction, change: perco.Change[int, int]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_to_repair(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_to_repair(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store is sound before it is repaired: the number of repairs in one check is limited."""
-    done: list[RepairResult] = []
 
     async def noted(*arguments: Any, **options: Any) -> RepairResult:
-        done.append(await repair(*arguments, **options))
-        return done[-1]
+        done = await repair(*arguments, **options)
+        assert not [finding.what for finding in done.repaired]
+        return done
 
     monkeypatch.setattr(trimming, "repair", noted)
-    yield
-    assert not [finding.what for result in done for finding in result.repaired]
 
 
 @pytest.mark.parametrize("seed", range(4))
