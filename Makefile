@@ -20,7 +20,7 @@ SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/tes
   tests/integration/storage/test_missing.py tests/integration/copying tests/integration/views tests/integration/llamaindex \
   tests/integration/bench/test_derive.py tests/journey $(filter-out tests/examples/test_spark_pipeline.py,$(wildcard tests/examples/test_*.py))
 
-.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-bigtable-live test-spark test-types test-wheel test-pythons check format bench docs simulate sweep powerloss soak clean help
+.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-bigtable-live test-spark test-types test-wheel test-pythons test-container check format bench docs simulate sweep powerloss soak clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -39,7 +39,7 @@ test: .venv/.dev ## tests, ruff, mypy
 	$(BIN)/ruff format --check perco tests bench examples tools
 	{ $(BIN)/mypy && $(BIN)/mypy tools/*.py; } & types=$$!; \
 	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark --ignore tests/test_spark.py --ignore tests/examples/test_spark_pipeline.py \
-	  --ignore tests/testing/test_mutants.py --ignore tests/testing/test_components.py $(addprefix --ignore ,$(FAULTS) $(SLOW)); tests=$$?; \
+	  --ignore tests/testing/test_mutants.py --ignore tests/testing/test_components.py --ignore tests/container $(addprefix --ignore ,$(FAULTS) $(SLOW)); tests=$$?; \
 	wait $$types && exit $$tests
 
 SOME ?= 1
@@ -99,6 +99,11 @@ test-pythons: ## cores, transactions, fronts and storage on the other Pythons th
 	done
 
 # pyright is a program for Node, which its own extra brings along. It looks for packages where the first python on the path does.
+test-container: .venv/.dev ## the image of Containerfile: an owner and a worker in containers of it (needs root; PERCO_BASE=IMAGE: another base than Debian's Python)
+	@command -v buildah >/dev/null && command -v mmdebstrap >/dev/null || { echo "installing buildah and mmdebstrap ..."; \
+	  apt-get install -qq -y --no-install-recommends buildah mmdebstrap >/dev/null; }
+	$(BIN)/pytest -q -n0 tests/container
+
 test-types: .venv/.dev ## the public API is typed to the last parameter
 	$(BIN)/pip install --quiet --disable-pip-version-check 'pyright[nodejs]>=1.1.390,<2'
 	for package in perco perco.aio perco.sync perco.spark perco.testing; do \

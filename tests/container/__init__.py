@@ -1,0 +1,1 @@
+"""The image that `Containerfile` makes (`make test-container`)."""
