@@ -82,20 +82,23 @@ test-spark: export JAVA_TOOL_OPTIONS ?= -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 test-spark: .venv/.dev ## the tests of perco.spark and of its example (without Java they are left out, which is said)
 	$(BIN)/pytest -q -n 2 --dist loadfile tests/test_spark.py tests/spark tests/examples/test_spark_pipeline.py
 
-test-wheel: .venv/.python ## the built wheel, alone in an environment of its own: its command line, and the demo to its end
+test-wheel: .venv/.python ## the sdist, and the wheel made of it, alone in an environment of its own: its command line, and the demo to its end
 	rm -rf build/wheel && mkdir -p build/wheel
-	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	$(BIN)/pip install --quiet --disable-pip-version-check 'hatchling>=1.24'
+	$(BIN)/python -m hatchling build -t sdist -d build/wheel
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel build/wheel/perco-*.tar.gz
 	$(PYTHON) -m venv build/wheel/env
 	build/wheel/env/bin/pip install --quiet --disable-pip-version-check "$$(ls build/wheel/*.whl)[web]"
 	cd build/wheel && env/bin/perco --version && env/bin/perco demo
 
-test-pythons: ## cores, transactions, fronts and storage on the other Pythons that this machine has (PYTHONS=...)
+test-pythons: ## the wheel, cores, transactions, fronts and storage on the other Pythons that this machine has (PYTHONS=...)
 	@for python in $(PYTHONS); do \
 	  if ! $$python -c '' 2>/dev/null; then echo "$$python is not here: left out"; continue; fi; \
 	  echo "== $$($$python --version)"; \
 	  { [ -x build/$$python/bin/pytest ] || { $$python -m venv build/$$python && build/$$python/bin/pip install --quiet \
 	    --disable-pip-version-check -e '.[dev]'; }; } && build/$$python/bin/pytest -q -n auto --dist worksteal \
-	    tests/core tests/component/txn tests/component/fronts tests/scenarios tests/integration/storage || exit 1; \
+	    tests/core tests/component/txn tests/component/fronts tests/scenarios tests/integration/storage && \
+	  $(MAKE) --no-print-directory test-wheel PYTHON=$$python || exit 1; \
 	done
 
 # pyright is a program for Node, which its own extra brings along. It looks for packages where the first python on the path does.
