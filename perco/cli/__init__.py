@@ -37,6 +37,7 @@ from perco.cli import (
     writing,
 )
 from perco.cli.logs import Level
+from perco.cli.numbers import App
 from perco.cli.observed import LogJson, LogLevel, Metrics, Ui
 from perco.cli.reading import Range, When
 from perco.cli.screen import GOES_ON, complain, perform, perform_alone, perform_or
@@ -58,8 +59,9 @@ Write keys and values as the column's codec expects them:
   bytes    text, or hex:00ff       date       2026-03-01
   json     JSON                    timestamp  2026-03-01T12:00:00Z
   tuples   JSON: '["de", 7]'       bool       true or false
-A key or value that begins with a minus goes after --:
-  perco set web/ docs k rank -- -5
+A key or value that begins with a minus goes after --, unless it is a number:
+  perco set web/ docs k rank -5
+  perco set web/ docs k title -- -none-
 
 With --json a command prints one JSON document (scan: one line for each row), with bytes as {"hex": "00ff"}.
 
@@ -78,7 +80,7 @@ Examples:
   perco check web/
 """
 
-app: typer.Typer = typer.Typer(
+app: typer.Typer = App(
     name="perco",
     no_args_is_help=True,
     rich_markup_mode=None,

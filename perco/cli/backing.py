@@ -18,6 +18,7 @@ from perco.backup.layout import Manifest
 from perco.backup.places import Folder, chain_of, open_place
 from perco.backup.restoring import RestoreOptions, chosen, restore as restore_backup
 from perco.backup.taking import BackupOptions, take
+from perco.cli.numbers import App
 from perco.cli.reading import When
 from perco.cli.screen import FINE, FOUND, complain, counted, perform_or, show_json, show_table, size
 from perco.cli.values import parse_moment
@@ -240,7 +241,7 @@ def _restore(
     perform_or(_NOTHING_MADE, restore, backups, store, name, When(ts=ts, at=at), json=json)
 
 
-_app = typer.Typer(
+_app = App(
     no_args_is_help=True, rich_markup_mode=None, help="Backups that `perco backup` has taken: list, verify, remove."
 )
 

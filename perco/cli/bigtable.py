@@ -9,6 +9,7 @@ import typer
 
 from perco.bigtable import admin
 from perco.bigtable.address import Place
+from perco.cli.numbers import App
 from perco.cli.screen import FINE, FOUND, perform, show_json
 
 Url = Annotated[
@@ -17,7 +18,7 @@ Url = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-bigtable: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
+bigtable: typer.Typer = App(no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
 
 
 @bigtable.callback()

@@ -9,6 +9,7 @@ import typer
 import perco
 from perco.cli import doctoring, dropping, failing, logs, observing, schemas, topping, tracing, working
 from perco.cli.logs import Level
+from perco.cli.numbers import App
 from perco.cli.screen import perform, perform_alone, perform_on_asyncio
 
 Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder, or the address of a served one.")]
@@ -27,7 +28,7 @@ LogLevel = Annotated[Level, typer.Option("--log-level", help="Log events from th
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object for each event.")]
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-failed: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
+failed: typer.Typer = App(no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
 
 
 @failed.callback()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from perco.cli.numbers import App
 from perco.cli.screen import FINE, FOUND, perform, show_json
 from perco.postgresql import admin
 from perco.postgresql.address import Place
@@ -17,7 +18,7 @@ Url = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-postgresql: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
+postgresql: typer.Typer = App(no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
 
 
 @postgresql.callback()

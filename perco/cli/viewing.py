@@ -14,6 +14,7 @@ from rich.progress import Progress, TextColumn
 import perco
 from perco import views as declared_views
 from perco.cli import crossing, dropping, reasons
+from perco.cli.numbers import App
 from perco.cli.reading import When
 from perco.cli.screen import FAILED, FINE, FOUND, complain, counted, perform, show_json, show_table
 from perco.cli.values import plain, shown
@@ -36,7 +37,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _WIDTH = 60  # of a value
 
-views: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
+views: typer.Typer = App(no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
 
 
 @views.callback()

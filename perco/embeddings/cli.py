@@ -18,6 +18,7 @@ from rich.markup import escape
 
 import perco
 from perco.cli import working
+from perco.cli.numbers import App
 from perco.cli.screen import FINE, FOUND, complain, counted, perform, perform_or, show_json, show_table
 from perco.embeddings import hashed
 from perco.embeddings.index import Embed, EmbeddingIndex
@@ -30,7 +31,7 @@ _WIDTH: Final = 300  # of a passage, in characters
 _LEAST: Final = 0.005  # likeness: below it, a passage has nothing to do with the question
 _STOPPED: Final = "stopped; all commits so far are kept, and the same command continues from there"
 
-embeddings: typer.Typer = typer.Typer(
+embeddings: typer.Typer = App(
     name="embeddings", no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS
 )
 

@@ -15,6 +15,7 @@ import trio
 import typer
 
 import perco
+from perco.cli.numbers import App
 from perco.cli.screen import FINE, FOUND, GOES_ON, called, complain, perform, perform_or, show_json
 from perco.cli.values import parse_moment
 from perco.embeddings import demo as embeddings_demo
@@ -29,7 +30,7 @@ from perco.webindex.service import Service, serve
 
 _LOOK_EVERY_S = 0.5
 
-web: typer.Typer = typer.Typer(
+web: typer.Typer = App(
     name="web",
     no_args_is_help=True,
     rich_markup_mode=None,

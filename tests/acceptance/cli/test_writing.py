@@ -20,6 +20,8 @@ from tests.acceptance.cli.stores import Lines, command, contents, docs, make, ow
         (("docs", "a", "contents"), "hex:00ff", "hex:00ff"),
         (("links", '["u", 5]', "seen"), "true", "true"),
         (("blobs", "k", "blob"), '{"a": 1}', '{"a": 1}'),
+        (("numbers", "-3", "square"), "-9", "-9"),
+        (("docs", "a", "rank"), "-.5", "-0.5"),
     ],
 )
 async def test_what_is_set_is_got(store: Path, where: tuple[str, ...], text: str, shown: str) -> None:
