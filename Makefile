@@ -91,7 +91,7 @@ test-wheel: .venv/.python ## the sdist, and the wheel made of it, alone in an en
 	build/wheel/env/bin/pip install --quiet --disable-pip-version-check "$$(ls build/wheel/*.whl)[web]"
 	cd build/wheel && env/bin/perco --version && env/bin/perco demo
 
-test-pythons: ## the wheel, cores, transactions, fronts and storage on the other Pythons that this machine has (PYTHONS=...)
+test-pythons: .venv/.python ## the wheel, cores, transactions, fronts and storage on the other Pythons that this machine has (PYTHONS=...)
 	@for python in $(PYTHONS); do \
 	  if ! $$python -c '' 2>/dev/null; then echo "$$python is not here: left out"; continue; fi; \
 	  echo "== $$($$python --version)"; \
@@ -101,12 +101,13 @@ test-pythons: ## the wheel, cores, transactions, fronts and storage on the other
 	  $(MAKE) --no-print-directory test-wheel PYTHON=$$python || exit 1; \
 	done
 
-# pyright is a program for Node, which its own extra brings along. It looks for packages where the first python on the path does.
 test-container: .venv/.dev ## the image of Containerfile: an owner and a worker in containers of it (needs root; PERCO_BASE=IMAGE: another base than Debian's Python)
+	@[ "$$(id -u)" = 0 ] || { echo "buildah needs root here"; exit 1; }
 	@command -v buildah >/dev/null && command -v mmdebstrap >/dev/null || { echo "installing buildah and mmdebstrap ..."; \
 	  apt-get install -qq -y --no-install-recommends buildah mmdebstrap >/dev/null; }
 	$(BIN)/pytest -q -n0 tests/container
 
+# pyright is a program for Node, which its own extra brings along. It looks for packages where the first python on the path does.
 test-types: .venv/.dev ## the public API is typed to the last parameter
 	$(BIN)/pip install --quiet --disable-pip-version-check 'pyright[nodejs]>=1.1.390,<2'
 	for package in perco perco.aio perco.sync perco.spark perco.testing; do \

@@ -41,7 +41,7 @@ def values_of(file: str, batch: pa.RecordBatch, name: str, codec: Codec[Any]) ->
             return [None if value is None else _made(codec, value) for value in column.to_pylist()]
         wanted = arrow_type(codec)
         if column.type != wanted and not _fits(column.type, wanted):
-            raise TypeError("convert it first")
+            raise TypeError("perco converts only what cannot change a value; convert the column first")
         values: list[Any] = (column if column.type == wanted else column.cast(wanted)).to_pylist()
         for value in values:
             if value is not None:

@@ -13,7 +13,7 @@ from perco.cli.screen import perform_or
 
 _NOTHING_LEFT = "interrupted; nothing is left of the file"
 _STAYS = "interrupted; rows written so far stay, and the same import again writes the others, too"
-_VERSIONS_STAY = "interrupted; versions written so far stay; the same import again writes them once more, on top"
+_VERSIONS_STAY = "interrupted; versions written so far stay; import the file again into an empty table"
 
 _Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder, or the address of a served one.")]
 _Table = Annotated[str, typer.Argument(metavar="TABLE", help="A table; status lists them.")]
@@ -21,7 +21,10 @@ _File = Annotated[
     str, typer.Argument(metavar="FILE", help="NAME.jsonl, NAME.arrow or NAME.parquet; - for JSON lines in a pipe.")
 ]
 _Format = Annotated[
-    str | None, typer.Option("--format", metavar="FORMAT", help="jsonl, arrow or parquet, whatever the name says.")
+    str | None,
+    typer.Option(
+        "--format", metavar="FORMAT", help="jsonl, arrow or parquet; overrides the ending of the file's name."
+    ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -53,10 +56,10 @@ def _export(
     values are text, and MSGPACK values are binary, as stored. Lines of JSON are as perco scan --json prints them. For
     Arrow and Parquet: pip install 'perco[arrow]'.
 
-    The file has the newest version of each cell. With --versions, it has a line for each transaction that wrote a row,
-    the oldest first: the cells that it wrote, "commit_ts", and the columns that it deleted in "deleted". Versions that
-    the vacuum has removed are gone. To copy a store with the changes that wait for observers, use perco backup or
-    perco copy.
+    The file has the newest version of each cell. With --versions, it has one row for each transaction that wrote a row
+    of the table, sorted by key, and of each key the oldest first: the cells that it wrote, its "commit_ts", and a list
+    of the columns that it deleted, as "deleted". Versions that the vacuum has removed are gone. To copy a store with
+    the changes that wait for observers, use perco backup or perco copy.
 
     \b
     Examples:
@@ -81,12 +84,15 @@ def _import(
         typer.Option("--key", metavar="NAME[,NAME...]", help="The columns with the key, or with its parts."),
     ] = None,
     bulk: Annotated[
-        bool, typer.Option("--bulk", help="Load all rows at once, into an empty table; they are in the order of keys.")
+        bool, typer.Option("--bulk", help="Load all rows at once, into an empty table; they must be sorted by key.")
     ] = False,
     group: Annotated[int, typer.Option("--group", min=1, max=10_000, help="Rows in a transaction.")] = 100,
     delete: Annotated[bool, typer.Option("--delete-nulls", help="A null deletes the cell.")] = False,
     versions: Annotated[
         bool, typer.Option("--versions", help="FILE is of perco export --versions: write its transactions, in order.")
+    ] = False,
+    append: Annotated[
+        bool, typer.Option("--append", help="With --versions: also into a table that has rows, on top of them.")
     ] = False,
     format: _Format = None,
     json: _Json = False,
@@ -101,7 +107,9 @@ def _import(
     keys, as perco export writes them, and the table must be empty.
 
     With --versions, each transaction of the file is written in a transaction of its own, in their order, so the history
-    of the rows is the same, with new timestamps.
+    of the rows is the same, with new timestamps. The table must be empty, unless you add --append: then the versions
+    come on top of those that it has. If such an import ends early, begin again with an empty table. A transaction of
+    more than 10 000 cells is written in several. The transactions are sorted in $TMPDIR first.
 
     \b
     Examples:
@@ -110,7 +118,7 @@ def _import(
       perco import web/ docs docs.parquet --bulk
     """
     names = [name.strip() for name in key.split(",")] if key else []
-    options = ImportOptions(key=names, group=group, bulk=bulk, delete=delete, versions=versions)
+    options = ImportOptions(key=names, group=group, bulk=bulk, delete=delete, versions=versions, append=append)
     perform_or(_VERSIONS_STAY if versions else _STAYS, import_, store, table, file, options, format, json=json)
 
 

@@ -23,6 +23,7 @@ from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.schema.catalogue import schema_of
 from perco.schema.codecs import Codec, TupleCodec
+from perco.storage import TS_MAX
 
 _IN_FLIGHT: Final = 16  # transactions
 _BATCH: Final = 10_000  # rows that are read of a file at once
@@ -36,6 +37,7 @@ class ImportOptions:
     bulk: load all rows at once, into an empty table.
     delete: a null deletes the cell; else it is left as it is.
     versions: the file has all versions of its rows, which are written in the order of their timestamps.
+    append: with `versions`, also into a table that has rows.
     """
 
     key: Sequence[str] = ()
@@ -43,6 +45,7 @@ class ImportOptions:
     bulk: bool = False
     delete: bool = False
     versions: bool = False
+    append: bool = False
 
 
 class _Row(NamedTuple):
@@ -71,6 +74,8 @@ async def import_(store: str, table: str, file: str, options: ImportOptions, kin
         with counting_rows(table) as tell:
             rows = read(file, here, options)
             if options.versions:
+                if not options.append:
+                    await _must_be_empty(db, here)
                 count = await _one_by_one(db, here, rows, tell)
             elif options.bulk:
                 count = await _in_bulk(db, here, rows, tell)
@@ -81,7 +86,7 @@ async def import_(store: str, table: str, file: str, options: ImportOptions, kin
     if json:
         show_json({"table": table, "file": file, f"{what}s": count, "observers": observers})
     else:
-        print(f"{counted(count, what)} of {file} written to {table}")
+        print(f"{counted(count, what)} of {'standard input' if file == STDIO else file} written to {table}")
         if observers:
             print(f"observers: {', '.join(observers)}; they run as soon as a worker has the store open")
     return FINE
@@ -122,9 +127,11 @@ async def _in_transactions(
                 writing |= keys
                 await send.send(some)
     except* UsageError as errors:
-        raise UsageError(
-            f"{_first(errors)}. {counted(done, 'other row')} were written; mend the file, and import it again"
-        ) from errors
+        error = _first(errors)
+        if not done:
+            raise error from errors
+        stay = f"What was written before ({counted(done, 'row')}) stays; mend the file, and import it again"
+        raise UsageError(f"{error}. {stay}") from errors
     return done
 
 
@@ -162,16 +169,25 @@ async def _in_bulk(
     return count
 
 
+async def _must_be_empty(db: perco.Database, table: perco.Table[Any]) -> None:
+    async with db.snapshot() as snap:
+        if await snap.scan(table, limit=1).all():
+            raise UsageError(
+                f"{table.name} has rows: a history is imported into an empty table. With --append, its versions come "
+                "on top of those that the table has"
+            )
+
+
 async def _one_by_one(
     db: perco.Database, table: perco.Table[Any], rows: Iterator[_Row], tell: Callable[[int], None]
 ) -> int:
     """Each transaction of the file in a transaction, in their order. They get new timestamps."""
 
     def sort() -> Sorted:
-        return Sorted(table, (Version(row.key, row.commit_ts, dict(row.values)) for row in rows))
+        return Sorted(table, ((row.place, Version(row.key, row.commit_ts, dict(row.values))) for row in rows))
 
     done = 0
-    with closing(await trio.to_thread.run_sync(sort)) as found:
+    with closing(await trio.to_thread.run_sync(sort, abandon_on_cancel=True)) as found:
         commits = found.commits()
         while some := await trio.to_thread.run_sync(next, commits, None):
             await db.run(_write, some, delete=True)
@@ -217,13 +233,16 @@ def _version(
     if not options.versions:
         raise UsageError(f"{file} has the versions of rows ({COMMIT_TS}): import it with --versions")
     where = f"{file}, {row.place}"
-    if type(commit_ts) is not int or commit_ts < 0:
+    if type(commit_ts) is not int or not 0 <= commit_ts <= TS_MAX:
         raise UsageError(f'{where}: a version has its timestamp in "{COMMIT_TS}", as perco export --versions writes it')
     names = [] if deleted is None else deleted
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UsageError(f'{where}: "{DELETED}" is a list of columns')
     values = {column: value for column, value in row.values.items() if value is not None}
-    values |= dict.fromkeys((column_named(table, name) for name in names), None)
+    deletes = [column_named(table, name) for name in names]
+    if both := [column.name for column in deletes if column in values]:
+        raise UsageError(f"{where}: column {both[0]!r} has a value, and is one of those that were deleted")
+    values |= dict.fromkeys(deletes)
     return _Row(row.place, row.key, values, commit_ts)
 
 
@@ -255,11 +274,21 @@ def _arrow(kind: str, file: str, table: perco.Table[Any], options: ImportOptions
         missing = [name for name in names if name not in batch.schema.names]
         if missing:
             raise UsageError(
-                f"{file} has no column {missing[0]!r} for the key; it has {', '.join(batch.schema.names)}: name the "
-                "key's with --key"
+                f"{file} has no column {missing[0]!r} for the key; it has {', '.join(batch.schema.names)}: say with "
+                "--key which column has the key"
             )
         keys = [values_of(file, batch, name, part) for name, part in zip(names, parts, strict=True)]
-        own = {COMMIT_TS, DELETED} - table.columns.keys() if {COMMIT_TS, DELETED} <= set(batch.schema.names) else set()
+        own: set[str] = set()
+        if {COMMIT_TS, DELETED} <= set(batch.schema.names):
+            own = {COMMIT_TS, DELETED} if options.versions else {COMMIT_TS, DELETED} - table.columns.keys()
+        for name in own:
+            if batch.schema.names.count(name) > 1:
+                raise UsageError(f"{file} has several columns {name!r}")
+        if options.versions and not own:
+            raise UsageError(
+                f"{file} has no columns {COMMIT_TS!r} and {DELETED!r}: it was exported without --versions; import it "
+                "without, too"
+            )
         stamps = [batch.column(name).to_pylist() for name in (COMMIT_TS, DELETED)] if own else None
         columns = [column_named(table, name) for name in batch.schema.names if name not in names and name not in own]
         values = [values_of(file, batch, column.name, column.codec) for column in columns]

@@ -17,6 +17,7 @@ from perco.errors import UsageError
 from perco.protocol.records import DELETE, PUT_DATA, unpack_record
 from perco.schema.codecs import decoded
 from perco.storage import WRITE
+from perco.txn.inside import driver_of, still_kept
 from perco.txn.scan import range_of
 
 _CELL_WIDTH = 60
@@ -124,15 +125,13 @@ async def versions_of(
     high = snap.start_ts
     while True:
         query = (WRITE, bound.column, 0, high, _VERSIONS_PER_READ)
-        [[cells]] = await inside(db).driver.store.read([(bound.table, row, [query])])
+        [[cells]] = await driver_of(snap).reads.read([(bound.table, row, [query])])
         for ts, value in cells:
             kind, start_ts, body = unpack_record(value)
             if kind == PUT_DATA:
                 data = (body.decode(), bound.column, start_ts, start_ts, 1)
                 record = (WRITE, bound.column, ts, ts, 1)
-                [[still, found]] = await inside(db).driver.store.read(
-                    [(bound.table, row, [record, data])]
-                )  # in one view
+                [[still, found]] = await driver_of(snap).reads.read([(bound.table, row, [record, data])])  # in one view
                 if not still:
                     continue  # since the record was listed, the vacuum has removed it and its value
                 if not found:
@@ -146,6 +145,7 @@ async def versions_of(
     committed = newest.commit_ts(column)
     if committed and (not out or out[0][0] != committed):  # committed, but not yet rolled forward
         out.insert(0, (committed, column not in newest, newest[column]))
+    await still_kept(snap, bound.table)  # G5, T9
     return out[:most]
 
 

@@ -6,8 +6,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
+from itertools import groupby, starmap
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from perco.errors import Corruption, UsageError
 from perco.protocol.records import DELETE, PUT_DATA, unpack_record
 from perco.schema.codecs import decoded
 from perco.storage import LOCK, WRITE, ReadRequest, ScanCell, ScanQuery, ScanRequest
+from perco.txn.inside import driver_of, still_kept
 
 COMMIT_TS: Final = "commit_ts"  # the further columns of a file with versions
 DELETED: Final = "deleted"
@@ -28,6 +28,8 @@ _PER_COLUMN: Final = 64  # versions of a column that one scan reads; further one
 _ROWS: Final = 256  # of a page
 _LONG_AT_ONCE: Final = 64
 _LONG_BYTES: Final = 4 << 20
+_CELLS_MAX: Final = 10_000  # that one transaction writes
+_BYTES_MAX: Final = 16 << 20
 
 Column = perco.Column[Any, Any]
 
@@ -72,8 +74,13 @@ async def versions_between(
     low: bytes,
     high: bytes | None,
 ) -> AsyncIterator[Version]:
-    """All versions up to the snapshot that the vacuum has not removed, in the order of the rows, the oldest first."""
-    driver, known, ts = inside(db).driver, inside(db).known, snap.start_ts
+    """All versions up to the snapshot that the vacuum has not removed, in the order of the rows, the oldest first.
+
+    Raises: UsageError; as reads of the snapshot do, SnapshotTooOld, OwnerChanged, SessionEnded.
+    """
+    if not columns:
+        raise UsageError(f"table {table.name!r}: no columns to read")
+    driver, known, ts = driver_of(snap), inside(db).known, snap.start_ts
     await driver.visible(ts)  # C4
     bounds = {known.bind(column).column: column for column in columns}
     stored = known.bind(columns[0]).table
@@ -81,8 +88,12 @@ async def versions_between(
     start: bytes | None = low
     while start is not None:
         queries = ScanQuery(LOCK, numbers, 0, ts), ScanQuery(WRITE, numbers, 0, ts, _PER_COLUMN)
-        page = await driver.store.scan(ScanRequest(stored, start, high, queries, False, _ROWS))
-        long = await _long(driver.store, stored, page.rows)
+        page = await driver.reads.scan(ScanRequest(stored, start, high, queries, False, _ROWS))
+        try:
+            long, failure = await _long(driver.reads, stored, page.rows), None
+        except Corruption as error:
+            long, failure = {}, error
+        await still_kept(snap, stored, failure)  # G5, T9: the snapshot's newest versions were there
         for row, (locks, records) in page.rows:
             key = table.key.decode(row)
             found: dict[int, dict[Column, Any]] = {}
@@ -141,37 +152,53 @@ async def _long(
 
 
 class Sorted:
-    """Versions of a file, sorted by their timestamps, in a file of their own, so that they need not fit in memory."""
+    """Versions of a file, sorted by their timestamps, in a file of their own, so that they need not fit in memory.
 
-    def __init__(self, table: perco.Table[Any], versions: Iterable[Version]) -> None:
+    Args:
+        versions: with the place of each in the file.
+
+    Raises: UsageError: a version does not fit the table, or there is no room for the file.
+    """
+
+    def __init__(self, table: perco.Table[Any], versions: Iterable[tuple[str, Version]]) -> None:
         self._table, self._folder = table, TemporaryDirectory(prefix="perco-import-")
         try:
             self._db = sqlite3.connect(f"{self._folder.name}/versions", check_same_thread=False)
             self._db.executescript("pragma journal_mode = off; create table versions (ts integer, packed blob)")
-            self._db.executemany("insert into versions values (?, ?)", map(self._packed, versions))
+            self._db.executemany("insert into versions values (?, ?)", starmap(self._packed, versions))
             self._db.execute("create index by_ts on versions (ts)")
+        except sqlite3.Error as error:
+            self.close()
+            raise UsageError(f"the versions cannot be sorted in {self._folder.name}: {error}; set TMPDIR") from error
         except BaseException:
             self.close()
             raise
 
-    def _packed(self, version: Version) -> tuple[int, bytes]:
-        cells = [(c.name, None if v is None else c.codec.encode(v)) for c, v in version.values.items()]
-        packed: bytes = msgpack.packb((self._table.row(version.key), cells))
+    def _packed(self, place: str, version: Version) -> tuple[int, bytes]:
+        try:
+            cells = [(c.name, None if v is None else c.codec.encode(v)) for c, v in version.values.items()]
+            packed: bytes = msgpack.packb((self._table.row(version.key), cells))
+        except (ValueError, TypeError, UsageError) as error:
+            raise UsageError(f"{place}: {error}") from error
         return version.commit_ts, packed
 
     def commits(self) -> Iterator[list[Version]]:
-        """The versions of each transaction, the oldest transaction first."""
+        """The versions of each transaction, the oldest transaction first; those of a large one in parts."""
         columns, key = self._table.columns, self._table.key
-
-        def versions() -> Iterator[Version]:
-            with closing(self._db.execute("select ts, packed from versions order by ts, rowid")) as rows:
-                for ts, packed in rows:
-                    row, cells = msgpack.unpackb(packed)
-                    values = {columns[name]: None if v is None else columns[name].codec.decode(v) for name, v in cells}
-                    yield Version(key.decode(row), ts, values)
-
-        for _, some in groupby(versions(), attrgetter("commit_ts")):
-            yield list(some)
+        some: list[Version] = []
+        cells_in = size = 0
+        with closing(self._db.execute("select ts, packed from versions order by ts, rowid")) as rows:
+            for ts, packed in rows:
+                row, cells = msgpack.unpackb(packed)
+                large = cells_in + len(cells) > _CELLS_MAX or size + len(packed) > _BYTES_MAX
+                if some and (large or some[-1].commit_ts != ts):
+                    yield some
+                    some, cells_in, size = [], 0, 0
+                values = {columns[name]: None if v is None else columns[name].codec.decode(v) for name, v in cells}
+                some.append(Version(key.decode(row), ts, values))
+                cells_in, size = cells_in + len(cells), size + len(packed)
+        if some:
+            yield some
 
     def close(self) -> None:
         if hasattr(self, "_db"):

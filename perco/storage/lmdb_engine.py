@@ -79,6 +79,24 @@ def _is_full(error: lmdb.Error) -> bool:
     return isinstance(error, lmdb.DiskError) or any(os.strerror(code) in str(error) for code in _FULL)
 
 
+class NumberTaken(UnsuitableFolder):
+    """A process of another PID namespace, such as a container, has the file open, and has this process's number. LMDB
+    tells processes apart by their numbers."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            str(path),
+            f"a process in another container (PID namespace) has it open, and has this one's number, {os.getpid()}, by "
+            "which LMDB knows processes: run this in that container, or let readers open the store by the address of "
+            "its socket",
+        )
+
+
+def is_taken(error: lmdb.Error) -> bool:
+    """Whether LMDB's error is about the process's number: see `NumberTaken`."""
+    return os.strerror(errno.EAGAIN) in str(error)
+
+
 def _identity(path: Path) -> tuple[int, int]:
     found = path.stat()
     return found.st_dev, found.st_ino
@@ -126,6 +144,8 @@ class LmdbEngine:
         except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
             raise Corruption(str(data), f"not a readable LMDB file: {error}") from error
         except lmdb.Error as error:
+            if is_taken(error):
+                raise NumberTaken(path) from error
             raise UnsuitableFolder(str(path), f"LMDB cannot open it: {error}") from error
         self.map_bytes = int(self._env.info()["map_size"])  # LMDB maps more if more is used
         self._dbs = Groups()
@@ -139,6 +159,7 @@ class LmdbEngine:
             self.page_bytes = int(self._env.stat()["psize"])
             self._check_size(data)
             self._open_groups(groups)
+            self._note_number()
             self._allocated = 0 if readonly else data.stat().st_size
             self._data = -1 if readonly else os.open(data, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -191,6 +212,17 @@ class LmdbEngine:
         return LOG in self._dbs
 
     # ------------------------------------------------------------ reading
+
+    def _note_number(self) -> None:
+        """Have LMDB note this process's number. Otherwise, it does so with the first read, which would fail. Raises:
+        NumberTaken."""
+        try:
+            with self._begin():
+                pass
+        except lmdb.Error as error:
+            if is_taken(error):
+                raise NumberTaken(self.path) from error
+            raise
 
     def _begin(self) -> AbstractContextManager[Any]:
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from perco.errors import Corruption
 from perco.protocol.snapshot import Value
 from perco.schema.schema import Column, Table
+from perco.txn.driver import Driver
 from perco.txn.engine import Engine
 from perco.txn.retry import RetryOptions
 from perco.txn.running import Retrying
@@ -17,6 +19,22 @@ from perco.txn.transaction import Transaction
 def engine_of(snap: Snapshot) -> Engine:
     """The engine of the store that a snapshot reads."""
     return snap._engine
+
+
+def driver_of(snap: Snapshot) -> Driver:
+    """The driver with which a snapshot reads. Its reads fail once the snapshot's session has ended (R5)."""
+    return snap._driver
+
+
+async def still_kept(snap: Snapshot, table: str, failure: Corruption | None = None) -> None:
+    """Check, after a read of many cells, that the snapshot's versions were still there (G5, T9).
+
+    Args:
+        failure: of the read; it is raised if they were.
+
+    Raises: SnapshotTooOld, OwnerChanged.
+    """
+    await snap._still_kept(table, failure)
 
 
 def is_open(snap: Snapshot) -> bool:

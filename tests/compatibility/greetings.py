@@ -26,6 +26,7 @@ def recorded() -> dict[str, str]:
 
 def _said_by_a_client(path: str) -> bytes:
     with socket.socket(socket.AF_UNIX) as listening:
+        listening.settimeout(_SECONDS_MAX)
         listening.bind(path)
         listening.listen()
         client = subprocess.Popen([*_COMMAND, "status", f"unix:{path}"], stdout=subprocess.DEVNULL)

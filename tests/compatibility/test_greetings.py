@@ -15,7 +15,7 @@ import trio
 import perco
 from perco.errors import VersionMismatch
 from perco.rpc.crossing import unpack_error
-from perco.rpc.framing import GREETING_BYTES_MAX, FrameDecoder
+from perco.rpc.framing import GREETING_BYTES_MAX, FrameDecoder, frame, packed
 from perco.serve.messages import WIRE_VERSION
 from tests.compatibility.greetings import answer
 
@@ -31,8 +31,8 @@ def greeting(version: int, side: str) -> bytes:
     return bytes.fromhex(json.loads(FILES[version].read_text())[side])
 
 
-def read(frame: bytes) -> Any:
-    [[message]] = FrameDecoder(GREETING_BYTES_MAX).feed(frame)
+def read(data: bytes) -> Any:
+    [[message]] = FrameDecoder(GREETING_BYTES_MAX).feed(data)
     return message
 
 
@@ -63,9 +63,14 @@ async def test_a_client_of_this_version_as_it_was_recorded_is_welcome(tmp_path: 
     }
 
 
-@pytest.mark.parametrize("version", OTHERS)
+@pytest.mark.parametrize("version", [*OTHERS, WIRE_VERSION + 1])
 async def test_a_client_of_another_version_is_told_so(tmp_path: Path, version: int) -> None:
-    magic, mine, error, *_ = await answered(tmp_path / "s", greeting(version, "hello"))
+    if version in FILES:
+        hello = greeting(version, "hello")
+    else:  # as the next version may greet
+        magic, _, *rest = read(greeting(WIRE_VERSION, "hello"))
+        hello = frame([packed((magic, version, *rest, "and more"))])
+    magic, mine, error, *_ = await answered(tmp_path / "s", hello)
     assert (magic, mine) == ("perco", WIRE_VERSION)
     told = unpack_error(error)
     assert isinstance(told, VersionMismatch)

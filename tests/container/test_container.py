@@ -197,7 +197,7 @@ def test_an_owner_and_a_worker_share_a_volume(image: Image, volume: Path, tmp_pa
                 with db.transaction() as txn:
                     assert (txn.get(size, "0"), n) in ((None, 0), (5, 1)), "rows outlive a container"
                     txn.set(body, str(n), "hello")
-                work = ["perco", "worker", "app:schema", "--store", "/srv/store", "--log-level", "info"]
+                work = ["perco", "worker", "app:schema", "--store", "unix:/srv/store/socket"]
                 mounted = ("--volume", f"{app}:/app:ro", "--workingdir", "/app")
                 worker = within.enter_context(started(image, container, volume, work, *mounted))
                 worker_pid = int(worker.until(r"running measure on .* \(process (\d+)\)"))

@@ -172,7 +172,8 @@ async def test_a_line_that_cannot_be_read_is_told_and_the_others_stay(
     done = await run("import", store, "docs", file, "--group", "1")
     assert done.code == 2
     assert why in done.err
-    assert "mend the file, and import it again" in done.err
+    written = (await run("get", store, "docs", "good", "size")).code == 0
+    assert ("What was written before (1 row) stays; mend the file, and import it again" in done.err) == written
     file.write_text(f"{good}\n")
     assert (await run("import", store, "docs", file)).code == 0
     assert (await run("get", store, "docs", "good", "size")).out == "1\n"
@@ -184,7 +185,7 @@ async def test_a_line_that_cannot_be_read_is_told_and_the_others_stay(
         ({"key": ["c"], "size": ["seven"]}, "column 'size' of string does not fit int64"),
         ({"key": ["c"], "bytes_": [b""]}, "has no column 'bytes_'"),
         ({"key": [None], "size": [1]}, "row 1: a key cannot be null"),
-        ({"key": ["c"], "size": [1.0]}, "column 'size' of double does not fit int64: convert it first"),
+        ({"key": ["c"], "size": [1.0]}, "column 'size' of double does not fit int64: perco converts only what cannot"),
         ({"key": ["c"], "title": [7]}, "column 'title' of int64 does not fit text"),
         ({"key": ["c"], "rank": pa.array([Decimal("0.1")])}, "does not fit float64"),
     ],

@@ -143,6 +143,12 @@ async def test_locks_of_a_dead_process_are_in_no_way(tmp_path: Path, at: str) ->
         ({"key": "a", "commit_ts": 7, "values": {}, "deleted": "x"}, ["--versions"], '"deleted" is a list of columns'),
         ({"key": "a", "commit_ts": 7, "values": {}, "deleted": ["x"]}, ["--versions"], "has no column 'x'"),
         ({"key": "a", "commit_ts": 7, "values": {}}, ["--versions", "--bulk"], "leave out --bulk"),
+        ({"key": "a", "commit_ts": 1 << 63, "values": {}}, ["--versions"], "line 1: a version has its timestamp in"),
+        (
+            {"key": "a", "commit_ts": 7, "values": {"size": 1}, "deleted": ["size"]},
+            ["--versions"],
+            "column 'size' has a value, and is one of those that were deleted",
+        ),
     ],
 )
 async def test_files_that_cannot_be_imported(
@@ -150,7 +156,7 @@ async def test_files_that_cannot_be_imported(
 ) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text(json.dumps(line) + "\n")
-    done = await run("import", store, "docs", file, *flags)
+    done = await run("import", store, "docs", file, *flags, *(["--append"] if "--bulk" not in flags else []))
     assert done.code == 2
     assert why in done.err
 
@@ -176,10 +182,126 @@ async def test_observers_are_notified_of_imported_versions(store: Path, tmp_path
             for ts, values in zip((9, 4), cells, strict=True)
         )
     )
-    done = json.loads((await run("import", store, "docs", file, "--versions", "--json")).out)
+    done = json.loads((await run("import", store, "docs", file, "--versions", "--append", "--json")).out)
     assert (done["versions"], done["observers"]) == (2, ["measure"])
     async with perco.open(store, stores.schema) as db:
         async with db.worker():
             await db.wait_idle()
         async with db.snapshot() as snap:
             assert await snap.get(stores.size, "new") == 3, "the version of 9 is newer than that of 4"
+
+
+FORGETFUL = """
+import sys, perco, trio
+from perco.database.inside import inside
+t = perco.Table("t", key=perco.INT64)
+n = t.column("n", perco.INT64)
+
+async def write(db, value):
+    async with db.transaction() as txn:
+        for key in range(20):
+            txn.set(n, key, value)
+
+async def main():
+    async with perco.open(sys.argv[1], perco.Schema(t, keep=perco.Keep(seconds=0))) as db:
+        await write(db, 1)
+        await inside(db).oracle.note()
+        print("written", flush=True)
+        await trio.to_thread.run_sync(sys.stdin.readline)
+        for value in range(2, 5):
+            await write(db, value)
+        await db.vacuum()
+        print("removed", flush=True)
+        await trio.to_thread.run_sync(sys.stdin.readline)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("where", ["beside", "client"])
+async def test_what_the_vacuum_removes_meanwhile_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:  # G5, T9
+    """A reader beside the owner holds nothing: it fails. A client's snapshot holds its versions."""
+    monkeypatch.setattr(versions, "_ROWS", 2)
+    store = tmp_path / "s"
+    async with stores.started([sys.executable, "-c", FORGETFUL, str(store)]) as process:
+        assert process.stdin is not None
+        lines = stores.Lines(process.stdout)
+        assert await lines.next() == "written"
+        address = str(store) if where == "beside" else f"unix:{store / 'socket'}"
+        async with perco.open(address, readonly=True) as db, db.snapshot() as snap:
+            table = db.schema.tables["t"]
+            found = versions.versions_between(db, snap, table, list(table.columns.values()), b"", None)
+            first = await anext(found)
+            await process.stdin.send_all(b"go\n")
+            assert await lines.next() == "removed"
+            if where == "beside":
+                with pytest.raises(perco.errors.SnapshotTooOld):
+                    [_ async for _ in found]
+                with pytest.raises(perco.errors.SnapshotTooOld):
+                    await versions_of(db, snap, table.columns["n"], 7)
+            else:
+                rest = [version.key async for version in found]
+                assert [first.key, *rest] == list(range(20))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("name", ["commit_ts", "deleted"])
+async def test_a_table_whose_other_columns_have_such_names(tmp_path: Path, kind: str, name: str) -> None:
+    table = perco.Table("logs", key=perco.TEXT)
+    text, own = table.column("text", perco.TEXT), table.column(name, perco.INT64)
+    for store in "s", "t":
+        async with perco.open(tmp_path / store, perco.Schema(table)) as db:
+            if store == "s":
+                for value in "one", "two":
+                    async with db.transaction() as txn:
+                        txn.set(text, "a", value)
+                        txn.set(own, "a", 5)
+    file = tmp_path / f"x.{kind}"
+    assert (await run("export", tmp_path / "s", "logs", file, "--versions", "--columns", "text")).code == 0
+    done = await run("import", tmp_path / "t", "logs", file, "--versions")
+    assert done.code == 0, done.err
+    async with perco.open(tmp_path / "t", perco.Schema(table)) as db, db.snapshot() as snap:
+        assert [value for _, _, value in await versions_of(db, snap, text, "a")] == ["two", "one"]
+        assert await snap.get(own, "a") is None
+
+
+async def test_a_large_transaction_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "_CELLS_MAX", 6)
+    monkeypatch.setattr(versions, "_BYTES_MAX", 3000)
+    table = perco.Table("t", key=perco.INT64)
+    n, text = table.column("n", perco.INT64), table.column("text", perco.BYTES)
+    rows = [versions.Version(i, 1 + (i >= 20), {n: i, text: bytes(1000 * (i == 3))}) for i in range(22)]
+    found = versions.Sorted(table, ((f"row {i}", row) for i, row in enumerate(rows)))
+    parts = list(found.commits())
+    found.close()
+    assert [version for part in parts for version in part] == rows
+    assert [{version.commit_ts for version in part} for part in parts[-2:]] == [{1}, {2}]
+    assert all(sum(len(version.values) for version in part) <= 6 for part in parts)
+    assert len(parts) == 8
+    with pytest.raises(perco.UsageError, match="row 0: "):
+        versions.Sorted(table, [("row 0", versions.Version("wrong", 1, {}))])
+    wrong = type("Folder", (), {"name": str(tmp_path / "none"), "cleanup": lambda self: None})()
+    monkeypatch.setattr(versions, "TemporaryDirectory", lambda prefix: wrong)
+    with pytest.raises(perco.UsageError, match="set TMPDIR"):
+        versions.Sorted(table, [])
+
+
+async def test_a_history_is_imported_into_an_empty_table(tmp_path: Path, store: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    assert (await run("export", store, "numbers", file, "--versions")).code == 0
+    refused = await run("import", store, "numbers", file, "--versions")
+    assert (refused.code, "numbers has rows: a history is imported into an empty table" in refused.err) == (2, True)
+    assert (await run("import", store, "numbers", file, "--versions", "--append")).code == 0
+    again = json.loads((await run("get", store, "numbers", "7", "--versions", "--json")).out)
+    assert len(again["versions"]["square"]) == 2
+
+
+async def test_a_table_without_columns(tmp_path: Path) -> None:
+    async with perco.open(tmp_path / "s", perco.Schema(perco.Table("bare", key=perco.TEXT))):
+        pass
+    for more in ([], ["--versions"]):
+        done = await run("export", tmp_path / "s", "bare", tmp_path / "x.jsonl", *more)
+        assert (done.code, "table 'bare': no columns to read" in done.err) == (2, True), done.err
+    assert not (tmp_path / "x.jsonl").exists()
