@@ -136,7 +136,7 @@ class StoreCollector:
     async def _sample(self) -> Sample:
         parts = inside(self._db)
         worker = parts.workers.worker
-        lag = await parts.owner.lag() if parts.owner.is_here and not parts.engine.readonly else None
+        lag = await self._db.lag() if parts.owner.is_here and not parts.engine.readonly else None
         observers: Mapping[str, ObserverCounters] | None = None
         runs_s: Mapping[str, Durations] = {}
         tripped: frozenset[str] = frozenset()

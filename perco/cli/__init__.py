@@ -354,7 +354,7 @@ def ping(
 ) -> None:
     """Ask the process that owns a store for an answer: a check of its health.
 
-    Exits with 0 if it answers in time, and with 1 or 2 if it does not, or if no process has the store open.
+    Exits with 0 if it answers, with 1 if it does not answer in time, and with 2 if no process has the store open.
 
     \b
     Examples:

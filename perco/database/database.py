@@ -6,6 +6,7 @@ T14 `isolation="serializable"`, per transaction or for all of a store.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -67,6 +68,7 @@ class Database:
     ) -> None:
         self.config = config
         self._engine, self._waiting, self._workers, self._owner = engine, waiting, workers, owner
+        self._lag: tuple[dict[str, Lag], float] = {}, 0.0  # as it was last found, and when
         self._snapshots = Snapshots(engine)
         self._failed = FailedList(engine, keeper, workers.running_here)
         self._observers = ObserverStates(engine, keeper, workers.running_here)
@@ -564,7 +566,9 @@ class Database:
         Raises: Unavailable, in a client.
         """
         self._engine.usable(writing=False)
-        return await self._owner.lag()
+        found = await self._owner.lag()
+        self._lag = found, time.monotonic()
+        return found
 
     async def wait_idle(self, *, timeout: float | None = None) -> int:
         """Wait until no change waits for an observer anywhere (N7). An observer that fails prolongs the wait until its
@@ -648,6 +652,8 @@ class Database:
         """Counts since the store was opened."""
         engine = self._engine
         loop, vacuum = self._owner.statistics()
+        lag, found_at = self._lag
+        since_s = time.monotonic() - found_at
         return Statistics(
             engine.fates.live(),
             engine.oracle.last,
@@ -659,4 +665,5 @@ class Database:
             engine.lines.statistics(),
             engine.prefetch.statistics(),
             damaged=tuple(engine.driver.damaged),
+            lag={id: replace(each, counted_s=each.counted_s + since_s) for id, each in lag.items()},
         )

@@ -13,6 +13,7 @@ from perco.errors import UsageError
 from perco.history.vacuum import VacuumOptions
 from perco.history.vacuumed import VacuumStatistics
 from perco.notify.backfill import BackfillOptions
+from perco.notify.lagging import Lag
 from perco.postgresql.options import PostgresqlOptions
 from perco.rpc.channel import WireOptions
 from perco.settings import check_options
@@ -76,7 +77,8 @@ class Statistics:
 
     Attributes: `prefetch`: counters by observer and by function that `db.run` has called; the names
     "transaction" and "snapshot" count the transactions and snapshots opened as `with` blocks. `damaged`: the first 1000
-    stored cells that background tasks could not read, and skipped; `perco check` finds them all.
+    stored cells that background tasks could not read, and skipped; `perco check` finds them all. `lag`: how far
+    observers lag behind, by id, as `db.lag()` last found it, `counted_s` ago; empty before its first call.
     """
 
     live_transactions: int
@@ -89,3 +91,4 @@ class Statistics:
     turns: TurnCounters
     prefetch: Mapping[str, PrefetchCounters]
     damaged: tuple[str, ...] = ()
+    lag: Mapping[str, Lag] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ async def test_the_lag_of_each_observer(web: Web) -> None:
         raise ValueError(change.key)
 
     async with perco.open("memory:", web.schema, options=options()) as db:
+        assert db.statistics().lag == {}
         assert await db.lag() == {id: perco.Lag() for id in ("a", "b", "fails")}
         await put(db, web.body, "x", "hello")
         await put(db, web.size, "x", 1)
@@ -47,6 +49,9 @@ async def test_the_lag_of_each_observer(web: Web) -> None:
             ("b", 2, 0),
             ("fails", 1, 0),
         ]
+        told = db.statistics().lag
+        assert {id: replace(each, counted_s=0.0) for id, each in told.items()} == lag
+        assert told["a"].counted_s > 0
         assert lag["a"].oldest_s == pytest.approx(100, abs=2)
         assert lag["fails"].oldest_s == pytest.approx(100, abs=2)
         part = perco.WorkerOptions(only=["a", "fails"], attempts=3)
