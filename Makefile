@@ -23,7 +23,7 @@ SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/tes
 .PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-bigtable-live test-spark test-types test-wheel test-pythons test-container check format bench docs simulate sweep powerloss soak clean help
 
 help: ## what can be made
-	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-20s %s\n", $$1, $$2}' Makefile
 
 demo: .venv/.web ## load a search index over your Python's documentation, break it, repair it, search it
 	@$(BIN)/perco demo
@@ -54,11 +54,11 @@ test-everywhere: .venv/.dev ## scenarios and observers over clients (folder, TLS
 	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets,bare --each $(EACH) --some $(SOME) tests/scenarios tests/component/notify
 
 POSTGRESQL ?= tests/scenarios tests/component/notify
-test-postgresql: .venv/.dev ## the same over a PostgreSQL server, which it starts, by its owner and by direct clients; POSTGRESQL=tests/scenarios/test_bank.py
+test-postgresql: .venv/.dev ## scenarios and observers over a PostgreSQL server, which it starts, by its owner and by direct clients; POSTGRESQL=tests/scenarios/test_bank.py
 	$(BIN)/pytest -q -n auto --dist worksteal --over postgresql,direct $(POSTGRESQL)
 
 BIGTABLE ?= tests/scenarios tests/component/notify
-test-bigtable: .venv/.dev build/bigtable-emulator ## the same over a Bigtable emulator, which it builds (with Go); BIGTABLE=tests/scenarios/test_bank.py
+test-bigtable: .venv/.dev build/bigtable-emulator ## scenarios and observers over a Bigtable emulator, which it builds (with Go); BIGTABLE=tests/scenarios/test_bank.py
 	$(BIN)/pytest -q -n auto --dist worksteal tests/component/storage tests/integration/databases tests/soak
 	$(BIN)/pytest -q -n auto --dist worksteal --over bigtable,bigtable_direct $(BIGTABLE)
 
@@ -116,7 +116,7 @@ test-types: .venv/.dev ## the public API is typed to the last parameter
 test-all: EACH = 1
 test-all: SOME = 3
 test-all: POSTGRESQL = tests/scenarios/test_hermitage.py tests/scenarios/test_one_step.py
-test-all: test test-faults test-mutants test-everywhere test-postgresql test-spark ## all of them, in part: what CI runs
+test-all: test test-faults test-mutants test-everywhere test-postgresql test-spark ## a part of each of these: what CI runs
 	$(MAKE) --no-print-directory -j2 test-types test-wheel docs
 
 check: test

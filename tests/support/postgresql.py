@@ -40,14 +40,25 @@ _numbers = itertools.count()
 _of_folders: dict[str, str] = {}
 
 
-@functools.cache
 def running() -> Server:
-    """The server of this process. Skips the test if PostgreSQL is not installed."""
+    """The server of this process. Skips the test if PostgreSQL is not installed. If the server has ended by itself, the
+    test that finds out fails with the end of its log, and later tests get another one."""
+    found, log = _running()
+    if not Path(f"/proc/{found.pid}/exe").exists():  # there is none of a process that has ended, but is not reaped
+        _running.cache_clear()
+        _link.cache_clear()
+        raise AssertionError(f"the PostgreSQL server has ended: {log.read_text(errors='replace')[-2000:]}")
+    return found
+
+
+@functools.cache
+def _running() -> tuple[Server, Path]:
+    """The server, and its log."""
     stack = ExitStack()
     atexit.register(stack.close)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perco-pg-")))
     try:
-        return stack.enter_context(server(folder))
+        return stack.enter_context(server(folder)), folder / "postgres" / "log"
     except NoPostgresError as error:
         pytest.skip(str(error))
 
