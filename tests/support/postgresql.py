@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -54,6 +55,8 @@ def running() -> Server:
 @functools.cache
 def _running() -> tuple[Server, Path]:
     """The server, and its log."""
+    # PR_SET_PDEATHSIG: the system ends the server with the thread that has started it.
+    assert threading.current_thread() is threading.main_thread()
     stack = ExitStack()
     atexit.register(stack.close)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perco-pg-")))

@@ -288,7 +288,7 @@ async def test_serve_keeps_a_page_of_a_store_that_is_divided_among_processes(sto
 
 
 async def test_serve_keeps_a_page_of_a_store_in_a_database(tmp_path: Path) -> None:
-    url = await trio.to_thread.run_sync(postgresql.fresh)  # skips the test if PostgreSQL is not installed
+    url = postgresql.fresh()  # skips the test if PostgreSQL is not installed
     async with perco.open(url, app.schema) as db, db.worker(concurrency=4):
         await app.load(db)
         await db.wait_idle()
