@@ -2,14 +2,16 @@
 
 Transactions add one to random rows. First as many as the store takes are under way, for the saturation; then they come
 at 60 % of it, at random moments (an open loop: none waits for another), and their delays count from the moment at which
-they were due. A full backup is taken meanwhile, and an incremental one. Both are restored: at the timestamp of the
-backup, the restored store must have the rows that the store itself has.
+they were due. Full backups are taken meanwhile, in rounds, and then an incremental one. Each round compares the
+transactions during the backup with those of the half minute before it. The last full backup and the incremental one are
+restored: at the timestamp of the backup, the restored store must have the rows that the store itself has.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,7 +28,8 @@ BYTES, QUICK_BYTES = 2 << 30, 128 << 20
 VALUE_BYTES = 1000
 AT_ONCE = 64
 SHARE = 0.6
-SATURATED_S, BEFORE_S, BETWEEN_S = 5.0, 10.0, 5.0
+SATURATED_S, BEFORE_S, QUICK_BEFORE_S = 5.0, 30.0, 5.0
+ROUNDS = 3  # of full backups
 LEFT_LEAST, P99_MOST = 0.8, 2.0
 
 docs = perco.Table("docs", key=perco.INT64)
@@ -112,7 +115,7 @@ async def again(folder: Path, backup: perco.Backup) -> str:
         return await digest(db, backup.ts)
 
 
-async def measure(folder: Path, size: int, run: Run, report: Report) -> None:
+async def measure(folder: Path, size: int, before_s: float, run: Run, report: Report) -> None:
     keys = size // VALUE_BYTES
     load = Load()
     options = perco.Options(split=perco.options.SplitOptions(on=False))
@@ -121,38 +124,43 @@ async def measure(folder: Path, size: int, run: Run, report: Report) -> None:
         async with db.pin("bench", lease_s=3600):  # both backups are compared with the past
             per_s = SHARE * await saturation(db, keys)
             run.say(f"{keys:,} rows are there; {per_s / SHARE:,.0f} transactions a second saturate the store")
-            backups, spans = [], {}
+            backups = list[perco.Backup]()
+            spans = list[tuple[str, float, float]]()  # name, begin, end
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(arrive, db, keys, per_s, load)
                 await trio.sleep(1.0)
-                for name in ("full", "incremental"):
-                    began = time.perf_counter()
-                    await trio.sleep(BEFORE_S if name == "full" else BETWEEN_S)
-                    spans[f"before {name}"] = began, time.perf_counter()
-                    began = time.perf_counter()
-                    backups.append(await db.backup(folder / "backups"))
-                    spans[name] = began, time.perf_counter()
+                for name in (*["full"] * ROUNDS, "incremental"):
+                    times = [time.perf_counter()]
+                    await trio.sleep(before_s)
+                    times.append(time.perf_counter())
+                    backups.append(await db.backup(folder / "backups", full=name == "full"))
+                    times.append(time.perf_counter())
+                    spans += [(f"before {name}", times[0], times[1]), (name, times[1], times[2])]
                 nursery.cancel_scope.cancel()
-            now = [await digest(db, backup.ts) for backup in backups]
-    told = []
-    for name, (begin, end) in spans.items():
+            full, more = backups[-2:]
+            now = [await digest(db, backup.ts) for backup in (full, more)]
+    told: list[tuple[str, ...]] = []
+    found: dict[str, list[tuple[float, float]]] = {}  # name -> (a second, p99)
+    for name, begin, end in spans:
         delays = load.within(begin, end)
         rate, p99 = len(delays) / (end - begin), percentile(delays, 0.99)
-        key = name.replace(" ", "_")
-        report.figures |= {f"{key}_per_s": rate, f"{key}_p99_ms": 1000 * p99, f"{key}_s": end - begin}
+        found.setdefault(name, []).append((rate, p99))
         waits = (f"{1000 * percentile(delays, 0.5):.1f}", f"{1000 * p99:.1f}", f"{1000 * max(delays):.0f}")
         told.append((name, f"{end - begin:.1f}", f"{rate:,.0f}", *waits))
     run.table(f"{per_s:,.0f} transactions a second come", ("", "s", "a second", "p50 ms", "p99 ms", "longest ms"), told)
     figures = report.figures
-    full, more = backups
+    for name, each in found.items():
+        rate, p99 = (statistics.median(column) for column in zip(*each, strict=True))
+        figures |= {f"{name.replace(' ', '_')}_per_s": rate, f"{name.replace(' ', '_')}_p99_ms": 1000 * p99}
     run.say(f"full: {full.bytes / (1 << 20):,.0f} MiB; incremental: {more.stored:,} of {more.pages:,} pages")
-    left = figures["full_per_s"] / figures["before_full_per_s"]
-    slower = figures["full_p99_ms"] / figures["before_full_p99_ms"]
+    rounds = list(zip(found["full"], found["before full"], strict=True))
+    left = statistics.median(during[0] / before[0] for during, before in rounds)
+    slower = statistics.median(during[1] / before[1] for during, before in rounds)
     report.ratio("throughput_during", left)
     report.ratio("p99_during", slower)
     report.ratio("incremental_vs_full_bytes", more.bytes / full.bytes)
     figures |= {"full_bytes": full.bytes, "incremental_bytes": more.bytes}
-    for backup, wanted in zip(backups, now, strict=True):
+    for backup, wanted in zip((full, more), now, strict=True):
         assert await again(folder, backup) == wanted, f"{backup.name} differs from the store"
     run.say("both restored stores have the rows that the store had at the backups' timestamps")
     report.bars.append(("transactions during a backup", left, "at least", LEFT_LEAST))
@@ -164,5 +172,6 @@ def main(run: Run) -> None:
     facts = run.machine("power")
     report = Report("backup", "power")
     with run.scratch() as folder:
-        trio.run(measure, folder, QUICK_BYTES if run.quick else BYTES, run, report)
+        size, before_s = (QUICK_BYTES, QUICK_BEFORE_S) if run.quick else (BYTES, BEFORE_S)
+        trio.run(measure, folder, size, before_s, run, report)
     run.finish(report, facts)

@@ -72,7 +72,7 @@ ARROW = {"columnar.py", "scan.py", "scanning.py"}  # the first is imported on de
 INSIDES = ("folder", "lmdb_engine", "lmdb_tablet", "tablet")
 REACHING_INSIDE = {
     "serve/opening.py folder.shared_by_owner": "a folder is opened: wait only for an owner that serves others",
-    "serve/opening.py lmdb_engine.NumberTaken": "a reader in another container reads through the owner then",
+    "serve/opening.py lmdb_engine.PidTaken": "a reader in another container reads through the owner then",
     "tablets/local.py folder.tablet_path": "a store is opened: each of its tablets lies in a folder of its own",
     "tablets/local.py folder.unsynced": "the owner tells its clients whether the newest writes may be lost",
     "serve/tablets.py folder.tablet_path": "a tablet server opens the tablets that it was given",

@@ -56,9 +56,9 @@ def _export(
     values are text, and MSGPACK values are binary, as stored. Lines of JSON are as perco scan --json prints them. For
     Arrow and Parquet: pip install 'perco[arrow]'.
 
-    The file has the newest version of each cell. With --versions, it has one row for each transaction that wrote a row
-    of the table, sorted by key, and of each key the oldest first: the cells that it wrote, its "commit_ts", and a list
-    of the columns that it deleted, as "deleted". Versions that the vacuum has removed are gone. To copy a store with
+    The file has the newest version of each cell. With --versions, it has a row for each version of a row of the table,
+    sorted by key, and of each key the oldest first: the cells that one transaction wrote, its "commit_ts", and the
+    columns that it deleted, as the list "deleted". Versions that the vacuum has removed are gone. To copy a store with
     the changes that wait for observers, use perco backup or perco copy.
 
     \b

@@ -18,8 +18,7 @@ import perco
 from perco.cli.reading import Range, When, columns_of, range_in, scan_of, snapshot, table_named
 from perco.cli.screen import FINE, counted, show_json, size
 from perco.cli.values import exact
-from perco.cli.versions import COMMIT_TS, DELETED, Version, must_have_room, versions_between
-from perco.database.inside import inside
+from perco.cli.versions import COMMIT_TS, DELETED, Version, must_have_room, version_batches, versions_between
 from perco.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,10 +81,18 @@ async def export(
         if versions:
             must_have_room(here, columns)
             found = versions_between(db, snap, here, columns, *range_in(here, chosen))
-            pieces = _version_lines(found, here) if kind == "jsonl" else _version_tables(db, found, here, columns)
+            if kind == "jsonl":
+                pieces = _lines(_versions(found, here))
+            else:
+                made = version_batches(db, here, columns)
+                pieces = _tables(made.of(found), made.schema)
         else:
             scan = scan_of(snap, here, columns, chosen)
-            pieces = _lines(scan, here, columns) if kind == "jsonl" else _tables(scan)
+            if kind == "jsonl":
+                pieces = _lines(_rows(scan, here, columns))
+            else:
+                batches = scan.to_batches(packed=True)  # MSGPACK as stored: JSON cannot express all of its values
+                pieces = _tables(batches, batches.schema)
         with counting_rows(table) as tell, _new_file(file, replace=replace) as path:
             writer: _Writer | None = None
             try:
@@ -112,77 +119,33 @@ async def export(
     return FINE
 
 
-async def _lines(
-    scan: perco.Scan[Any], table: perco.Table[Any], columns: Sequence[perco.Column[Any, Any]]
-) -> AsyncIterator[tuple[int, str]]:
+async def _lines(rows: AsyncIterator[dict[str, Any]]) -> AsyncIterator[tuple[int, str]]:
     lines: list[str] = []
+    async for row in rows:
+        lines.append(jsons.dumps(row, ensure_ascii=False) + "\n")
+        if len(lines) == _ROWS_AT_ONCE:
+            yield len(lines), "".join(lines)
+            lines = []
+    yield len(lines), "".join(lines)
+
+
+async def _rows(
+    scan: perco.Scan[Any], table: perco.Table[Any], columns: Sequence[perco.Column[Any, Any]]
+) -> AsyncIterator[dict[str, Any]]:
     async for row in scan:
         values = {column.name: exact(column.codec, row[column]) for column in columns if column in row}
-        lines.append(jsons.dumps({"key": exact(table.key, row.key), "values": values}, ensure_ascii=False))
-        if len(lines) == _ROWS_AT_ONCE:
-            yield len(lines), "\n".join(lines) + "\n"
-            lines = []
-    yield len(lines), "".join(line + "\n" for line in lines)
+        yield {"key": exact(table.key, row.key), "values": values}
 
 
-async def _version_lines(versions: AsyncIterator[Version], table: perco.Table[Any]) -> AsyncIterator[tuple[int, str]]:
-    lines: list[str] = []
+async def _versions(versions: AsyncIterator[Version], table: perco.Table[Any]) -> AsyncIterator[dict[str, Any]]:
     async for version in versions:
         values = {c.name: exact(c.codec, value) for c, value in version.values.items() if value is not None}
         told = {"key": exact(table.key, version.key), COMMIT_TS: version.commit_ts, "values": values}
-        if version.deleted:
-            told[DELETED] = version.deleted
-        lines.append(jsons.dumps(told, ensure_ascii=False))
-        if len(lines) == _ROWS_AT_ONCE:
-            yield len(lines), "\n".join(lines) + "\n"
-            lines = []
-    yield len(lines), "".join(line + "\n" for line in lines)
+        yield told | ({DELETED: version.deleted} if version.deleted else {})
 
 
-async def _version_tables(
-    db: perco.Database,
-    versions: AsyncIterator[Version],
-    table: perco.Table[Any],
-    columns: Sequence[perco.Column[Any, Any]],
-) -> AsyncIterator[tuple[int, pa.Table]]:
-    """The versions in tables of many rows, with the columns `commit_ts` and `deleted`."""
-    import pyarrow as pa
-
-    from perco.arrow.fields import fields_of
-    from perco.arrow.rows import RowBatch
-
-    numbers = [inside(db).known.bind(column).column for column in columns]
-    rows = RowBatch(fields_of(table, columns, numbers, "key", packed=True))
-    stamps: list[int] = []
-    deleted: list[list[str]] = []
-
-    some: list[pa.Table] = []
-
-    def take() -> None:
-        made = pa.Table.from_batches([rows.taken()])
-        made = made.append_column(pa.field(COMMIT_TS, pa.int64(), nullable=False), pa.array(stamps, pa.int64()))
-        some.append(made.append_column(DELETED, pa.array(deleted, pa.list_(pa.string()))))
-        stamps.clear()
-        deleted.clear()
-
-    async for version in versions:
-        rows.add(version)
-        stamps.append(version.commit_ts)
-        deleted.append(version.deleted)
-        if rows.full:
-            take()
-            if sum(map(len, some)) >= _ROW_GROUP or sum(table.nbytes for table in some) >= _ROW_GROUP_BYTES:
-                joined = pa.concat_tables(some)
-                yield len(joined), joined
-                some.clear()
-    take()
-    joined = pa.concat_tables(some)
-    yield len(joined), joined
-
-
-async def _tables(scan: perco.Scan[Any]) -> AsyncIterator[tuple[int, pa.Table]]:
-    """The rows in tables of many. MSGPACK values are as stored, because JSON cannot express all of them."""
-    batches = scan.to_batches(packed=True)
+async def _tables(batches: AsyncIterator[pa.RecordBatch], schema: pa.Schema) -> AsyncIterator[tuple[int, pa.Table]]:
+    """The rows of batches in tables of many."""
     import pyarrow as pa
 
     some: list[pa.RecordBatch] = []
@@ -193,7 +156,7 @@ async def _tables(scan: perco.Scan[Any]) -> AsyncIterator[tuple[int, pa.Table]]:
         if rows >= _ROW_GROUP or taken >= _ROW_GROUP_BYTES:
             yield rows, pa.Table.from_batches(some)
             some, rows, taken = [], 0, 0
-    yield rows, pa.Table.from_batches(some, schema=batches.schema)
+    yield rows, pa.Table.from_batches(some, schema=schema)
 
 
 class _Lines:

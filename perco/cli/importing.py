@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 import trio
 
@@ -24,6 +24,9 @@ from perco.errors import UsageError
 from perco.schema.catalogue import schema_of
 from perco.schema.codecs import Codec, TupleCodec
 from perco.storage import TS_MAX
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _IN_FLIGHT: Final = 16  # transactions
 _BATCH: Final = 10_000  # rows that are read of a file at once
@@ -278,19 +281,9 @@ def _arrow(kind: str, file: str, table: perco.Table[Any], options: ImportOptions
                 "--key which column has the key"
             )
         keys = [values_of(file, batch, name, part) for name, part in zip(names, parts, strict=True)]
-        own: set[str] = set()
-        if {COMMIT_TS, DELETED} <= set(batch.schema.names):
-            own = {COMMIT_TS, DELETED} if options.versions else {COMMIT_TS, DELETED} - table.columns.keys()
-        for name in own:
-            if batch.schema.names.count(name) > 1:
-                raise UsageError(f"{file} has several columns {name!r}")
-        if options.versions and not own:
-            raise UsageError(
-                f"{file} has no columns {COMMIT_TS!r} and {DELETED!r}: it was exported without --versions; import it "
-                "without, too"
-            )
-        stamps = [batch.column(name).to_pylist() for name in (COMMIT_TS, DELETED)] if own else None
-        columns = [column_named(table, name) for name in batch.schema.names if name not in names and name not in own]
+        stamps = _stamps(file, batch, table, options)
+        others = {*names, *(() if stamps is None else (COMMIT_TS, DELETED))}
+        columns = [column_named(table, name) for name in batch.schema.names if name not in others]
         values = [values_of(file, batch, column.name, column.codec) for column in columns]
         for n in range(batch.num_rows):
             place = f"row {first + n}"
@@ -299,8 +292,24 @@ def _arrow(kind: str, file: str, table: perco.Table[Any], options: ImportOptions
                 raise UsageError(f"{file}, {place}: a key cannot be null")
             found = {column: each[n] for column, each in zip(columns, values, strict=True)}
             row = _Row(place, key if isinstance(codec, TupleCodec) else key[0], found)
-            if stamps is not None or options.versions:
-                commit_ts, deleted = (None, None) if stamps is None else (stamps[0][n], stamps[1][n])
-                row = _version(file, table, row, commit_ts, deleted, options)
+            if stamps is not None:
+                row = _version(file, table, row, *stamps[n], options)
             yield row
         first += batch.num_rows
+
+
+def _stamps(
+    file: str, batch: pa.RecordBatch, table: perco.Table[Any], options: ImportOptions
+) -> list[tuple[Any, Any]] | None:
+    """Of a file with versions: the timestamp of each row, and the columns that were deleted. None: it has no versions.
+    Raises: UsageError."""
+    own = COMMIT_TS, DELETED
+    there = sorted(name for name in batch.schema.names if name in own)
+    if not options.versions and (not {*own} <= {*there} or {*own} <= table.columns.keys()):
+        return None
+    if there != sorted(own):
+        raise UsageError(
+            f"{file}: a file with versions has one column {COMMIT_TS!r} and one {DELETED!r}; was it exported with "
+            "--versions?"
+        )
+    return list(zip(*(batch.column(name).to_pylist() for name in own), strict=True))

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby, starmap
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
@@ -20,6 +20,11 @@ from perco.protocol.records import DELETE, PUT_DATA, unpack_record
 from perco.schema.codecs import decoded
 from perco.storage import LOCK, WRITE, ReadRequest, ScanCell, ScanQuery, ScanRequest
 from perco.txn.inside import driver_of, still_kept
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from perco.arrow.fields import Field
 
 COMMIT_TS: Final = "commit_ts"  # the further columns of a file with versions
 DELETED: Final = "deleted"
@@ -146,6 +151,49 @@ async def _long(
                 raise Corruption("", what, (table, where[0], f"#{where[1]}"))
         done += len(answers)
     return out
+
+
+# ------------------------------------------------------------------ as Arrow
+
+
+class Batches:
+    """Makes record batches of versions. Attributes: `schema`: of the batches."""
+
+    schema: pa.Schema
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        import pyarrow as pa
+
+        from perco.arrow.rows import RowBatch
+
+        self._rows = RowBatch(fields)
+        self._own = pa.field(COMMIT_TS, pa.int64(), nullable=False), pa.field(DELETED, pa.list_(pa.string()))
+        self.schema = pa.schema([*self._rows.schema, *self._own])
+
+    async def of(self, versions: AsyncIterator[Version]) -> AsyncIterator[pa.RecordBatch]:
+        some: list[Version] = []
+        async for version in versions:
+            self._rows.add(version)
+            some.append(version)
+            if self._rows.full:
+                yield self._taken(some)
+                some = []
+        yield self._taken(some)
+
+    def _taken(self, some: Sequence[Version]) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        own = [version.commit_ts for version in some], [version.deleted for version in some]
+        arrays = [pa.array(values, field.type) for values, field in zip(own, self._own, strict=True)]
+        return pa.RecordBatch.from_arrays([*self._rows.taken().columns, *arrays], schema=self.schema)
+
+
+def version_batches(db: perco.Database, table: perco.Table[Any], columns: Sequence[Column]) -> Batches:
+    """What makes record batches of a table's versions. MSGPACK values are as stored."""
+    from perco.arrow.fields import fields_of
+
+    numbers = [inside(db).known.bind(column).column for column in columns]
+    return Batches(fields_of(table, columns, numbers, "key", packed=True))
 
 
 # ------------------------------------------------------------------ read a file

@@ -38,7 +38,7 @@ from perco.serve.processes import TabletServers
 from perco.serve.pulse import Pulse
 from perco.serve.server import Server
 from perco.storage.folder import shared_by_owner
-from perco.storage.lmdb_engine import NumberTaken
+from perco.storage.lmdb_engine import PidTaken
 from perco.tablets.backend import Backend, Tickets
 from perco.tablets.local import LocalStore
 
@@ -63,8 +63,8 @@ class open(AsyncOnly):
         schema: tables, columns and observers. With `readonly`, it may be left out: perco then uses the store's own
             schema, whose columns are, for example, `db.schema.tables["docs"].columns["body"]`.
         options: see `Options`.
-        readonly: only read; in a folder, read the files directly, even if another process owns them. (A process of
-            another container may have to read through the owner: LMDB knows processes by their numbers.)
+        readonly: only read; in a folder, read the files directly, even if another process owns them. (If the owner runs
+            in another container and has the same PID, read through it: LMDB identifies processes by their PIDs.)
         accept_loss: open a folder in spite of NeedsCheck. No effect in a client: the folder is open already.
         token: the token of a server on TCP; by default the environment's PERCO_TOKEN, or the token of a server that the
             same user runs on this machine.
@@ -149,11 +149,11 @@ class open(AsyncOnly):
                     damaged=self.damaged,
                 )
                 break
-            except NumberTaken:
+            except PidTaken:
                 path = _absolute(text)
                 if not self._readonly or not shared_by_owner(path):
                     raise
-                with suppress(OSError):  # it is the owner that has this process's number: read through it
+                with suppress(OSError):  # the owner has this process's PID: read through it
                     return await self._connect(Address(path / SOCKET), path)
                 raise
             except StoreLocked as locked:

@@ -79,21 +79,21 @@ def _is_full(error: lmdb.Error) -> bool:
     return isinstance(error, lmdb.DiskError) or any(os.strerror(code) in str(error) for code in _FULL)
 
 
-class NumberTaken(UnsuitableFolder):
-    """A process of another PID namespace, such as a container, has the file open, and has this process's number. LMDB
-    tells processes apart by their numbers."""
+class PidTaken(UnsuitableFolder):
+    """A process in another PID namespace, such as a container, has the file open, and has this process's PID. LMDB
+    identifies processes by their PIDs."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(
             str(path),
-            f"a process in another container (PID namespace) has it open, and has this one's number, {os.getpid()}, by "
-            "which LMDB knows processes: run this in that container, or let readers open the store by the address of "
-            "its socket",
+            f"a process in another container (PID namespace) has it open and has the same PID, {os.getpid()}, by which "
+            "LMDB identifies processes. Run this in that container, or have readers open the address of the store's "
+            "socket",
         )
 
 
-def is_taken(error: lmdb.Error) -> bool:
-    """Whether LMDB's error is about the process's number: see `NumberTaken`."""
+def is_pid_taken(error: lmdb.Error) -> bool:
+    """Whether LMDB's error means that the PID is taken: see `PidTaken`."""
     return os.strerror(errno.EAGAIN) in str(error)
 
 
@@ -144,8 +144,8 @@ class LmdbEngine:
         except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
             raise Corruption(str(data), f"not a readable LMDB file: {error}") from error
         except lmdb.Error as error:
-            if is_taken(error):
-                raise NumberTaken(path) from error
+            if is_pid_taken(error):
+                raise PidTaken(path) from error
             raise UnsuitableFolder(str(path), f"LMDB cannot open it: {error}") from error
         self.map_bytes = int(self._env.info()["map_size"])  # LMDB maps more if more is used
         self._dbs = Groups()
@@ -159,7 +159,7 @@ class LmdbEngine:
             self.page_bytes = int(self._env.stat()["psize"])
             self._check_size(data)
             self._open_groups(groups)
-            self._note_number()
+            self._register()
             self._allocated = 0 if readonly else data.stat().st_size
             self._data = -1 if readonly else os.open(data, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -213,15 +213,14 @@ class LmdbEngine:
 
     # ------------------------------------------------------------ reading
 
-    def _note_number(self) -> None:
-        """Have LMDB note this process's number. Otherwise, it does so with the first read, which would fail. Raises:
-        NumberTaken."""
+    def _register(self) -> None:
+        """Register this process with LMDB, which it would otherwise do with the first read. Raises: PidTaken."""
         try:
             with self._begin():
                 pass
         except lmdb.Error as error:
-            if is_taken(error):
-                raise NumberTaken(self.path) from error
+            if is_pid_taken(error):
+                raise PidTaken(self.path) from error
             raise
 
     def _begin(self) -> AbstractContextManager[Any]:

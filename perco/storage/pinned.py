@@ -13,7 +13,7 @@ from typing import Any, Final
 import lmdb
 
 from perco.errors import Corruption
-from perco.storage.lmdb_engine import NumberTaken, is_taken
+from perco.storage.lmdb_engine import PidTaken, is_pid_taken
 from perco.storage.pages import Unit, meta_page, pages_of, units
 
 _MAP_BYTES: Final = 1 << 40  # of address space only: the owner's map may grow
@@ -43,8 +43,8 @@ class PinnedFile:
         except BaseException as error:
             os.close(self._file)
             if isinstance(error, lmdb.Error):
-                if is_taken(error):
-                    raise NumberTaken(path) from error
+                if is_pid_taken(error):
+                    raise PidTaken(path) from error
                 raise Corruption(str(path), f"LMDB cannot open it: {error}") from error
             raise
         self.inode, self.page, self.meta = os.fstat(self._file).st_ino, int(self._env.stat()["psize"]), b""

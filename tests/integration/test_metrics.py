@@ -131,6 +131,7 @@ def test_metrics_of_a_program(tmp_path: Path, front: Any, place: str) -> None:
                 assert db.wait_idle() == 1
                 with db.snapshot() as snap:
                     assert len(list(snap.scan(program.docs))) == 4
+                    assert snap.scan(program.docs).to_arrow().read_all()["key"].to_pylist() == [*"abcd"]
                 check(until(url, done), place)
         with pytest.raises(OSError, match="refused"):
             scraped(url)

@@ -326,26 +326,31 @@ def outcomes(traced: Traced) -> list[tuple[Any, Any]]:
     return [(attributes["perco.outcome"], attributes.get("error.type")) for attributes in spans]
 
 
+async def raise_in_each_way(db: Any, program: Program) -> None:
+    """In a database of trio, or of asyncio."""
+
+    async def fails(txn: Any) -> None:
+        raise KeyError(await txn.get(program.size, "a"))
+
+    async def block() -> None:
+        async with db.transaction() as txn:
+            await fails(txn)
+
+    async def attempts() -> None:
+        async for attempt in db.attempts():
+            async with attempt as txn:
+                await fails(txn)
+
+    for way in lambda: db.run(fails), block, attempts:
+        with pytest.raises(KeyError):
+            await way()
+
+
 async def test_errors_of_programs_are_told_on_trio(traced: Traced) -> None:
     program = Program()
     async with perco.open("memory:", program.schema) as db:
         perco.otel.instrument(db, tracer_provider=traced.provider)
-
-        async def fails(txn: perco.Transaction) -> None:
-            raise KeyError(await txn.get(program.size, "a"))
-
-        async def block() -> None:
-            async with db.transaction() as txn:
-                await fails(txn)
-
-        async def attempts() -> None:
-            async for attempt in db.attempts():
-                async with attempt as txn:
-                    await fails(txn)
-
-        for way in lambda: db.run(fails), block, attempts:
-            with pytest.raises(KeyError):
-                await way()
+        await raise_in_each_way(db, program)
     assert outcomes(traced) == [FAILED] * 3
 
 
@@ -355,22 +360,7 @@ def test_errors_of_programs_are_told_on_asyncio(traced: Traced, tmp_path: Path) 
     async def main() -> None:
         async with perco.aio.open(tmp_path / "store", program.schema) as db:
             perco.otel.instrument(db, tracer_provider=traced.provider)
-
-            async def fails(txn: perco.aio.Transaction) -> None:
-                raise KeyError(await txn.get(program.size, "a"))
-
-            async def block() -> None:
-                async with db.transaction() as txn:
-                    await fails(txn)
-
-            async def attempts() -> None:
-                async for attempt in db.attempts():
-                    async with attempt as txn:
-                        await fails(txn)
-
-            for way in lambda: db.run(fails), block, attempts:
-                with pytest.raises(KeyError):
-                    await way()
+            await raise_in_each_way(db, program)
 
     asyncio.run(main())
     assert outcomes(traced) == [FAILED] * 3

@@ -1,4 +1,4 @@
-"""Processes of containers: each is number 1 in its own PID namespace, and LMDB knows processes by their numbers."""
+"""Processes in containers: each has PID 1 in its own PID namespace, and LMDB identifies processes by their PIDs."""
 
 from __future__ import annotations
 
@@ -88,19 +88,21 @@ def test_a_reader_in_another_container_reads_through_the_owner(tmp_path: Path) -
             assert [until(reader, r"has (\d+)") for reader in (one, other)] == ["1", "1"]
         refused = run("backup", store, tmp_path / "backups")
         assert refused.returncode == 2
-        assert "in another container (PID namespace) has it open, and has this one's number, 1" in refused.stderr
+        assert "in another container (PID namespace) has it open and has the same PID, 1" in refused.stderr
     assert run("backup", store, tmp_path / "backups").returncode == 0
 
 
-def test_an_owner_says_that_a_reader_in_another_container_has_its_number(tmp_path: Path) -> None:
+def test_an_owner_says_that_a_reader_in_another_container_has_its_pid(tmp_path: Path) -> None:
     store = tmp_path / "store"
     filled(store)
     with started("-c", READER, str(store)) as reader:
         assert until(reader, r"has (\d+)") == "1"
         with started("-m", "perco", "serve", str(store)) as owner:
-            until(owner, r"(a process in another container \(PID namespace\) has it open)")
+            until(owner, r"(a process in another container \(PID namespace\) has it open and has the same PID)")
             assert owner.wait(SECONDS_MAX) == 2
-        with perco.sync.open(store, SCHEMA) as db, db.snapshot() as snap:  # by another number
+        refused = run("status", store)  # there is no owner to read through
+        assert (refused.returncode, "has the same PID, 1" in refused.stderr) == (2, True)
+        with perco.sync.open(store, SCHEMA) as db, db.snapshot() as snap:  # with another PID
             assert snap.get(square, 3) == 9
     with started("-m", "perco", "serve", str(store)) as owner:
         assert until(owner, r"serving .* \(process (\d+)\)") == "1"
