@@ -84,7 +84,7 @@ test-spark: .venv/.dev ## the tests of perco.spark and of its example (without J
 
 test-wheel: .venv/.python ## the sdist, and the wheel made of it, alone in an environment of its own: its command line, and the demo to its end
 	rm -rf build/wheel && mkdir -p build/wheel
-	$(BIN)/pip install --quiet --disable-pip-version-check 'hatchling>=1.24'
+	$(BIN)/pip install --quiet --disable-pip-version-check 'hatchling>=1.24' 'setuptools>=68'
 	$(BIN)/python -m hatchling build -t sdist -d build/wheel
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel build/wheel/perco-*.tar.gz
 	$(PYTHON) -m venv build/wheel/env
@@ -156,18 +156,19 @@ clean: ## remove what was installed and drawn
 	$(PYTHON) -m venv .venv
 	touch $@
 
-# The stamps make a second call quick; a changed pyproject installs again.
-.venv/.web: .venv/.python pyproject.toml
+# The stamps make a second call quick; a changed pyproject, or extension, installs again.
+BUILT_OF := pyproject.toml hatch_build.py $(wildcard perco/storage/native/*)
+.venv/.web: .venv/.python $(BUILT_OF)
 	@echo "installing perco[web] into .venv (once) ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[web]'
 	@touch $@
 
-.venv/.spark: .venv/.python pyproject.toml
+.venv/.spark: .venv/.python $(BUILT_OF)
 	@echo "installing perco[web,spark] into .venv (once) ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[web,spark]'
 	@touch $@ .venv/.web
 
-.venv/.dev: .venv/.python pyproject.toml
+.venv/.dev: .venv/.python $(BUILT_OF)
 	@echo "installing perco[dev] into .venv (once) ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ .venv/.web .venv/.spark

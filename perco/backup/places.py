@@ -23,7 +23,7 @@ FILE_SUFFIX: Final = ".tar"
 _NAME: Final = re.compile(r"\d{8}T\d{6}-(\d+)")
 _NEW: Final = ".new"
 _BLOCK: Final = 512  # of a tar archive
-_SYNC_BYTES: Final = 32 << 20  # between two syncs: a single one at the end would hold up the store's own
+_SYNC_BYTES: Final = 1 << 20  # between two syncs: while more is being written out, the syncs of the store wait
 
 
 class Part:

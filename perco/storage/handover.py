@@ -20,6 +20,8 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Final
 
+from perco.storage.completing import Completing
+
 # The longest that the loop waits for a writer, in seconds: a wrong guess must not cost more than a right one saves.
 _HOLD_STILL_S: Final = 0.005
 _GIVE_WAY_S: Final = 0.0002
@@ -44,17 +46,19 @@ class Written:
 
 
 class Handover:
-    """Shared by the tablets of a store. `under_way`: how many batches are with the writers: their verdicts have
-    not reached the loop yet."""
+    """Shared by the tablets of a store. `under_way`: how many batches are with the writers' threads, and their verdicts
+    have not reached the loop yet. Native writers (`completing`) do not need the GIL: their batches are not counted."""
 
     under_way: int
     given: int
+    completing: Completing
 
-    __slots__ = ("_least", "_let_go", "_lock", "_wanted", "given", "under_way")
+    __slots__ = ("_least", "_let_go", "_lock", "_wanted", "completing", "given", "under_way")
 
     def __init__(self) -> None:
         self.under_way = 0
         self.given = 0  # how often the loop gave way
+        self.completing = Completing()
         self._let_go = select.poll().poll if hasattr(select, "poll") else None  # the cheapest way to release the GIL
         self._least = 1.0
         self._lock = threading.Lock()

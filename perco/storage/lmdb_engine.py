@@ -47,6 +47,7 @@ from perco.storage.cells import (
 )
 from perco.storage.fencing import check_epoch, next_epoch
 from perco.storage.keys import escape, split_log_key
+from perco.storage.lmdb_native import environment, error_of
 from perco.storage.lmdb_options import LmdbOptions
 from perco.storage.lmdb_view import Groups, LmdbView, goes_on
 from perco.storage.pages import PageDamaged, Pages, survey
@@ -60,6 +61,7 @@ _EPOCH = b"\0epoch"  # a key beside the names of the groups
 _STOP = b"\0stop"  # another such key; its value: the first row that now belongs to another tablet
 _SURVEYS_MAX = 100
 _VISITED = 10  # entries of the log that are examined, for each cell that is removed
+_ANY_ROOM = -(1 << 62)  # LMDB itself says whether there is room
 _NAMES_MAX = 1000  # more groups than any environment has
 # LMDB's errors for impossible pages, and for a transaction that has read one.
 _DAMAGE = (
@@ -149,6 +151,7 @@ class LmdbEngine:
             raise UnsuitableFolder(str(path), f"LMDB cannot open it: {error}") from error
         self.map_bytes = int(self._env.info()["map_size"])  # LMDB maps more if more is used
         self._dbs = Groups()
+        self.native: Any | None = None
         self._shared: tuple[Any, LmdbView] | None = None
         self.busy = False  # the writer's thread is using it
         self.still = threading.Lock()  # held while a thread other than the loop's reads: the map does not grow (S6)
@@ -162,6 +165,9 @@ class LmdbEngine:
             self._register()
             self._allocated = 0 if readonly else data.stat().st_size
             self._data = -1 if readonly else os.open(data, os.O_RDWR | os.O_CLOEXEC)
+            if not readonly:
+                self.native = environment(self._env, path, self._dbs)
+                self._set_limit()
         except OSError as error:
             self._env.close()
             raise UnsuitableFolder(str(path), f"it cannot be opened: {error.strerror or error}") from error
@@ -188,6 +194,8 @@ class LmdbEngine:
         for group in groups:
             try:
                 self._dbs[group] = self._open_group(group)
+                if self.native is not None:
+                    self.native.add(group)
             except lmdb.NotFoundError:
                 continue  # a reader beside an owner that has not made this group yet: no cells there
             except lmdb.DbsFullError as error:
@@ -243,6 +251,8 @@ class LmdbEngine:
         Reads share a view only while a batch is in flight (S3); the caller calls `end_shared` when the batch has ended
         (T2).
         """
+        if self.native is not None and (made := self.native.read(row, queries, empty, shared)) is not None:
+            return made  # type: ignore[no-any-return]
         try:
             if self._shared is not None:
                 return read_row(self._shared[1], row, queries, empty)
@@ -264,6 +274,8 @@ class LmdbEngine:
 
     def end_shared(self) -> None:
         """End the shared view: later reads use a newer one."""
+        if self.native is not None:
+            self.native.end_shared()
         if self._shared is not None:
             txn, self._shared = self._shared[0], None
             txn.abort()
@@ -286,6 +298,10 @@ class LmdbEngine:
             raise self._unreadable(error) from error
 
     def _scan(self, request: ScanRequest) -> ScanPage:
+        if self.native is not None and not request.reverse and request.log is None:
+            _, start, stop, queries, _, rows_max, bytes_max, seeks_max, _ = request
+            if (made := self.native.scan(start, stop, queries, rows_max, bytes_max, seeks_max)) is not None:
+                return ScanPage(*made)
         logs = () if request.log is None else (LOG,)
         missing = [group for group in (*logs, *(query.group for query in request.queries)) if group not in self._dbs]
         if missing and self.readonly:
@@ -401,6 +417,8 @@ class LmdbEngine:
             with self._env.begin(write=True) as txn:
                 self._epoch = next_epoch(txn.get(_EPOCH))
                 txn.put(_EPOCH, self._epoch)
+            if self.native is not None:
+                self.native.fence(self._epoch)
         except lmdb.Error as error:
             if _is_full(error) or isinstance(error, lmdb.MapFullError):
                 raise StoreFull(str(self.path), str(error)) from error
@@ -427,6 +445,14 @@ class LmdbEngine:
         `empty`: groups that hold no cell, and into which this batch puts none. If this raises, nothing was written; the
         caller may try a smaller batch.
         """
+        if self.native is not None:
+            made = self.native.apply(mutations, _ANY_ROOM, floor, empty)
+            if isinstance(made, tuple):
+                return self.after_failure(made, len(mutations))
+            if made is not None:
+                if written is not None:
+                    written()
+                return made  # type: ignore[no-any-return]
         committing = 0
         try:
             with self._env.begin(write=True) as txn:
@@ -439,18 +465,25 @@ class LmdbEngine:
                 if written is not None:
                     written()
             return verdicts
-        except lmdb.MapFullError as error:
-            raise MapTooSmall from error
         except lmdb.Error as error:
-            if _is_full(error):
-                raise StoreFull(str(self.path), str(error)) from error
-            if not committing:
-                if isinstance(error, _DAMAGE):
-                    raise self._unreadable(error) from error
-                raise
-            if self._surely_not(committing):
-                raise self._disk_failed(error) from error
-            return [NoReply(f"LMDB: {error}")] * len(mutations)
+            if isinstance(error, lmdb.MapFullError) or _is_full(error) or committing:
+                return self._failed(error, committing, len(mutations))
+            if isinstance(error, _DAMAGE):
+                raise self._unreadable(error) from error
+            raise
+
+    def after_failure(self, failure: tuple[int, str, int], mutations: int) -> list[Verdict]:
+        """The verdicts of a batch whose commit failed in the extension; raises as `commit` does."""
+        return self._failed(error_of(failure), failure[2], mutations)
+
+    def _failed(self, error: lmdb.Error, committing: int, mutations: int) -> list[Verdict]:
+        if isinstance(error, lmdb.MapFullError):
+            raise MapTooSmall from error
+        if _is_full(error):
+            raise StoreFull(str(self.path), str(error)) from error
+        if self._surely_not(committing):
+            raise self._disk_failed(error) from error
+        return [NoReply(f"LMDB: {error}")] * mutations
 
     def _surely_not(self, txn_id: int) -> bool:
         """Whether a failed commit has certainly left nothing behind: its meta page, which is written last, was not
@@ -695,8 +728,20 @@ class LmdbEngine:
                 full = StoreFull(str(self.path), error.strerror or str(error))
                 continue
             self._allocated = target
+            self._set_limit()
             return None
         return full
+
+    def stay_slow(self) -> None:
+        """Do without the extension from now on."""
+        if self.native is not None:
+            self.native.close()
+            self.native = None
+
+    def _set_limit(self) -> None:
+        """Tell the extension for how many bytes there is room; it hands larger batches back (S4)."""
+        if self.native is not None:
+            self.native.limit = min(self._allocated, self.map_bytes)
 
     def has_free(self, need_bytes: int, *, reserve: bool) -> bool:
         """Whether `need_bytes` fit into free pages, although the file cannot grow: this may be so after old versions
@@ -726,6 +771,7 @@ class LmdbEngine:
         with self.still:
             self._env.set_mapsize(size)
         self.map_bytes = size
+        self._set_limit()
         return None
 
     def add_groups(self, groups: Sequence[str]) -> None:
@@ -741,6 +787,7 @@ class LmdbEngine:
 
     def forget(self) -> None:
         """In a forked child: drop the environment without touching what the parent has open (S5)."""
+        self.native = None  # its view is the parent's
         if self._shared is None and not self.busy and not self.still.locked():
             self.close()  # otherwise LMDB would not open it again in this process
         else:
@@ -750,6 +797,7 @@ class LmdbEngine:
 
     def close(self) -> None:
         self.end_shared()
+        self.stay_slow()
         if self._data >= 0:
             os.close(self._data)
             self._data = -1

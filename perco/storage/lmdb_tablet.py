@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -45,6 +45,10 @@ _Entry = tuple[Mutation, Call, int, int, int]
 _Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "Written | None", Container[str]]
 
 
+# A native writer hands a batch back, because Python has to write it (None), or because its commit failed.
+_HandedBack = tuple[tuple["LmdbTablet", list[_Entry]], "tuple[int, str, int] | None"]
+
+
 _PASSING = frozenset(PROTOCOL_GROUPS) - {DATA, WRITE}  # groups whose cells come and go
 
 
@@ -70,6 +74,9 @@ _REPACKED = 1000  # cells rewritten in one write transaction
 
 
 _REPACKED_BYTES = 2 << 20
+
+
+_SPARE = 16 * 4096  # bytes of the file that a batch needs besides the room of its mutations
 
 
 _REMOVED = 2000  # another tablet's cells removed in one write transaction
@@ -115,7 +122,6 @@ class LmdbTablet:
     start: bytes
     engine: LmdbEngine
     options: BatchOptions
-    floor: int
 
     on_written: Callable[[float], object] | None = None
     on_queued: Callable[[float], object] | None = None
@@ -147,11 +153,12 @@ class LmdbTablet:
         self._handed_over = 0.0  # when the loop left the last batch to the writer's thread
         self._busy = 0.0  # the loop's CPU seconds when that batch was closed
         self._busy_each = 0.0  # CPU seconds that the loop spends on each mutation, averaged over some batches
-        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._native = engine.native is not None
+        self._work: Any = handover.completing.writer() if self._native else queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._idle = trio.Event()
-        self.floor = floor  # T13
+        self.floor = floor
         self._chores: set[_Chore] = set()  # upkeep that a caller waits for
         self._splitting: Copying | None = None
         self._copying: Copying | None = None  # the copy for which the writer notes its commits (P2)
@@ -170,6 +177,17 @@ class LmdbTablet:
         self._put_at: dict[str, int] = {}  # by group, the number of the last mutation that puts into it
         self._cut_at: dict[str, int] = {}  # ... that removes from it, until `_look_for_empty` has looked
         self._batches = self._mutations = self._refused = self._failures = 0
+
+    @property
+    def floor(self) -> int:
+        """See `raise_floor`."""
+        return self._floor
+
+    @floor.setter
+    def floor(self, ts: int) -> None:
+        self._floor = ts  # T13
+        if self._native:
+            self._work.floor = ts
 
     # ------------------------------------------------------------ reading (loop thread)
 
@@ -264,18 +282,32 @@ class LmdbTablet:
             self._idle.set()
             return
         self._writing = True
-        self._handover.under_way += 1
         self._batch = batch
         self._closed_at = trio.current_time()
         busy = self._cpu_s()
         self._busy_each += ((busy - self._busy) / len(batch) - self._busy_each) / _BATCHES_AVERAGED
         self._busy = busy
+        if self._native and self._submit_natively(batch, room):
+            self._handed_over = self._now_s()
+            return
+        self._handover.under_way += 1
         written = Written()
         mutations = [entry[0] for entry in batch]
         # This batch's puts have already been noted: a group that is empty stays empty until after the batch.
         self._hand_over(mutations, room, lambda verdicts: self._post(batch, verdicts), written, self._empty.copy())
         written.wait()
         self._handed_over = self._now_s()
+
+    def _submit_natively(self, batch: list[_Entry], room: int) -> bool:
+        """Hand a batch to the native writer; returns whether it can write such a batch."""
+        engine, stop = self.engine, self._stop
+        if engine.native is None or (stop is not None and any(_reaches(entry[0], stop) for entry in batch)):
+            return False
+        self._start()
+        self._handover.completing.start()
+        need = _SPARE + room + engine.options.reserve_bytes
+        made: bool = self._work.submit(engine.native, batch, need, self._empty, (self, batch))
+        return made
 
     def _take(self) -> tuple[list[_Entry], int]:
         """Take the next batch from the queue, up to the limits; returns the batch and its room. Mutations of cancelled
@@ -306,11 +338,17 @@ class LmdbTablet:
             self._writing = False  # the loop is gone, and so are all callers
 
     def _finish(self, batch: list[_Entry], verdicts: Sequence[Verdict], ended: float) -> None:
+        self._handover.under_way -= 1
+        self.batch_ended(batch, verdicts, 0.0, ended)
+
+    def batch_ended(self, batch: list[_Entry], verdicts: Sequence[Verdict], took_s: float, ended: float) -> None:
+        """Answer the callers of a batch, and close the next one. `took_s`: how long the native writer took for it."""
+        if took_s and self.on_written is not None:
+            self.on_written(took_s)
         self._batches += 1
         self._mutations += len(batch)
         expired = batch is not self._batch
         in_flight = len(batch) + len(self._queue)
-        self._handover.under_way -= 1
         self.engine.end_shared()  # T2: later reads see what this batch wrote
         slow_disk = ended - self._handed_over > in_flight * self._busy_each
         self._half = _NEVER if slow_disk else max(in_flight // 2, _HALF_MIN)
@@ -385,6 +423,10 @@ class LmdbTablet:
         written: Written | None = None,
         empty: Container[str] = NOWHERE,
     ) -> None:
+        self._start()
+        self._work.put((mutations, room, done, written, empty))
+
+    def _start(self) -> None:
         if self._thread is None:
             with self._starting:  # the loop and the heartbeat thread may both be first (S5)
                 if self._thread is None:
@@ -392,19 +434,21 @@ class LmdbTablet:
                     thread = threading.Thread(target=self._write, name=name, daemon=True)
                     thread.start()
                     self._thread = thread
-        self._work.put((mutations, room, done, written, empty))
 
     # ------------------------------------------------------------ the writer's thread (S5)
 
     def _write(self) -> None:
         while (work := self._work.get()) is not None:
+            failure = None
+            if len(work) == 2:
+                work, failure = self._handed_back(work)
             mutations, room, done, written, empty = work
             self.engine.busy = True
             verdicts: Sequence[Verdict]
             tell = self.on_written
             began = time.perf_counter() if tell is not None else 0.0
             try:
-                verdicts = self._commit(mutations, room, written, empty)
+                verdicts = self._commit(mutations, room, written, empty, failure)
             except Exception as error:  # after any error, the thread goes on, and no caller waits forever
                 verdicts = [NoReply(f"{type(error).__name__}: {error}")] * len(mutations)
             if written is not None:
@@ -415,9 +459,26 @@ class LmdbTablet:
             self.engine.busy = False
             self._handover.handed_in()
 
+    def _handed_back(self, work: _HandedBack) -> tuple[_Work, Any]:
+        """A batch that the native writer could not write, as work for this thread."""
+        (_, batch), failure = work
+
+        def done(verdicts: Sequence[Verdict]) -> None:
+            with contextlib.suppress(trio.RunFinishedError):  # as in `_post`
+                self._token.run_sync_soon(self.batch_ended, batch, verdicts, 0.0, self._now_s())
+
+        return ([entry[0] for entry in batch], sum(entry[3] for entry in batch), done, None, NOWHERE), failure
+
     def _commit(
-        self, mutations: Sequence[Mutation], room: int, written: Written | None, empty: Container[str]
+        self,
+        mutations: Sequence[Mutation],
+        room: int,
+        written: Written | None,
+        empty: Container[str],
+        failure: tuple[int, str, int] | None = None,
     ) -> Sequence[Verdict]:
+        if failure is not None:
+            return self._write_batch(mutations, None, empty, failure)
         full = self._room_for(room, reserve=False)
         if full is None:
             return self._write_batch(mutations, written, empty)
@@ -443,7 +504,7 @@ class LmdbTablet:
 
     def _room_for(self, room: int, *, reserve: bool) -> StoreFull | None:
         """Make room for a batch in the file and the map, with some pages to spare; None: there is room."""
-        need = 16 * 4096 + room
+        need = _SPARE + room
         full = None
         if not self.engine.has_map_for(need, reserve=reserve):
             full = self._grow(need, reserve=reserve)
@@ -458,12 +519,21 @@ class LmdbTablet:
         return answer.get()
 
     def _write_batch(
-        self, mutations: Sequence[Mutation], written: Written | None, empty: Container[str] = NOWHERE
+        self,
+        mutations: Sequence[Mutation],
+        written: Written | None,
+        empty: Container[str] = NOWHERE,
+        failure: tuple[int, str, int] | None = None,
     ) -> Sequence[Verdict]:
+        """Write a batch. `failure`: the native writer's, when it committed the batch."""
         if self._stop is not None and any(_reaches(mutation, self._stop) for mutation in mutations):
             return self._write_some(mutations, self._stop, written, empty)
         try:
-            verdicts = self.engine.commit(mutations, self.floor, written.tell if written is not None else None, empty)
+            if failure is not None:
+                verdicts = self.engine.after_failure(failure, len(mutations))
+            else:
+                told = written.tell if written is not None else None
+                verdicts = self.engine.commit(mutations, self.floor, told, empty)
         except MapTooSmall:
             full = self._grow(0, reserve=True)
             if full is None:
@@ -515,11 +585,17 @@ class LmdbTablet:
 
         def begin() -> None:
             self._copying = copying
+            self._divert()
 
         await self._on_writer(begin)
         while not await self._beside(copying.step):
             pass
         return copying.cells
+
+    def _divert(self) -> None:
+        """Have this thread write all batches, which notes them (P2), while there is a copy."""
+        if self._native:
+            self._work.divert = self._copying is not None
 
     def copied(self) -> int:
         """How many cells the unfinished copy has."""
@@ -549,6 +625,7 @@ class LmdbTablet:
 
         def end() -> None:
             self._copying, self._stop = None, stop
+            self._divert()
 
         with trio.CancelScope(shield=True):
             with contextlib.suppress(Unavailable, TransactionClosed):  # if the disk does not answer, it is done later
@@ -706,6 +783,7 @@ class LmdbTablet:
 
     def forget(self) -> None:
         """In a forked child: drop the tablet, which is the parent's (S5)."""
+        self.engine.busy |= self._native and self._work.busy
         self.engine.forget()
         if self._splitting is not None:
             self._splitting.forget()

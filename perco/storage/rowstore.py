@@ -436,3 +436,4 @@ class LocalRowStore:
                 tablet.refuse()
             for tablet in self.tablets():
                 await tablet.aclose()
+            self.handover.completing.close()

@@ -35,6 +35,7 @@ class HungDisk:
         self._answers = threading.Event()
         self.hung = False
         tablet.engine.commit = self.commit  # type: ignore[method-assign]
+        tablet.engine.stay_slow()  # the extension would not come by there
 
     def commit(self, mutations: Sequence[Mutation], *args: Any) -> Any:
         self._left -= 1

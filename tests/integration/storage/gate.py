@@ -19,6 +19,7 @@ class GatedEngine(LmdbEngine):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.stay_slow()  # the extension would not come by here
         self._gate = threading.Event()
         self._gate.set()
         self._moved = threading.Condition()

@@ -90,7 +90,8 @@ def test_what_is_refused_has_left_nothing(path: Path) -> None:  # F1 S1
     engine = opened(path)
     engine.take_over()
     engine.commit([put(b"a", 1)], 0)
-    engine._epoch = (0).to_bytes(8, "big")  # as one that was taken over
+    with engine._env.begin(write=True) as txn:  # as another process that takes it over
+        txn.put(b"\0epoch", (2).to_bytes(8, "big"))
     with pytest.raises(Fenced, match="taken the tablet over"):
         engine.commit([put(b"b", 2), put(b"c", 2)], 0)
     assert found(engine) == [b"a"]

@@ -189,6 +189,7 @@ class FailingCommits:
 async def test_a_commit_that_failed_is_told_as_such_if_nothing_of_it_can_be_seen(tmp_path, made):  # S4 T4
     async with open_lmdb(tmp_path) as (store, tablet):
         await store.apply([put(b"a")])
+        tablet.engine.stay_slow()  # for the extension, see test_native.py
         env = tablet.engine._env
         tablet.engine._env = FailingCommits(env, made=made)
         [verdict] = await store.apply([put(b"b")])
