@@ -31,11 +31,18 @@ class Completing:
             trio.lowlevel.spawn_system_task(self._listen, self._scope, name="perco-batches")
 
     async def _listen(self, scope: trio.CancelScope) -> None:
-        with scope:
-            while True:
-                await trio.lowlevel.wait_readable(self._ended)
-                for (tablet, batch), verdicts, took_s, at in self._ended.take():
-                    tablet.batch_ended(batch, verdicts, took_s, at)
+        try:
+            with scope:
+                while True:
+                    await trio.lowlevel.wait_readable(self._ended)
+                    self._deliver()
+        finally:  # the run may end before the stores are closed: then the writers' threads deliver the rest
+            self._ended.close()
+            self._deliver()
+
+    def _deliver(self) -> None:
+        for (tablet, batch), verdicts, took_s, at in self._ended.take():
+            tablet.batch_ended(batch, verdicts, took_s, at)
 
     def close(self) -> None:
         """Listen no more: all tablets have been closed."""

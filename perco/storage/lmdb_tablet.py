@@ -45,8 +45,9 @@ _Entry = tuple[Mutation, Call, int, int, int]
 _Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "Written | None", Container[str]]
 
 
-# A native writer hands a batch back, because Python has to write it (None), or because its commit failed.
-_HandedBack = tuple[tuple["LmdbTablet", list[_Entry]], "tuple[int, str, int] | None"]
+# What a native writer returns of a batch: the verdicts, if nobody listens for them elsewhere; None: Python has to write
+# it; or why its commit failed.
+_HandedBack = tuple[tuple["LmdbTablet", list[_Entry]], "list[Verdict] | tuple[int, str, int] | None"]
 
 
 _PASSING = frozenset(PROTOCOL_GROUPS) - {DATA, WRITE}  # groups whose cells come and go
@@ -441,6 +442,9 @@ class LmdbTablet:
         while (work := self._work.get()) is not None:
             failure = None
             if len(work) == 2:
+                if isinstance(work[1], list):
+                    self._post_ended(work[0][1], work[1])
+                    continue
                 work, failure = self._handed_back(work)
             mutations, room, done, written, empty = work
             self.engine.busy = True
@@ -464,10 +468,13 @@ class LmdbTablet:
         (_, batch), failure = work
 
         def done(verdicts: Sequence[Verdict]) -> None:
-            with contextlib.suppress(trio.RunFinishedError):  # as in `_post`
-                self._token.run_sync_soon(self.batch_ended, batch, verdicts, 0.0, self._now_s())
+            self._post_ended(batch, verdicts)
 
         return ([entry[0] for entry in batch], sum(entry[3] for entry in batch), done, None, NOWHERE), failure
+
+    def _post_ended(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
+        with contextlib.suppress(trio.RunFinishedError):  # as in `_post`
+            self._token.run_sync_soon(self.batch_ended, batch, verdicts, 0.0, self._now_s())
 
     def _commit(
         self,

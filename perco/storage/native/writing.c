@@ -411,6 +411,7 @@ typedef struct {
     pthread_mutex_t mutex;
     Batch *first, *last;
     int wake;
+    int closed; /* nobody listens any more: writers return their batches to Python */
 } Completions;
 
 static int
@@ -471,6 +472,16 @@ Completions_take(Completions *self, PyObject *unused)
         free_batch(batch);
     }
     return out;
+}
+
+/* close(): nobody will call `take` again after this, but once. */
+static PyObject *
+Completions_close(Completions *self, PyObject *unused)
+{
+    pthread_mutex_lock(&self->mutex);
+    self->closed = 1;
+    pthread_mutex_unlock(&self->mutex);
+    Py_RETURN_NONE;
 }
 
 /* ------------------------------------------------------------ the writer's thread */
@@ -558,7 +569,8 @@ Writer_submit(Writer *self, PyObject *const *args, Py_ssize_t count)
 }
 
 /* get() -> work: the next work for Python. Until then, batches are written, without the interpreter. A batch that Python
-   has to write is returned as (work, None); one whose commit failed, as (work, failure). */
+   has to write is returned as (work, None); one whose commit failed, as (work, failure); and one that nobody listens for,
+   as (work, verdicts). */
 static PyObject *
 Writer_get(Writer *self, PyObject *unused)
 {
@@ -587,6 +599,10 @@ Writer_get(Writer *self, PyObject *unused)
             break;
         Completions *to = self->completions;
         pthread_mutex_lock(&to->mutex);
+        if (to->closed) {
+            pthread_mutex_unlock(&to->mutex);
+            break;
+        }
         self->busy = 0;
         int first = !to->first;
         if (to->last)
@@ -606,10 +622,9 @@ Writer_get(Writer *self, PyObject *unused)
         Py_INCREF(batch->work);
         out = batch->work;
     }
-    else if (done > 0)
-        out = Py_BuildValue("(OO)", batch->work, Py_None);
     else
-        out = Py_BuildValue("(ON)", batch->work, failure_of(batch));
+        out = Py_BuildValue("(ON)", batch->work,
+                            done < 0 ? failure_of(batch) : done > 0 ? Py_NewRef(Py_None) : verdicts_of(batch));
     self->busy = 0;
     free_batch(batch);
     return out;
@@ -618,6 +633,7 @@ Writer_get(Writer *self, PyObject *unused)
 static PyMethodDef Completions_methods[] = {
     {"fileno", (PyCFunction)Completions_fileno, METH_NOARGS, NULL},
     {"take", (PyCFunction)Completions_take, METH_NOARGS, NULL},
+    {"close", (PyCFunction)Completions_close, METH_NOARGS, NULL},
     {0},
 };
 
