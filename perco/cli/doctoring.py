@@ -21,7 +21,7 @@ from perco.cli.screen import FINE, FOUND, is_elsewhere, show_json, size
 from perco.clock.oracle import newest_note
 from perco.database.inside import inside
 from perco.errors import FormatUnknown, PercoError, UsageError
-from perco.storage import REMOTE, VOLATILE, file_system
+from perco.storage import REMOTE, VOLATILE, file_system, native_why_not
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 _SIGNS: Final = {OK: "ok     ", WARNING: "warning", WRONG: "WRONG  "}
@@ -70,6 +70,9 @@ def _packages() -> Iterator[Finding]:
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     told = f"{python}; perco {perco.__version__}, {versions}"
     yield Finding(OK if sys.version_info >= (3, 11) else WRONG, "Python", told)
+    reason = native_why_not()
+    told = f"not used, so transactions are slower: {reason}" if reason else "used for the store's files"
+    yield Finding(WARNING if reason else OK, "C extension", told)
 
 
 def _folder(folder: Path, there: Path) -> Iterator[Finding]:

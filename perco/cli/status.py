@@ -22,7 +22,7 @@ from perco.serve.folders import folder_of
 from perco.serve.messages import FolderIs
 from perco.serve.opening import visiting
 from perco.serve.tasks import lines
-from perco.storage import DATA, LOCK, NOTIFY, PENDING, SHARED, WRITE
+from perco.storage import DATA, LOCK, NOTIFY, PENDING, SHARED, WRITE, native_why_not
 from perco.storage.folder import FORMAT
 
 _DURABILITY = {
@@ -225,6 +225,7 @@ def _render(found: dict[str, Any], *, groups: bool) -> None:
             ("owner", _owner_line(found["owner"])),
             *([("used by", _users_line(found))] if found["clients"] is not None else []),
             ("durability", found["durability"]["meaning"]),
+            *([("extension", f"not used here, so perco is slower: {reason}")] if (reason := native_why_not()) else []),
             ("catalogue", f"version {found['catalogue']}"),
             ("clock", noted),
             ("locks", str(found["locks"])),

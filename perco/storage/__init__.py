@@ -52,6 +52,7 @@ from perco.storage.folder import (
     owner as owner,
 )
 from perco.storage.lmdb_engine import LmdbEngine as LmdbEngine
+from perco.storage.lmdb_native import native_why_not as native_why_not
 from perco.storage.lmdb_options import LmdbOptions as LmdbOptions
 from perco.storage.lmdb_tablet import LmdbTablet as LmdbTablet
 from perco.storage.rowstore import (

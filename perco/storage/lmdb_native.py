@@ -30,6 +30,14 @@ _log = logging.getLogger("perco.storage")
 @cache
 def _module() -> ModuleType | str:
     """The extension, or why it is not used."""
+    found = _load()
+    if isinstance(found, str):
+        level = logging.INFO if found.startswith(VARIABLE) else logging.WARNING
+        _log.log(level, "perco's C extension is not used, so its LMDB stores are slower: %s", found)
+    return found
+
+
+def _load() -> ModuleType | str:
     if os.environ.get(VARIABLE, "1") == "0":
         return f"{VARIABLE}=0"
     try:
@@ -47,7 +55,7 @@ def _module() -> ModuleType | str:
     return native
 
 
-def why_not() -> str:
+def native_why_not() -> str:
     """Why the extension is not used; empty: it is."""
     found = _module()
     return found if isinstance(found, str) else ""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -15,7 +13,8 @@ import trio
 import perco
 from perco.database.inside import inside
 from perco.errors import UsedAfterFork
-from perco.storage import LmdbEngine, LmdbTablet
+from perco.storage import LmdbTablet
+from tests.support.held import held
 from tests.support.places import local_of
 
 table = perco.Table("t")
@@ -116,8 +115,9 @@ def test_a_child_of_a_client_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["from the loop's thread", "from another"])
+@pytest.mark.parametrize("slow", [False, True], ids=["native", "slow"])
 async def test_a_fork_while_reads_share_a_view_leaves_the_parents_view_alone(
-    tmp_path: Path, thread: bool
+    tmp_path: Path, thread: bool, slow: bool
 ) -> None:  # S3 S5
     """The child lets go of all that it has; the pages that the parent reads must stay."""
     async with perco.open(tmp_path / "store", schema) as db:
@@ -125,30 +125,34 @@ async def test_a_fork_while_reads_share_a_view_leaves_the_parents_view_alone(
         [tablet] = [tablet for tablet in local_of(db).store.tablets() if tablet.table == table.name]
         assert isinstance(tablet, LmdbTablet)
         engine = tablet.engine
-        commit, gate = engine.commit, threading.Event()
+        if slow:
+            engine.stay_slow()
 
-        def held(*args: Any) -> Any:
-            gate.wait()
-            return commit(*args)
+        def shares() -> bool:
+            return engine._shared is not None or (engine.native is not None and engine.native.open)
 
-        engine.commit = held  # type: ignore[method-assign]
+        def pins() -> list[bool]:
+            slots = [line.split() for line in engine._env.readers().splitlines()[1:]]
+            return [slot[-1].isdigit() for slot in slots]
+
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(put, db, b"other", 2)
-            while not tablet._writing:
-                await trio.lowlevel.checkpoint()
-            async with db.snapshot() as snap:
-                assert await snap.get(value, b"k") == 1
-                assert engine._shared is not None
-                if thread:
-                    await trio.to_thread.run_sync(fork_and_end)
-                    assert engine._shared is not None
-                    slots = [line.split() for line in engine._env.readers().splitlines()[1:]]
-                    assert [slot[-1].isdigit() for slot in slots] == [True], "it still says what is read"
-                else:
-                    fork_and_end()
-                    assert engine._shared is None
-                assert await snap.get(value, b"k") == 1
-            gate.set()
+            with held(engine):
+                nursery.start_soon(put, db, b"other", 2)
+                while not tablet._writing:
+                    await trio.lowlevel.checkpoint()
+                async with db.snapshot() as snap:
+                    assert await snap.get(value, b"k") == 1
+                    assert shares()
+                    if thread:
+                        await trio.to_thread.run_sync(fork_and_end)
+                        assert shares()
+                        assert True in pins(), "it still says what is read"
+                    else:
+                        fork_and_end()
+                        assert not shares()
+                    assert await snap.get(value, b"k") == 1
+        async with db.snapshot() as snap:
+            assert await snap.get(value, b"other") == 2
 
 
 def fork_and_end() -> None:
@@ -164,39 +168,31 @@ async def put(db: perco.Database, key: bytes, number: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-async def test_a_child_lets_go_of_what_its_parent_is_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("slow", [False, True], ids=["native", "slow"])
+async def test_a_child_lets_go_of_what_its_parent_is_writing(tmp_path: Path, slow: bool) -> None:
     """S5. A lock that LMDB takes for a batch stays locked in the child: closing its environment might wait for ever."""
-    inside, go_on = threading.Event(), threading.Event()
-    right = LmdbEngine.commit
-
-    def commit(self: LmdbEngine, mutations: Sequence[Any], *rest: Any) -> Any:
-        if any(mutation.table == "t" for mutation in mutations):
-            inside.set()
-            assert go_on.wait(60)
-        return right(self, mutations, *rest)
-
     async with perco.open(tmp_path / "store", schema, options=perco.Options(durability="process")) as db:
-        async with db.transaction() as txn:
-            txn.set(value, b"a", 1)
-        monkeypatch.setattr(LmdbEngine, "commit", commit)
-        engines = [tablet.engine for tablet in local_of(db).store.tablets() if tablet.table == "t"]  # type: ignore[attr-defined]
-        commit_it = await db.begin()
-        commit_it.set(value, b"a", 2)
+        await put(db, b"a", 1)
+        [tablet] = [tablet for tablet in local_of(db).store.tablets() if tablet.table == "t"]
+        assert isinstance(tablet, LmdbTablet)
+        engine = tablet.engine
+        if slow:
+            engine.stay_slow()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(commit_it.commit)
-            await trio.to_thread.run_sync(inside.wait)
-            assert engines[0].busy
-            pid = os.fork()
-            if pid == 0:
-                signal.alarm(20)
-                try:
-                    engines[0]._env.info()  # it is still open: nobody closed it
-                    os._exit(7)
-                except BaseException:
-                    os._exit(1)
-            _, status = os.waitpid(pid, 0)  # noqa: ASYNC222
-            go_on.set()
+            with held(engine):
+                nursery.start_soon(put, db, b"a", 2)
+                while not (engine.busy or tablet._work.busy):
+                    await trio.lowlevel.checkpoint()
+                pid = os.fork()
+                if pid == 0:
+                    signal.alarm(20)
+                    try:
+                        engine._env.info()  # it is still open: nobody closed it
+                        os._exit(7)
+                    except BaseException:
+                        os._exit(1)
+                _, status = os.waitpid(pid, 0)  # noqa: ASYNC222
         assert os.waitstatus_to_exitcode(status) == 7
         async with db.snapshot() as snap:
             assert await snap.get(value, b"a") == 2
-        assert not engines[0].busy
+        assert not engine.busy

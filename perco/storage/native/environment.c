@@ -346,6 +346,7 @@ static PyMethodDef Environment_methods[] = {
 
 static PyMemberDef Environment_members[] = {
     {"limit", T_PYSSIZET, offsetof(Environment, limit), 0, NULL},
+    {"open", T_INT, offsetof(Environment, open), READONLY, NULL},
     {0},
 };
 

@@ -21,11 +21,13 @@ from perco.database.inside import inside
 from perco.errors import Corruption, ReadConflict, SnapshotTooOld, TransactionClosed, UsageError
 from perco.protocol.records import PUT
 from perco.serve.opening import SOCKET
-from perco.storage import WRITE, LmdbEngine, Mutation
+from perco.storage import WRITE, Mutation
 from perco.storage.pages import PageDamaged
 from perco.txn import columnar
 from perco.txn.columnar import Page, Pages
 from tests.support.cells import KEYS, SCHEMA, filled, key_of, locked
+from tests.support.held import held
+from tests.support.places import local_of
 
 OPTIONS = perco.Options(durability="process")
 PLACES = ["memory", "owner", "client", "beside"]
@@ -256,13 +258,7 @@ def test_several_threads_share_a_reader(tmp_path: Path, monkeypatch: pytest.Monk
 
 async def test_commits_in_progress_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # C4
     """A snapshot above the timestamp of a commit that the disk has not taken yet."""
-    writes, go_on, told = threading.Event(), threading.Event(), trio.Event()
-    commit = LmdbEngine.commit
-
-    def held(self: LmdbEngine, *args: Any, **kwargs: Any) -> Any:
-        writes.set()
-        assert go_on.wait(60)
-        return commit(self, *args, **kwargs)
+    told = trio.Event()
 
     async def write(db: perco.Database) -> None:
         async with db.transaction() as txn:
@@ -282,18 +278,17 @@ async def test_commits_in_progress_are_waited_for(tmp_path: Path, monkeypatch: p
             async with db.snapshot() as snap:
                 found.extend(await batches_of(snap.scan(KEYS["text"], columns=[NUMBERS])))
 
-        monkeypatch.setattr(LmdbEngine, "commit", held)
         monkeypatch.setattr(driver, "past", waited)
-        try:
-            async with trio.open_nursery() as nursery:
+        tablet = local_of(db).store.tablet(KEYS["text"].name, b"k1")
+        assert isinstance(tablet, LmdbTablet)
+        async with trio.open_nursery() as nursery:
+            with held(tablet.engine):
                 nursery.start_soon(write, db)
-                await trio.to_thread.run_sync(writes.wait)
+                while not driver.entered.cells:
+                    await trio.lowlevel.checkpoint()
                 nursery.start_soon(read)
                 with trio.fail_after(60):
                     await told.wait()
-                go_on.set()
-        finally:
-            go_on.set()
     assert found == [{"key": "k1", "int64": 2}]
 
 

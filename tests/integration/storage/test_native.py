@@ -42,7 +42,9 @@ from tests.component.storage.stores import GROUPS, TABLE, lmdb_engine, open_lmdb
 from tests.core.storage.model import mutations, queries, rows, scan_requests, unhurried
 from tests.support.zeros import dense_rows
 
-pytestmark = pytest.mark.skipif(bool(lmdb_native.why_not()), reason=f"no extension here: {lmdb_native.why_not()}")
+pytestmark = pytest.mark.skipif(
+    bool(lmdb_native.native_why_not()), reason=f"no extension here: {lmdb_native.native_why_not()}"
+)
 
 
 class Dictated:
@@ -321,7 +323,7 @@ def test_only_an_object_that_has_the_environment_is_taken_for_it(tmp_path: Path)
 
 
 def test_the_variable_switches_it_off() -> None:
-    program = "from perco.storage import lmdb_native; print(lmdb_native.why_not())"
+    program = "from perco.storage import lmdb_native; print(lmdb_native.native_why_not())"
     for value, said in (("0", "PERCO_NATIVE=0"), ("1", "")):
         environment = os.environ | {"PERCO_NATIVE": value}
         command = [sys.executable, "-c", program]
