@@ -45,8 +45,8 @@ _Entry = tuple[Mutation, Call, int, int, int]
 _Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "Written | None", Container[str]]
 
 
-# What a native writer returns of a batch: None, if Python has to write it; why its commit failed; or the verdicts, if the
-# loop no longer listens for them.
+# What a native writer returns of a batch: None, if Python has to write it; why its commit failed; or the verdicts, if
+# the loop no longer listens for them.
 _HandedBack = tuple[tuple["LmdbTablet", list[_Entry]], "list[Verdict] | tuple[int, str, int] | None"]
 
 

@@ -21,7 +21,7 @@ from perco.database.inside import inside
 from perco.errors import Corruption, ReadConflict, SnapshotTooOld, TransactionClosed, UsageError
 from perco.protocol.records import PUT
 from perco.serve.opening import SOCKET
-from perco.storage import WRITE, Mutation
+from perco.storage import WRITE, LmdbTablet, Mutation
 from perco.storage.pages import PageDamaged
 from perco.txn import columnar
 from perco.txn.columnar import Page, Pages

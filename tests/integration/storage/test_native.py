@@ -42,9 +42,8 @@ from tests.component.storage.stores import GROUPS, TABLE, lmdb_engine, open_lmdb
 from tests.core.storage.model import mutations, queries, rows, scan_requests, unhurried
 from tests.support.zeros import dense_rows
 
-pytestmark = pytest.mark.skipif(
-    bool(lmdb_native.native_why_not()), reason=f"no extension here: {lmdb_native.native_why_not()}"
-)
+_REASON = lmdb_native.native_why_not()
+pytestmark = pytest.mark.skipif(bool(_REASON), reason=f"no extension here: {_REASON}")
 
 
 class Dictated:
