@@ -20,7 +20,7 @@ SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/tes
   tests/integration/storage/test_missing.py tests/integration/copying tests/integration/views tests/integration/llamaindex \
   tests/integration/bench/test_derive.py tests/journey $(filter-out tests/examples/test_spark_pipeline.py,$(wildcard tests/examples/test_*.py))
 
-.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-bigtable-live test-spark test-types test-wheel test-pythons test-container check format bench docs simulate sweep powerloss soak clean help
+.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-native test-postgresql test-bigtable test-bigtable-live test-spark test-types test-wheel test-pythons test-container check format bench docs simulate sweep powerloss soak clean help
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-20s %s\n", $$1, $$2}' Makefile
@@ -52,6 +52,17 @@ test-mutants: .venv/.dev ## each rule of the protocol broken, one at a time: the
 EACH ?= 0
 test-everywhere: .venv/.dev ## scenarios and observers over clients (folder, TLS, tablet servers), and over a store of single rows only; EACH=2: each over 2 of the 4
 	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets,bare --each $(EACH) --some $(SOME) tests/scenarios tests/component/notify
+
+test-native: .venv/.dev build/sanitized/_native.so ## storage, transactions and observers without the C extension; and the extension, with every access to memory checked
+	PERCO_NATIVE=0 $(BIN)/pytest -q -n auto --dist worksteal --some $(SOME) tests/component tests/integration/storage tests/scenarios
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 $(BIN)/pytest -q -n 0 \
+	  --extension build/sanitized/_native.so tests/integration/storage/test_native.py tests/component/storage/test_mirror.py \
+	  tests/integration/storage/test_group_commit.py
+
+build/sanitized/_native.so: $(wildcard perco/storage/native/*)
+	@mkdir -p $(@D)
+	$(CC) -shared -fPIC -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer \
+	  -I"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["include"])')" perco/storage/native/*.c -o $@ -lpthread
 
 POSTGRESQL ?= tests/scenarios tests/component/notify
 test-postgresql: .venv/.dev ## scenarios and observers over a PostgreSQL server, which it starts, by its owner and by direct clients; POSTGRESQL=tests/scenarios/test_bank.py

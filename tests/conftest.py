@@ -6,12 +6,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+EXTENSION = "perco.storage._native"
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
@@ -46,6 +51,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NUMBER",
         help="run one test in so many, chosen by its name and the commit: each commit runs others",
     )
+    parser.addoption(
+        "--extension", metavar="FILE", help="use another build of perco's C extension: see make test-native"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (path := config.getoption("--extension")) is not None:
+        loader = ExtensionFileLoader(EXTENSION, path)
+        spec = spec_from_file_location(EXTENSION, path, loader=loader)
+        assert spec is not None
+        sys.modules[EXTENSION] = module_from_spec(spec)
+        loader.exec_module(sys.modules[EXTENSION])
 
 
 @pytest.hookimpl(trylast=True)

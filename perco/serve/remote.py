@@ -317,6 +317,8 @@ class RemoteDriver(Driver):
 
     orphaned: _Orphaned  # type: ignore[assignment]
 
+    laned = False  # the server draws them
+
     def __init__(
         self,
         link: Link,

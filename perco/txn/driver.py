@@ -13,7 +13,7 @@ T14 A serializable transaction's reads are validated between the draw of its com
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ from perco.txn.background import Background
 from perco.txn.chain import Chain, Settling
 from perco.txn.entered import Entry, Where
 from perco.txn.fates import Fates
-from perco.txn.resolver import Resolver, make_token
+from perco.txn.resolver import Hint, Resolver, make_token
 from perco.txn.validation import Validation
 
 _ASK_PAUSE_MAX_S = 0.5  # between two reads of a primary that does not answer
@@ -80,7 +80,12 @@ class CommitOptions:
 
 
 class Driver(Resolver):
-    """Reads, recoveries and commits on one store. Loop thread only."""
+    """Reads, recoveries and commits on one store. Loop thread only.
+
+    Attributes: `laned`, whether this process draws the timestamps of one-step commits, so that they may take the lane.
+    """
+
+    laned = True
 
     def __init__(
         self,
@@ -106,10 +111,15 @@ class Driver(Resolver):
         self.fates.begin(start_ts)
         if observed:
             self.fates.observed += 1
+        return await self.go_on(commit, began, observed=observed, version=version)
+
+    async def go_on(self, commit: Commit, began: float, *, observed: bool, version: int) -> int:
+        """`commit` from any state on. `began`: when it began, if that is measured."""
+        start_ts = commit.header.start_ts
         try:
             if commit.state is State.DRAW:
                 await self._in_one_step(commit, version)
-            else:
+            elif commit.state is State.PREWRITE:
                 await self._prewritten(commit, version)
             if commit.state is not State.COMMITTED:
                 await self._until_decided(commit, version)
@@ -134,13 +144,7 @@ class Driver(Resolver):
                     commit.give_up()
                 self._background.spawn(lambda: self._release_later(commit, observed=observed))
             raise
-        self.counters.commits += 1
-        if self.timings is not None and began:
-            self.timings.commits.note(time.perf_counter() - began)
-        if self._event is not None:
-            self._event("commit")
-        self.oracle.holds.open.discard(start_ts)
-        self.fates.settle(start_ts, commit.commit_ts)
+        self.committed(start_ts, commit.commit_ts, began)
         if observed and self.hints:
             self.hint(commit.notified())
         if commit.has_secondaries:
@@ -151,11 +155,32 @@ class Driver(Resolver):
             self._observed_done(observed=True)
         return commit.commit_ts
 
+    def committed(self, start_ts: int, commit_ts: int, began: float) -> None:
+        """Count a commit, and end its transaction."""
+        self.counters.commits += 1
+        if self.timings is not None and began:
+            self.timings.commits.note(time.perf_counter() - began)
+        if self._event is not None:
+            self._event("commit")
+        self.oracle.holds.open.discard(start_ts)
+        self.fates.settle(start_ts, commit_ts)
+
+    def never_sent(self, start_ts: int, *, observed: bool) -> None:
+        """End a transaction of which nothing was sent (T10)."""
+        self.counters.aborts += 1
+        self._settled(start_ts, 0, observed=observed)
+
+    def tell_workers(self, notified: Iterable[Hint]) -> None:
+        """Tell workers where a commit has put notify cells (N7, N8)."""
+        if self.hints:
+            self.hint(notified)
+        self._observed_done(observed=True)
+
     async def _prewritten(self, commit: Commit, version: int) -> None:
         """Send prewrites, and the primary's commit if it can follow at once (`Chain`)."""
         chain = Chain(commit, self.oracle, version, self._event, self.entered)
         try:
-            chain.ended(await self._chained(commit.prewrites(), chain))
+            chain.ended(await self.chained(commit.prewrites(), chain))
         except BaseException:
             if chain.entered:
                 self.entered.leave(commit)  # C3: it was never sent
@@ -180,7 +205,7 @@ class Driver(Resolver):
                 break
             await self.oracle.extend()
         try:
-            [verdict] = await self._chained((commit.primary_commit(),), None)
+            [verdict] = await self.chained((commit.primary_commit(),), None)
         except BaseException:
             entered.leave(commit)  # C3: it was never sent (T10)
             raise
@@ -257,7 +282,7 @@ class Driver(Resolver):
                 return  # the other transaction did not commit, or did so before this transaction began
         raise ConflictAt(self._met(Cellref(*where)), entry.commit_ts, start_ts)
 
-    def _chained(self, mutations: Sequence[Mutation], chain: Chain | None) -> Awaitable[list[Verdict]]:
+    def chained(self, mutations: Sequence[Mutation], chain: Chain | None) -> Awaitable[list[Verdict]]:
         """Send mutations. If the store can, it continues with `chain` by itself."""
         chaining = self.store.chaining
         return self.store.apply(mutations) if chaining is None else chaining.apply_then(mutations, chain)

@@ -1,0 +1,242 @@
+"""The lane (perco/txn/lane.py) does what a `Commit` in one step does: the same inputs and faults, given to both."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings, strategies as st
+
+import perco
+from perco.database.inside import inside
+from perco.protocol.mutations import Header, one_step, one_step_of
+from perco.protocol.records import Cellref
+from perco.storage import PROTOCOL_GROUPS, TS_MAX, Mutation, ScanQuery, ScanRequest
+from perco.txn import lane
+from perco.txn.driver import Driver
+from perco.txn.writes import intent_of, stored
+from tests.core.storage.model import unhurried
+from tests.support.faults import Fault, FaultyRowStore, kind_of, use
+
+docs = perco.Table("docs", key=perco.TEXT)
+n = docs.column("n", perco.INT64)
+body = docs.column("body", perco.TEXT)
+seen = docs.column("seen", perco.INT64)
+SCHEMA = perco.Schema(docs)
+
+
+@SCHEMA.observe(body, id="look", writes=[seen])
+async def look(txn: perco.Transaction, key: str) -> None:
+    txn.set(seen, key, 1)
+
+
+FAULTS = [None, Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.FAIL]
+keys = st.sampled_from("abc")
+cells = st.dictionaries(
+    st.tuples(st.sampled_from(["n", "body"]), keys), st.sampled_from([None, 1, 2, 300]), min_size=1, max_size=3
+)
+steps = st.one_of(
+    st.tuples(st.just("alone"), cells, st.sampled_from(FAULTS)),
+    st.tuples(st.just("late"), cells, cells),  # the second one commits while the first is open
+    st.tuples(st.just("at once"), cells, cells),
+    st.tuples(st.just("cancelled"), cells, st.none()),
+    st.tuples(st.just("locked"), cells, cells),  # the second one leaves its locks behind
+    st.tuples(st.just("behind"), cells, st.none()),  # the catalogue has changed meanwhile (N10)
+)
+
+
+def fill(txn: perco.Transaction, written: dict[tuple[str, str], int | None]) -> None:
+    for (name, key), number in written.items():
+        if number is None:
+            txn.delete(n if name == "n" else body, key)
+        elif name == "n":
+            txn.set(n, key, number)
+        else:
+            txn.set(body, key, "x" * number)
+
+
+class Run:
+    """One store, with what happened to it. `fired`: how many single commits met their faults."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.fired = 0
+
+    async def play(self, history: list[Any]) -> None:
+        options = perco.Options(
+            commit=perco.options.CommitOptions(commit_timeout_s=1.0), retry=perco.options.RetryOptions(attempts=1)
+        )
+        async with perco.open("memory:", SCHEMA, options=options) as db:
+            store = use(db, FaultyRowStore(inside(db).driver.store))
+            for what, written, more in history:
+                await getattr(self, what.replace(" ", "_"))(db, store, written, more)
+                store.plan, store.before = lambda mutation, number: None, None
+                await trio.sleep(60)
+                driver = inside(db).driver
+                self.told.append(
+                    (
+                        what,
+                        driver.counters.commits,
+                        driver.counters.aborts,
+                        driver.counters.unknown,
+                        driver.counters.conflicts,
+                        sorted(driver.entered.cells),
+                        sorted(driver.entered.left),
+                        driver.fates.live(),
+                        driver.fates.observed,
+                        sorted(driver.oracle.holds.open),
+                    )
+                )
+                if what == "behind":
+                    break  # from now on, no transaction knows the newest catalogue
+            queries = tuple(ScanQuery(group, None, n=1 << 20) for group in PROTOCOL_GROUPS)
+            page = await inside(db).driver.store.scan(ScanRequest("docs", b"", None, queries, rows_max=1 << 20))
+            self.told.append(page.rows)
+
+    async def _commit(self, txn: perco.Transaction) -> None:
+        try:
+            self.told.append(await txn.commit())
+        except (perco.PercoError, trio.Cancelled) as error:
+            said = str(error) if isinstance(error, perco.PercoError) else ""  # a task's address
+            self.told.append((type(error).__name__, said, txn.outcome, txn.token))
+            if isinstance(error, trio.Cancelled):
+                raise
+        else:
+            self.told.append((txn.outcome, txn.commit_ts, txn.token))
+
+    async def alone(self, db: perco.Database, store: FaultyRowStore, written: Any, fault: Fault | None) -> None:
+        hit = [fault]
+
+        def plan(mutation: Mutation, number: int) -> Fault | None:
+            if not hit or kind_of(mutation) != "one step":
+                return None
+            self.fired += hit[0] is not None
+            return hit.pop()
+
+        txn = await db.begin()
+        fill(txn, written)
+        store.plan = plan
+        await self._commit(txn)
+
+    async def late(self, db: perco.Database, store: FaultyRowStore, written: Any, other: Any) -> None:
+        txn = await db.begin()
+        fill(txn, written)
+        async with db.transaction() as first:
+            fill(first, other)
+        await self._commit(txn)
+
+    async def at_once(self, db: perco.Database, store: FaultyRowStore, written: Any, other: Any) -> None:
+        arrived, go_on = trio.Event(), trio.Event()
+
+        async def before(mutation: Mutation) -> None:
+            if kind_of(mutation) == "one step" and not arrived.is_set():
+                arrived.set()
+                await go_on.wait()
+
+        one, two = await db.begin(), await db.begin()
+        fill(one, written)
+        fill(two, other)
+        store.before = before
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._commit, one)
+            await arrived.wait()
+            nursery.start_soon(self._commit, two)
+            await trio.testing.wait_all_tasks_blocked()
+            go_on.set()
+
+    async def cancelled(self, db: perco.Database, store: FaultyRowStore, written: Any, _: Any) -> None:
+        txn = await db.begin()
+        fill(txn, written)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await self._commit(txn)
+
+    async def locked(self, db: perco.Database, store: FaultyRowStore, written: Any, other: Any) -> None:
+        driver = inside(db).driver
+        two_phases = driver.options
+        driver.options = perco.options.CommitOptions(commit_timeout_s=1.0, one_step=False)
+        left = await db.begin()
+        fill(left, other)
+        store.plan = lambda mutation, number: Fault.LOSE_REQUEST if kind_of(mutation) == "commit" else None
+        with contextlib.suppress(perco.CommitUnknown):
+            await left.commit()
+        store.plan, driver.options = lambda mutation, number: None, two_phases
+        txn = await db.begin()
+        fill(txn, written)
+        await self._commit(txn)
+
+    async def behind(self, db: perco.Database, store: FaultyRowStore, written: Any, _: Any) -> None:
+        txn = await db.begin()
+        fill(txn, written)
+        oracle = inside(db).oracle
+        await oracle.announce(oracle.catalogue_version + 1)
+        await self._commit(txn)
+
+
+def played(history: list[Any], *, laned: bool) -> Run:
+    run = Run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Driver, "laned", laned)
+        trio.run(run.play, history, clock=trio.testing.MockClock(autojump_threshold=0))
+    return run
+
+
+@settings(unhurried, max_examples=120)
+@given(st.lists(steps, min_size=1, max_size=4))
+def test_the_lane_and_the_machine_do_the_same(history: list[Any]) -> None:  # C1 C2 C3 C5 C6 T4 T10 N1 N10
+    one, other = played(history, laned=True), played(history, laned=False)
+    assert one.told == other.told
+    names = [what for what, _, _ in history]
+    ended = names.index("behind") if "behind" in names else len(history)
+    wanted = sum(what == "alone" and fault is not None for what, _, fault in history[:ended])
+    assert one.fired == other.fired == wanted, "each fault was met"
+
+
+def test_the_lane_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the comparison compares nothing."""
+    came: list[int] = []
+    taken = lane.commit_in_lane
+
+    async def noted(*arguments: Any, **named: Any) -> int:
+        came.append(await taken(*arguments, **named))
+        return came[-1]
+
+    monkeypatch.setattr("perco.txn.transaction.commit_in_lane", noted)
+    written = {("n", "a"): 1, ("body", "b"): 300}
+    played([("alone", written, None), ("alone", written, Fault.LOSE_REPLY)], laned=True)
+    assert [bool(commit_ts) for commit_ts in came] == [True, True], "the second one's outcome was read (T4)"
+    came.clear()
+    played([("at once", written, written)], laned=True)
+    assert 0 in came, "one was in the other's way"
+
+
+@settings(unhurried, max_examples=200)
+@given(
+    st.lists(
+        st.tuples(
+            st.binary(max_size=4), st.integers(1, 3), st.none() | st.binary(max_size=300), st.sets(st.integers(1, 9))
+        ),
+        min_size=1,
+        max_size=5,
+        unique_by=lambda cell: cell[:2],
+    ),
+    st.integers(0, 5),
+    st.integers(0, 3),
+)
+def test_the_lanes_mutation_is_the_protocols(written: list[Any], root: int, depth: int) -> None:  # C1 C5 N1
+    class Bound:
+        group, observers = "data:long", ()
+
+    places: dict[Any, Any] = {}
+    for row, column, data, observers in written:
+        bound: Any = Bound()
+        bound.observers = tuple(sorted(observers))
+        places["t", row, column << 16] = (bound, data)
+    header = Header(7, Cellref(*next(iter(places))), root, depth, "token", b"path")
+    intents = [intent_of(where, write) for where, write in places.items()]
+    made = [(row, column, *stored(bound, data), bound.observers) for (_, row, column), (bound, data) in places.items()]
+    assert one_step_of("t", 7, 9, made, root or 9, depth, b"path") == one_step(header, intents, 9)
+    assert TS_MAX > 9
