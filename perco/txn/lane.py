@@ -39,9 +39,8 @@ async def commit_in_lane(driver: Driver, writes: Writes, header: Header, version
     """Commit cells that are written and not locked, and return commit_ts; 0: nothing was done, because this transaction
     has to take the other way. Raises: as `Driver.commit` does."""
     entered = driver.entered.cells
-    for where in writes:
-        if where in entered:
-            return 0
+    if entered and _in_the_way(entered, writes):
+        return 0
     if len(writes) > 1:
         if not driver.store.groups:
             return 0
@@ -88,6 +87,10 @@ async def commit_in_lane(driver: Driver, writes: Writes, header: Header, version
             [(table, row, bound.observers) for (table, row, _), (bound, _) in writes.items() if bound.observers]
         )
     return commit_ts
+
+
+def _in_the_way(entered: Mapping[Where, Entry], writes: Writes) -> bool:
+    return any(where in entered for where in writes)
 
 
 def _leave(entered: dict[Where, Entry], writes: Writes, entry: Entry) -> None:

@@ -6,12 +6,14 @@ import os
 
 import pytest
 
+from perco.txn.driver import Driver
 from tests.testing import (  # noqa: F401 - they add to COMPONENTS
     mutants_backups,
     mutants_bigtable,
     mutants_evolving,
     mutants_fresh,
     mutants_holding,
+    mutants_lane,
     mutants_loading,
     mutants_views,
 )
@@ -22,4 +24,5 @@ VARIABLE = "PERCO_MUTANT"
 
 @pytest.fixture(autouse=True)
 def _fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Driver, "laned", False)  # the lane is held against the driver by tests of its own
     COMPONENTS[os.environ[VARIABLE]].mutant(monkeypatch)

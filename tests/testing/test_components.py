@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from perco.storage import lmdb_native
 from tests.testing import mutated
 from tests.testing.mutants_components import COMPONENTS
 
@@ -44,6 +45,7 @@ def _run(name: str, said: str) -> None:
     for key in [key for key in os.environ if key.startswith("PYTEST_")]:
         del os.environ[key]
     os.environ[mutated.VARIABLE] = name
+    os.environ[lmdb_native.VARIABLE] = "0"  # faults are put into Python code
     options = ["-q", "-x", "-n0", "-p", mutated.__name__, "-p", "no:cacheprovider"]
     code = pytest.main([*options, "-W", "ignore::pytest.PytestAssertRewriteWarning", COMPONENTS[name].test])
     print(end="", flush=True)
