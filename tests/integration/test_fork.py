@@ -138,7 +138,7 @@ async def test_a_fork_while_reads_share_a_view_leaves_the_parents_view_alone(
         async with trio.open_nursery() as nursery:
             with held(engine):
                 nursery.start_soon(put, db, b"other", 2)
-                while not tablet._writing:
+                while not (engine.busy or tablet._work.busy):
                     await trio.lowlevel.checkpoint()
                 async with db.snapshot() as snap:
                     assert await snap.get(value, b"k") == 1
