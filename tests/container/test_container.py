@@ -108,7 +108,7 @@ def _made(folder: Path) -> Image:
     base = BASE
     if not base:
         sources = list(Path("/etc/apt").glob("sources.list.d/*.sources")) or [Path("/etc/apt/sources.list")]
-        packages = "--include=python3,python3-venv,ca-certificates"
+        packages = "--include=python3,python3-venv,python3-dev,gcc,ca-certificates"
         subprocess.run(
             ["mmdebstrap", "--quiet", "--variant=apt", packages, "bookworm", folder / "base.tar", *sources], check=True
         )
@@ -121,7 +121,7 @@ def _made(folder: Path) -> Image:
     wheels = folder / "wheels"
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(wheels)]
     subprocess.run([*wheel, "--no-deps", str(ROOT)], check=True)
-    subprocess.run([*wheel, f"{ROOT}[cli,metrics,ui]", "hatchling"], check=True)
+    subprocess.run([*wheel, f"{ROOT}[cli,metrics,ui]", "hatchling", "setuptools"], check=True)
     (folder / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheelhouse\n")
     volumes = ("--volume", f"{wheels}:/wheelhouse:ro", "--volume", f"{folder}/pip.conf:/etc/pip.conf:ro")
     image.buildah("build", "--format", "docker", "--build-arg", f"BASE={base}", *volumes, "-t", "perco", ROOT)
