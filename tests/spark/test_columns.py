@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -29,12 +28,14 @@ from perco.spark.direct import Beside, Elsewhere, Host, Walk
 from perco.spark.ranges import Range
 from perco.spark.source import _OPTIONS as OPTIONS_OF_READS, Asked, Batch, PercoReader
 from perco.spark.store import Store, serve
-from perco.storage import WRITE, LmdbEngine, Mutation
+from perco.storage import WRITE, LmdbTablet, Mutation
 from perco.storage.keys import TAIL_BYTES, escape
 from perco.txn import columnar
 from perco.txn.columnar import Pages
 from perco.txn.snapshot import scan_between
 from tests.support.cells import KEYS, SCHEMA, filled, key_of, locked
+from tests.support.held import held
+from tests.support.places import local_of
 
 T = TypeVar("T")
 OPTIONS = perco.Options(durability="process")
@@ -269,14 +270,7 @@ async def test_a_row_with_more_cells_than_a_page_may_have_is_read_by_itself(
 
 async def test_pages_for_a_client_have_the_commits_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C4: the owner answers once the commits up to the timestamp that it has begun are in its files."""
-    column, go_on, writes = KEYS["text"].columns["text"], threading.Event(), threading.Event()
-    commit, told = LmdbEngine.commit, trio.Event()
-
-    def held(self: LmdbEngine, mutations: Any, *args: Any) -> Any:
-        if any(mutation.table == "text" for mutation in mutations):
-            writes.set()
-            go_on.wait()
-        return commit(self, mutations, *args)
+    column, told = KEYS["text"].columns["text"], trio.Event()
 
     async def write(db: perco.Database) -> None:
         async with db.transaction() as txn:
@@ -296,14 +290,16 @@ async def test_pages_for_a_client_have_the_commits_under_way(tmp_path: Path, mon
             told.set()
             await past(entry)
 
+        tablet = local_of(owner).store.tablet("text", b"k1")
+        assert isinstance(tablet, LmdbTablet)
         async with perco.open(f"unix:{tmp_path / SOCKET}", SCHEMA) as db, trio.open_nursery() as nursery:
-            monkeypatch.setattr(LmdbEngine, "commit", held)
             monkeypatch.setattr(driver, "past", waited)
-            nursery.start_soon(write, owner)
-            await trio.to_thread.run_sync(writes.wait)
-            nursery.start_soon(read, db, await inside(owner).oracle.draw())
-            await told.wait()
-            go_on.set()
+            with held(tablet.engine):
+                nursery.start_soon(write, owner)
+                while not driver.entered.cells:
+                    await trio.lowlevel.checkpoint()
+                nursery.start_soon(read, db, await inside(owner).oracle.draw())
+                await told.wait()
     assert rows == [{"key": "k1", "text": "new"}]
 
 
