@@ -35,7 +35,7 @@ def over_records(patch: pytest.MonkeyPatch) -> None:
     _sends(patch, lambda mutation: without_checks(mutation, WRITE))
 
 
-@by(_TEST, "N1 the lane notifies nobody")
+@by(_TEST, "N1 the lane puts no notify cells")
 def silent(patch: pytest.MonkeyPatch) -> None:
     _sends(patch, lambda mutation: without_writes(mutation, NOTIFY))
 
