@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -38,14 +38,3 @@ def over_records(patch: pytest.MonkeyPatch) -> None:
 @by(_TEST, "N1 the lane puts no notify cells")
 def silent(patch: pytest.MonkeyPatch) -> None:
     _sends(patch, lambda mutation: without_writes(mutation, NOTIFY))
-
-
-@by(_TEST, "T4 the lane takes a lost reply for an abort")
-def lost(patch: pytest.MonkeyPatch) -> None:
-    class Deaf(lane.Commit):
-        def primary_told(self, verdict: Any) -> None:
-            super().primary_told(verdict)
-            if self.maybe_sent:
-                self.maybe_sent, self.state = False, lane.State.RELEASE
-
-    patch.setattr(lane, "Commit", Deaf)
