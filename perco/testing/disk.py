@@ -96,7 +96,7 @@ class MemoryEnvironment:
         self.options = LmdbOptions()
         self.still = threading.Lock()
         self.busy = False
-        self.native = None
+        self.native: None = None
         self.full = False  # the disk is full, except for the reserve
         self.gone = False  # the process is dead: it must not write while its tasks are unwound
         self.map_bytes = 1 << 30
