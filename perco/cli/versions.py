@@ -189,7 +189,7 @@ class Batches:
 
 
 def version_batches(db: perco.Database, table: perco.Table[Any], columns: Sequence[Column]) -> Batches:
-    """What makes record batches of a table's versions. MSGPACK values are as stored."""
+    """Makes record batches of a table's versions. MSGPACK values are as stored."""
     from perco.arrow.fields import fields_of
 
     numbers = [inside(db).known.bind(column).column for column in columns]

@@ -224,35 +224,6 @@ def one_step(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation
     return Mutation(part[0].table, _by_row(cells), start_ts)
 
 
-def one_step_of(
-    table: str,
-    start_ts: int,
-    commit_ts: int,
-    cells: Sequence[tuple[bytes, int, int, bytes, bytes | None, tuple[int, ...]]],
-    root: int,
-    depth: int,
-    path: bytes,
-) -> Mutation:
-    """`one_step` for cells that are only written: (row, column, kind, body, data, observers), as in `Intent`."""
-    assert commit_ts > start_ts
-    out: list[_Cell] = []
-    for row, column, kind, body, data, observers in cells:
-        checks = (
-            (ABSENT, WRITE, column, start_ts, TS_MAX),  # T7
-            (ABSENT, ROLLBACK, column, start_ts, start_ts),
-            (ABSENT, LOCK, column, 0, TS_MAX),
-            (ABSENT, SHARED, column, 0, TS_MAX),  # T14
-            (ABSENT, TRACE, column, start_ts, TS_MAX),
-        )
-        writes: tuple[Write, ...] = ((WRITE, column, commit_ts, pack_record(kind, start_ts, body)),)
-        if data is not None:
-            writes = (*writes, (body.decode(), column, start_ts, data))
-        if observers:
-            writes = (*writes, *_notify(column, start_ts, commit_ts, observers, (), root, depth, path))
-        out.append((row, checks, writes))
-    return Mutation(table, _by_row(out), start_ts)
-
-
 def _unmarked(kind: int, column: int, start_ts: int) -> tuple[Check, ...]:
     """A signal has no checks; a bare primary is refused only by its own marker (N5, T5)."""
     return () if kind == SIGNAL else ((ABSENT, ROLLBACK, column, start_ts, start_ts),)

@@ -81,7 +81,7 @@ def environment(env: lmdb.Environment, path: Path, groups: Iterable[str]) -> Any
 
 
 def completions() -> Any:
-    """What writers report to (native/writing.c)."""
+    """A list of the batches that writers have written, for the loop (native/writing.c)."""
     module = _module()
     assert not isinstance(module, str)
     return module.Completions()

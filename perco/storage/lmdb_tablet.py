@@ -45,8 +45,8 @@ _Entry = tuple[Mutation, Call, int, int, int]
 _Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "Written | None", Container[str]]
 
 
-# What a native writer returns of a batch: None, if Python has to write it; why its commit failed; or the verdicts, if
-# the loop no longer listens for them.
+# A native writer returns a batch in three cases: Python has to write it (None); its commit failed, with the reason; or
+# the loop listens no more, with the verdicts.
 _HandedBack = tuple[tuple["LmdbTablet", list[_Entry]], "list[Verdict] | tuple[int, str, int] | None"]
 
 

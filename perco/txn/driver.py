@@ -87,6 +87,11 @@ class Driver(Resolver):
 
     laned = True
 
+    @property
+    def one_step(self) -> bool:
+        """Whether commits take one step where they can (C1)."""
+        return self.options.one_step and self.fates.alone and self.store.once
+
     def __init__(
         self,
         store: RowStore,

@@ -22,7 +22,11 @@ from perco.protocol.mutations import Header, Intent
 from perco.protocol.reads import Isolation
 from perco.protocol.records import (
     BARE,
+    DELETE,
+    PUT,
+    PUT_DATA,
     READ,
+    SHORT_VALUE_BYTES,
     SIGNAL,
     Cellref,
     bare_column,
@@ -38,7 +42,6 @@ from perco.txn.reader import WHERE
 from perco.txn.resolver import make_token
 from perco.txn.snapshot import Snapshot
 from perco.txn.spans import Span
-from perco.txn.writes import intent_of
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -188,43 +191,43 @@ class Transaction(Snapshot):
             raise self._closed()
         if self._span is not None and not self._span.commits:
             return await self._span.commit(self)
-        driver, writes = self._driver, self._writes
-        only_writes = self._ack is None and self._reads is None and self._locked is None and self._signals is None
-        lane = only_writes and bool(writes) and has_lane(driver)
-        if lane:
-            primary, observed = Cellref(*next(iter(writes))), False
-            for bound, _ in writes.values():
-                if bound.observers:
-                    observed = True
-                    break
-        else:
-            parts = await self._all_parts()
-            if not parts:
-                self.end()
-                self.outcome = "committed"
-                return 0
-            first = parts[0][0]
-            primary = Cellref(first.table, first.row, first.column)
-            observed = any(intent.observers or intent.kind == SIGNAL for part in parts for intent in part)
-            observed = observed or self._ack is not None
         engine = self._engine
+        intents = [_intent(where, write) for where, write in self._writes.items()]
+        if self._ack is not None:
+            intents.insert(0, self._ack)
+        signals: list[Intent] = []
+        if self._signals is not None:
+            signals = [intent for intent in self._signals.values() if intent.observers or intent.covers]
+            if not intents:
+                intents = await self._bare_primary(signals)
+        if not intents:
+            self.end()
+            self.outcome = "committed"
+            return 0
+        parts = self._parts(intents)
+        if self._locked is not None:
+            parts = self._with_more(parts, self._read_only(self._locked))
+        if signals:
+            parts = self._with_more(parts, signals)
+        first = parts[0][0]
+        primary = Cellref(first.table, first.row, first.column)
+        driver = self._driver
+        one_step = self._reads is None and driver.one_step
+        lane = one_step and has_lane(driver, parts)
         header = Header(self.start_ts, primary, self._root, self._depth, engine.lease_token, self._path)
         version = self._version or engine.known.catalogue.binds
         self._primary = primary
         self.outcome = "unknown"
+        observed = self._ack is not None or bool(signals)
+        for intent in intents:
+            if intent.observers:
+                observed = True
+                break
         self._open = False  # from here on, the driver decides when the transaction is done (G1)
         if self._ahead is not None:
             self._ahead.end()
         try:
-            commit_ts = 0
-            if lane:
-                commit_ts = await commit_in_lane(driver, writes, header, version, observed=observed)
-                parts = [] if commit_ts else self._parts(self._intents())
-            if not commit_ts:
-                first = parts[0][0]
-                header = header._replace(primary=Cellref(first.table, first.row, first.column))
-                self._primary = header.primary
-                one_step = self._reads is None and driver.options.one_step and driver.fates.alone and driver.store.once
+            if not lane or not (commit_ts := await commit_in_lane(driver, header, parts, version, observed=observed)):
                 commit = Commit(header, parts, self._reads, one_step=one_step)
                 commit_ts = await driver.commit(commit, observed=observed, version=version)
         except ConflictAt as found:
@@ -243,27 +246,6 @@ class Transaction(Snapshot):
         self.commit_ts = commit_ts
         self.outcome = "committed"
         return commit_ts
-
-    def _intents(self) -> list[Intent]:
-        intents = [intent_of(where, write) for where, write in self._writes.items()]
-        return intents if self._ack is None else [self._ack, *intents]
-
-    async def _all_parts(self) -> list[list[Intent]]:
-        """All that is to be committed, by part (T12); an empty list: nothing."""
-        intents = self._intents()
-        signals: list[Intent] = []
-        if self._signals is not None:
-            signals = [intent for intent in self._signals.values() if intent.observers or intent.covers]
-            if not intents:
-                intents = await self._bare_primary(signals)
-        if not intents:
-            return []
-        parts = self._parts(intents)
-        if self._locked is not None:
-            parts = self._with_more(parts, self._read_only(self._locked))
-        if signals:
-            parts = self._with_more(parts, signals)
-        return parts
 
     def _parts(self, intents: list[Intent]) -> list[list[Intent]]:
         """The cells by tablet (or by row, if the store cannot change several rows in one mutation), the primary's part
@@ -330,3 +312,13 @@ def _placing(store: RowStore) -> Callable[[str, bytes], object]:
         return table, row, (counts[table, row] - 1) // _CELLS_MAX
 
     return place
+
+
+def _intent(where: WHERE, write: tuple[Bound, bytes | None]) -> Intent:
+    table, row, column = where
+    bound, data = write
+    if data is None:
+        return Intent(table, row, column, DELETE, b"", bound.observers)
+    if len(data) <= SHORT_VALUE_BYTES:
+        return Intent(table, row, column, PUT, data, bound.observers)
+    return Intent(table, row, column, PUT_DATA, bound.group.encode(), bound.observers, (), data)

@@ -16,8 +16,8 @@ _TEST: Final = "tests/component/txn/test_lane.py::test_the_lane_and_the_machine_
 
 
 def _sends(patch: pytest.MonkeyPatch, change: Callable[[Mutation], Mutation]) -> None:
-    right = lane.one_step_of
-    patch.setattr(lane, "one_step_of", lambda *args: change(right(*args)))
+    right = lane.one_step
+    patch.setattr(lane, "one_step", lambda *args: change(right(*args)))
 
 
 @by(_TEST, "C2 the lane does not look at the cells that are entered")

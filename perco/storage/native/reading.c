@@ -6,21 +6,19 @@
 
 /* ------------------------------------------------------------ reading a row (`read_row` in row.py) */
 
+/* Add (timestamp, value) to a list, or, with `column`, (column, timestamp, value). `value` NULL: it is left empty. */
 static int
-add_cell(PyObject *cells, const MDB_val *key, const MDB_val *value)
+add_cell(PyObject *cells, const MDB_val *key, const MDB_val *value, int column)
 {
-    PyObject *ts = PyLong_FromUnsignedLongLong(ts_of(key));
-    PyObject *bytes = PyBytes_FromStringAndSize(value->mv_data, (Py_ssize_t)value->mv_size);
-    PyObject *cell = PyTuple_New(2);
-    if (!ts || !bytes || !cell) {
-        Py_XDECREF(ts);
-        Py_XDECREF(bytes);
-        Py_XDECREF(cell);
+    PyObject *cell = PyTuple_New(2 + column);
+    if (!cell)
         return -1;
-    }
-    PyTuple_SET_ITEM(cell, 0, ts);
-    PyTuple_SET_ITEM(cell, 1, bytes);
-    int rc = PyList_Append(cells, cell);
+    PyObject *bytes = PyBytes_FromStringAndSize(value ? value->mv_data : NULL, value ? (Py_ssize_t)value->mv_size : 0);
+    PyTuple_SET_ITEM(cell, 1 + column, bytes);
+    PyTuple_SET_ITEM(cell, column, PyLong_FromUnsignedLongLong(ts_of(key)));
+    if (column)
+        PyTuple_SET_ITEM(cell, 0, PyLong_FromUnsignedLong(column_of(key)));
+    int rc = PyErr_Occurred() ? -1 : PyList_Append(cells, cell);
     Py_DECREF(cell);
     return rc;
 }
@@ -34,7 +32,7 @@ versions(MDB_cursor *cursor, const char *newest, const char *oldest, size_t size
     if (n >= 0) {
         rc = n ? mdb.cursor_get(cursor, &key, &value, MDB_SET_RANGE) : MDB_NOTFOUND;
         while (!rc && compare(key.mv_data, key.mv_size, oldest, size) <= 0) {
-            if (key.mv_size < TAIL || add_cell(cells, &key, &value))
+            if (key.mv_size < TAIL || add_cell(cells, &key, &value, 0))
                 return -1;
             if (!--n)
                 return 0;
@@ -49,7 +47,7 @@ versions(MDB_cursor *cursor, const char *newest, const char *oldest, size_t size
         rc = mdb.cursor_get(cursor, &key, &value, MDB_PREV);
     while (!rc && compare(key.mv_data, key.mv_size, newest, size) >= 0 &&
            compare(key.mv_data, key.mv_size, oldest, size) <= 0) {
-        if (key.mv_size < TAIL || add_cell(cells, &key, &value))
+        if (key.mv_size < TAIL || add_cell(cells, &key, &value, 0))
             return -1;
         if (!++n)
             return 0;
@@ -170,29 +168,19 @@ query_of(Environment *self, PyObject *given, Query *out)
     return 0;
 }
 
-/* Add (column, timestamp, value) to a list of cells, and its size to the page's. */
+/* Add a cell to a row of the page, and its size to the page's. */
 static int
 add_scanned(PyObject *cells, const MDB_val *key, const MDB_val *value, int64_t *size)
 {
-    PyObject *column = PyLong_FromUnsignedLong(column_of(key));
-    PyObject *ts = PyLong_FromUnsignedLongLong(ts_of(key));
-    PyObject *bytes = value ? PyBytes_FromStringAndSize(value->mv_data, (Py_ssize_t)value->mv_size)
-                            : PyBytes_FromStringAndSize(NULL, 0);
-    PyObject *cell = PyTuple_New(3);
-    if (!column || !ts || !bytes || !cell) {
-        Py_XDECREF(column);
-        Py_XDECREF(ts);
-        Py_XDECREF(bytes);
-        Py_XDECREF(cell);
-        return -1;
-    }
-    PyTuple_SET_ITEM(cell, 0, column);
-    PyTuple_SET_ITEM(cell, 1, ts);
-    PyTuple_SET_ITEM(cell, 2, bytes);
-    int rc = PyList_Append(cells, cell);
-    Py_DECREF(cell);
     *size += value ? (int64_t)value->mv_size : 0;
-    return rc;
+    return add_cell(cells, key, value, 1);
+}
+
+/* Whether a key has a length that a cell's can have; on a damaged page, it may have any. */
+static int
+is_cells(const MDB_val *key)
+{
+    return key->mv_size >= TAIL + 2 && key->mv_size <= KEY_MAX;
 }
 
 /* Move a cursor to the first key at or after a key. Returns 0, BACK, or, at the end of the group, MDB_NOTFOUND. A search
@@ -205,7 +193,7 @@ seek(MDB_cursor *cursor, const char *to, size_t size, MDB_val *key, MDB_val *val
     int rc = mdb.cursor_get(cursor, key, value, MDB_SET_RANGE);
     if (rc)
         return rc == MDB_NOTFOUND ? rc : BACK;
-    return key->mv_size < TAIL + 2 || compare(key->mv_data, key->mv_size, to, size) < 0 ? BACK : 0;
+    return !is_cells(key) || compare(key->mv_data, key->mv_size, to, size) < 0 ? BACK : 0;
 }
 
 static int
@@ -214,7 +202,7 @@ step(MDB_cursor *cursor, MDB_val *key, MDB_val *value)
     int rc = mdb.cursor_get(cursor, key, value, MDB_NEXT);
     if (rc)
         return rc == MDB_NOTFOUND ? rc : BACK;
-    return key->mv_size < TAIL + 2 ? BACK : 0;
+    return is_cells(key) ? 0 : BACK;
 }
 
 static int

@@ -411,7 +411,7 @@ typedef struct {
     pthread_mutex_t mutex;
     Batch *first, *last;
     int wake;
-    int closed; /* nobody listens any more: writers return their batches to Python */
+    int closed; /* the loop listens no more: writers return their batches to Python */
 } Completions;
 
 static int
@@ -474,7 +474,7 @@ Completions_take(Completions *self, PyObject *unused)
     return out;
 }
 
-/* close(): nobody will call `take` again after this, but once. */
+/* close(): the loop calls `take` once more, and then never again. */
 static PyObject *
 Completions_close(Completions *self, PyObject *unused)
 {
@@ -569,8 +569,8 @@ Writer_submit(Writer *self, PyObject *const *args, Py_ssize_t count)
 }
 
 /* get() -> work: the next work for Python. Until then, batches are written, without the interpreter. A batch that Python
-   has to write is returned as (work, None); one whose commit failed, as (work, failure); and one that nobody listens for,
-   as (work, verdicts). */
+   has to write is returned as (work, None); one whose commit failed, as (work, failure); and one for which no loop
+   listens any more, as (work, verdicts). */
 static PyObject *
 Writer_get(Writer *self, PyObject *unused)
 {

@@ -13,12 +13,11 @@ from hypothesis import Phase, given, settings, strategies as st
 
 import perco
 from perco.database.inside import inside
-from perco.protocol.mutations import Header, one_step, one_step_of
-from perco.protocol.records import Cellref
-from perco.storage import PROTOCOL_GROUPS, TS_MAX, Mutation, ScanQuery, ScanRequest
-from perco.txn import lane
+from perco.protocol.mutations import Intent
+from perco.protocol.records import ACK, ack_head, ack_of
+from perco.storage import PROTOCOL_GROUPS, Mutation, ScanQuery, ScanRequest
+from perco.txn import lane, runs
 from perco.txn.driver import Driver
-from perco.txn.writes import intent_of, stored
 from tests.core.storage.model import unhurried
 from tests.support.faults import Fault, FaultyRowStore, kind_of, use
 
@@ -44,6 +43,7 @@ steps = st.one_of(
     st.tuples(st.just("late"), cells, cells),  # the second one commits while the first is open
     st.tuples(st.just("at once"), cells, cells),
     st.tuples(st.just("cancelled"), cells, st.none()),
+    st.tuples(st.just("acknowledged"), cells, st.sampled_from(FAULTS)),  # as an observer's run (N2)
     st.tuples(st.just("locked"), cells, cells),  # the second one leaves its locks behind
     st.tuples(st.just("behind"), cells, st.none()),  # the catalogue has changed meanwhile (N10)
 )
@@ -109,6 +109,9 @@ class Run:
             self.told.append((txn.outcome, txn.commit_ts, txn.token))
 
     async def alone(self, db: perco.Database, store: FaultyRowStore, written: Any, fault: Fault | None) -> None:
+        await self._meeting(await db.begin(), store, written, fault)
+
+    async def _meeting(self, txn: perco.Transaction, store: FaultyRowStore, written: Any, fault: Fault | None) -> None:
         hit = [fault]
 
         def plan(mutation: Mutation, number: int) -> Fault | None:
@@ -117,10 +120,20 @@ class Run:
             self.fired += hit[0] is not None
             return hit.pop()
 
-        txn = await db.begin()
         fill(txn, written)
         store.plan = plan
         await self._commit(txn)
+
+    async def acknowledged(self, db: perco.Database, store: FaultyRowStore, written: Any, fault: Fault | None) -> None:
+        async with db.transaction() as txn:
+            txn.set(body, "a", "changed")
+        bound = inside(db).known.bind(body)
+        [observer] = bound.observers
+        run = await db.begin()
+        ack = ack_of(bound.column, observer)
+        change = Intent("docs", docs.row("a"), ack, ACK, ack_head(1), (), (txn.commit_ts,))
+        runs.acknowledge(run, change)
+        await self._meeting(run, store, written, fault)
 
     async def late(self, db: perco.Database, store: FaultyRowStore, written: Any, other: Any) -> None:
         txn = await db.begin()
@@ -196,7 +209,7 @@ def test_the_lane_and_the_machine_do_the_same(history: list[Any]) -> None:  # C1
     assert one.told == other.told
     names = [what for what, _, _ in history]
     ended = names.index("behind") if "behind" in names else len(history)
-    wanted = sum(what == "alone" and fault is not None for what, _, fault in history[:ended])
+    wanted = sum(what in ("alone", "acknowledged") and fault is not None for what, _, fault in history[:ended])
     assert one.fired == other.fired == wanted, "each fault was met"
 
 
@@ -216,32 +229,3 @@ def test_the_lane_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     came.clear()
     played([("at once", written, written)], laned=True)
     assert 0 in came, "one was in the other's way"
-
-
-@settings(unhurried, max_examples=200)
-@given(
-    st.lists(
-        st.tuples(
-            st.binary(max_size=4), st.integers(1, 3), st.none() | st.binary(max_size=300), st.sets(st.integers(1, 9))
-        ),
-        min_size=1,
-        max_size=5,
-        unique_by=lambda cell: cell[:2],
-    ),
-    st.integers(0, 5),
-    st.integers(0, 3),
-)
-def test_the_lanes_mutation_is_the_protocols(written: list[Any], root: int, depth: int) -> None:  # C1 C5 N1
-    class Bound:
-        group, observers = "data:long", ()
-
-    places: dict[Any, Any] = {}
-    for row, column, data, observers in written:
-        bound: Any = Bound()
-        bound.observers = tuple(sorted(observers))
-        places["t", row, column << 16] = (bound, data)
-    header = Header(7, Cellref(*next(iter(places))), root, depth, "token", b"path")
-    intents = [intent_of(where, write) for where, write in places.items()]
-    made = [(row, column, *stored(bound, data), bound.observers) for (_, row, column), (bound, data) in places.items()]
-    assert one_step_of("t", 7, 9, made, root or 9, depth, b"path") == one_step(header, intents, 9)
-    assert TS_MAX > 9
