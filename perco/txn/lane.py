@@ -27,11 +27,10 @@ from perco.txn.entered import Entry, Where
 Parts = Sequence[Sequence[Intent]]
 
 
-def has_lane(driver: Driver, parts: Parts) -> bool:
-    """Whether a transaction that commits in one step can take the lane: one part, which has only writes."""
-    if len(parts) > 1 or not driver.laned or driver.store.deferring is not None:
-        return False
-    return all(intent[3] < READ for intent in parts[0])
+def has_lane(driver: Driver) -> bool:
+    """Whether transactions of this driver that commit in one step can take the lane, if they have one part and only
+    write."""
+    return driver.laned and driver.store.deferring is None
 
 
 @trio.lowlevel.enable_ki_protection
@@ -40,6 +39,7 @@ async def commit_in_lane(driver: Driver, header: Header, parts: Parts, version: 
     other way. Raises: as `Driver.commit` does."""
     entered, oracle, start_ts = driver.entered.cells, driver.oracle, header.start_ts
     [part] = parts
+    assert part[-1].kind < READ, "C2: locked cells and signals are not entered"
     cells = [intent[:3] for intent in part]
     if (entered and _in_the_way(entered, cells)) or oracle.catalogue_version > version:
         return 0

@@ -213,7 +213,7 @@ class Transaction(Snapshot):
         primary = Cellref(first.table, first.row, first.column)
         driver = self._driver
         one_step = self._reads is None and driver.one_step
-        lane = one_step and has_lane(driver, parts)
+        lane = one_step and len(parts) == 1 and self._locked is None and self._signals is None and has_lane(driver)
         header = Header(self.start_ts, primary, self._root, self._depth, engine.lease_token, self._path)
         version = self._version or engine.known.catalogue.binds
         self._primary = primary
