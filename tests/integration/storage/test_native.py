@@ -269,10 +269,28 @@ async def test_a_copy_notes_what_is_written_while_it_is_made(tmp_path: Path) -> 
 def test_a_batch_of_a_process_that_was_fenced_off_is_refused(tmp_path: Path) -> None:  # F1
     engine = lmdb_engine(tmp_path)
     engine.take_over()
-    assert engine.native.apply([put(b"a")], 0, 0, frozenset()) == [APPLIED]  # type: ignore[union-attr]
+    native, room = engine.native, -(1 << 40)
+    assert native is not None
+    assert native.apply([put(b"a")], room, 0, frozenset()) == [APPLIED]
     with engine._env.begin(write=True) as txn:
         txn.put(b"\0epoch", (9).to_bytes(8, "big"))
-    assert engine.native.apply([put(b"b")], 0, 0, frozenset()) is None  # type: ignore[union-attr]
+    assert native.apply([put(b"b")], room, 0, frozenset()) is None
+    assert engine.read(b"b", [(DATA, 1, 0, TS_MAX, 1)]) == [[]]
+    engine.close()
+
+
+def test_a_batch_is_begun_only_if_all_that_it_may_need_is_allocated(tmp_path: Path) -> None:  # S4
+    engine = lmdb_engine(tmp_path)
+    native = engine.native
+    assert native is not None
+    assert native.limit == min(engine.file_bytes(), engine.map_bytes)
+    used = engine.used_bytes()
+    native.limit = used + 8191
+    assert native.apply([put(b"a")], 8192, 0, frozenset()) is None
+    native.limit = used + 8192
+    assert native.apply([put(b"a")], 8192, 0, frozenset()) == [APPLIED]
+    assert engine.make_room(1 << 20, reserve=False) is None
+    assert native.limit >= engine.used_bytes() + (1 << 20)
     engine.close()
 
 
