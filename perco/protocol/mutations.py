@@ -221,7 +221,7 @@ def one_step(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation
             root, depth = header.root or commit_ts, header.depth
             writes = (*writes, *_notify(column, start_ts, commit_ts, observers, covers, root, depth, header.path))
         cells.append((row, checks, writes))
-    return Mutation(part[0].table, _by_row(cells), start_ts)
+    return Mutation(part[0].table, cells if len(cells) == 1 else _by_row(cells), start_ts)
 
 
 def _unmarked(kind: int, column: int, start_ts: int) -> tuple[Check, ...]:

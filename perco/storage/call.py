@@ -10,6 +10,7 @@ T10  If a task is cancelled while all of its mutations are still in the queue, t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import trio
 
@@ -34,7 +35,10 @@ class Call(Awaited):
     __slots__ = ("cancelled", "dropped", "since", "taken", "then", "verdicts", "waiting")
 
     def __init__(self, task: trio.lowlevel.Task | None, mutations: int, then: Then | None = None) -> None:
-        super().__init__(task)  # None: `then` alone gets the verdicts
+        # All fields at once, without calls of `super()`: every commit makes such an object.
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.task = task  # None: `then` alone gets the verdicts
         self.then = then
         self.cancelled = False  # cancelled too late: its mutations could no longer be withdrawn
         self.verdicts: list[Verdict | None] = [None] * mutations

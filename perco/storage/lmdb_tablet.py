@@ -6,7 +6,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,8 +36,8 @@ from perco.storage.tablet import _CLOSED, BatchOptions, Resubmit, TabletStatisti
 T = TypeVar("T")
 
 
-# In the queue: the mutation, the call that waits for it, its index in the call, its `_room`, its number.
-_Entry = tuple[Mutation, Call, int, int, int]
+# In the queue: the mutation, the call that waits for it, its index in the call.
+_Entry = tuple[Mutation, Call, int]
 
 
 # The writer's work: mutations, their room, what to do with the verdicts (on the writer's thread), the signal that the
@@ -57,6 +57,9 @@ _EXPIRED: list[_Entry] = []  # in place of a batch that no caller waits for any 
 
 
 _HALF_MIN = 16  # a smaller batch is never closed early
+
+
+_LONE_MIN = 4  # after so many batches of one mutation each, the next mutation does not wait for others
 
 
 _BATCHES_AVERAGED = 8  # a single batch may be all prewrites, or all new transactions, which cost several times as much
@@ -81,18 +84,6 @@ _SPARE = 16 * 4096  # bytes of the file that a batch needs besides the room of i
 
 
 _REMOVED = 2000  # another tablet's cells removed in one write transaction
-
-
-def _room(mutation: Mutation) -> int:
-    """Bytes of the file that a mutation may take: its values, and one copied page for every write."""
-    size = 0
-    for _, _, writes in mutation.rows:
-        size += 4096 * len(writes)
-        for write in writes:
-            value = write[3]
-            if value is not None and len(value) > 1024:
-                size += len(value) + (len(value) >> 2)
-    return size
 
 
 def _reaches(mutation: Mutation, row: bytes) -> bool:
@@ -151,6 +142,7 @@ class LmdbTablet:
         self._batch: list[_Entry] = []  # the writer's batch; `_EXPIRED` once no caller waits for it any more
         self._closed_at = 0.0
         self._half = _NEVER  # this many mutations close a batch before the loop's next turn
+        self._lone = 0  # how many batches in a row had one mutation each, with none behind it
         self._handed_over = 0.0  # when the loop left the last batch to the writer's thread
         self._busy = 0.0  # the loop's CPU seconds when that batch was closed
         self._busy_each = 0.0  # CPU seconds that the loop spends on each mutation, averaged over some batches
@@ -169,14 +161,12 @@ class LmdbTablet:
         self._stop: bytes | None = None  # the writer refuses mutations of rows from this one on
         self._gone: bytes | None = None  # rows from this one on belong to another tablet, for good
         self._ended = False
-        # Groups that hold no cell, and into which no mutation in flight puts one: reads and checks skip them. A group
-        # leaves the set when a put into it is submitted, and comes back when a batch has removed its last cell.
+        # Groups that hold no cell, and into which the batch in flight puts none: reads and checks skip them. A group
+        # leaves the set when a batch with a put into it closes, and comes back when a batch has removed its last cell.
         self._empty: set[str] = set()
         if not engine.readonly:  # otherwise another process writes, unseen by this one
             self._empty = {group for group in _PASSING if not engine.entries(group)}
-        self._submitted = 0
-        self._put_at: dict[str, int] = {}  # by group, the number of the last mutation that puts into it
-        self._cut_at: dict[str, int] = {}  # ... that removes from it, until `_look_for_empty` has looked
+        self._cut: set[str] = set()  # groups from which the batch in flight removes cells
         self._batches = self._mutations = self._refused = self._failures = 0
 
     @property
@@ -219,17 +209,12 @@ class LmdbTablet:
         if not self._open:
             call.answer(index, Failed(TransactionClosed(_CLOSED)))
             return
-        room = _room(mutation)
-        if self.engine.logs:  # every record has an entry in the log, in another page (E1)
-            room *= 2
-        if room > _LARGE:
-            room = min(room, self._room_of_large(mutation))
         if self.on_queued is not None and not call.since:
             call.since = self._now_s()
         if self._held is not None and _reaches(mutation, self._cut_row):
-            self._held.append((mutation, call, index, room, 0))
+            self._held.append((mutation, call, index))
             return
-        self._queue.append((mutation, call, index, room, self._number(mutation)))
+        self._queue.append((mutation, call, index))
         if self._writing:
             return
         if len(self._queue) >= self._half:
@@ -238,26 +223,30 @@ class LmdbTablet:
             self._closing_soon = True
             self._token.run_sync_soon(self._close_soon)
 
-    def _number(self, mutation: Mutation) -> int:
-        """Number the mutation, and note which of the passing groups it puts into and removes from."""
-        self._submitted = number = self._submitted + 1
+    def _room(self, mutation: Mutation, puts: set[str], cuts: set[str]) -> int:
+        """How many bytes of the file a mutation may take: its values, and one copied page for every write. Also notes
+        the passing groups that it puts cells into, and those that it removes cells from. On any thread."""
+        room = 0
         for _, _, writes in mutation.rows:
+            room += 4096 * len(writes)
             for group, _, _, value in writes:
-                if group in _PASSING:
-                    if value is None:
-                        self._cut_at[group] = number
-                    else:
-                        self._put_at[group] = number
-                        self._empty.discard(group)
-        return number
+                if value is None:
+                    cuts.add(group)
+                else:
+                    puts.add(group)
+                    if len(value) > 1024:
+                        room += len(value) + (len(value) >> 2)
+        if self.engine.logs:  # every record has an entry in the log, in another page (E1)
+            room *= 2
+        return room if room <= _LARGE else min(room, self._room_of_large(mutation))
 
-    def _look_for_empty(self, written: int) -> None:
-        """Find groups that have become empty, after mutations up to this number have been written."""
-        for group, cut_at in list(self._cut_at.items()):
-            if cut_at <= written and self._put_at.get(group, 0) <= written:
-                del self._cut_at[group]
-                if not self.engine.entries(group):
-                    self._empty.add(group)
+    def _room_of_all(self, mutations: Iterable[Mutation]) -> int:
+        return sum(self._room(mutation, set(), set()) for mutation in mutations)
+
+    def _look_for_empty(self) -> None:
+        """Find groups that have become empty, now that no batch is in flight."""
+        cut, self._cut = self._cut & _PASSING, set()
+        self._empty.update(group for group in cut if not self.engine.entries(group))
 
     def _room_of_large(self, mutation: Mutation) -> int:
         """An upper bound on a mutation's room: at most all pages are copied, and new data takes twice its bytes, in
@@ -315,20 +304,25 @@ class LmdbTablet:
         calls are dropped here (T10)."""
         waiting, self._queue = self._queue, []
         batch: list[_Entry] = []
-        size = 0
-        tell, now = self.on_queued, 0.0 if self.on_queued is None else self._now_s()
+        size, bytes_max, mutations_max = 0, self.options.bytes_max, self.options.mutations_max
+        puts: set[str] = set()
         for at, entry in enumerate(waiting):
-            _, call, _, room, _ = entry
+            call = entry[1]
             if call.dropped:
                 continue
-            if batch and (len(batch) >= self.options.mutations_max or size + room > self.options.bytes_max):
+            room = self._room(entry[0], puts, self._cut)
+            if batch and (size + room > bytes_max or len(batch) == mutations_max):
                 self._queue = waiting[at:]
                 break
             size += room
             call.taken = True
             batch.append(entry)
-            if tell is not None and call.since:
-                tell(now - call.since)
+        if self.on_queued is not None:
+            now = self._now_s()
+            for _, call, _ in batch:
+                if call.since:
+                    self.on_queued(now - call.since)
+        self._empty -= puts
         return batch, size
 
     def _post(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
@@ -352,22 +346,30 @@ class LmdbTablet:
         in_flight = len(batch) + len(self._queue)
         self.engine.end_shared()  # T2: later reads see what this batch wrote
         slow_disk = ended - self._handed_over > in_flight * self._busy_each
-        self._half = _NEVER if slow_disk else max(in_flight // 2, _HALF_MIN)
+        self._lone = self._lone + 1 if in_flight == 1 else 0
+        if self._lone >= _LONE_MIN:
+            self._half = 1
+        else:
+            self._half = _NEVER if slow_disk else max(in_flight // 2, _HALF_MIN)
         self._writing = False
-        if self._cut_at:
-            self._look_for_empty(batch[-1][4])
+        if self._cut:
+            self._look_for_empty()
         if len(self._queue) >= self._half:
             self._close_batch()
         if not expired:
             self._patient = slow_disk
             self._answer(batch, verdicts)
-        if not self._writing and not self._closing_soon:
+        if self._writing or self._closing_soon:
+            return
+        if self._half == 1 and not self._queue:
+            self._idle.set()
+        else:
             self._closing_soon = True
             self._token.run_sync_soon(self._close_soon)
 
     def _answer(self, batch: Sequence[_Entry], verdicts: Sequence[Verdict]) -> None:
         reschedule = trio.lowlevel.reschedule
-        for (_, call, index, _, _), verdict in zip(batch, verdicts, strict=True):
+        for (_, call, index), verdict in zip(batch, verdicts, strict=True):
             if verdict is not APPLIED:
                 self._count(verdict)
             call.verdicts[index] = verdict
@@ -414,7 +416,7 @@ class LmdbTablet:
 
         For the heartbeat thread, which must be able to write its lease even while the loop is held (L4).
         """
-        self._hand_over(mutations, sum(map(_room, mutations)), done)
+        self._hand_over(mutations, self._room_of_all(mutations), done)
 
     def _hand_over(
         self,
@@ -470,7 +472,8 @@ class LmdbTablet:
         def done(verdicts: Sequence[Verdict]) -> None:
             self._post_ended(batch, verdicts)
 
-        return ([entry[0] for entry in batch], sum(entry[3] for entry in batch), done, None, NOWHERE), failure
+        mutations = [entry[0] for entry in batch]
+        return (mutations, self._room_of_all(mutations), done, None, NOWHERE), failure
 
     def _post_ended(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
         with contextlib.suppress(trio.RunFinishedError):  # as in `_post`
@@ -501,7 +504,7 @@ class LmdbTablet:
         """Write mutations together if the reserve is large enough for that, else in smaller batches."""
         if not mutations:
             return []
-        full = self._room_for(sum(map(_room, mutations)), reserve=True)
+        full = self._room_for(self._room_of_all(mutations), reserve=True)
         if full is None:
             return self._write_batch(mutations, None)
         if len(mutations) == 1:
@@ -640,16 +643,16 @@ class LmdbTablet:
             if copying is not None:
                 await self._beside(copying.close)
 
-    def let_go(self) -> list[tuple[Mutation, Call, int]]:
+    def let_go(self) -> list[_Entry]:
         """After `cut`: return the held mutations, for the tablet that has these rows now."""
         if self._held is not None:
             self._gone = self._cut_row
         return self._no_longer_held()
 
-    def _no_longer_held(self) -> list[tuple[Mutation, Call, int]]:
+    def _no_longer_held(self) -> list[_Entry]:
         held, self._held = self._held or [], None
         self._idle.set()
-        return [(mutation, call, index) for mutation, call, index, _, _ in held if not call.dropped]
+        return [entry for entry in held if not entry[1].dropped]
 
     async def uncut(self) -> None:
         """End the copy or the cut, if there is one: the tablet keeps its rows, and queues the mutations that it has

@@ -298,10 +298,10 @@ class LocalRowStore:
 
     def _tablet_of(self, mutation: Mutation) -> Tablet | None:
         """The tablet that has the mutation's rows; None: they lie in different tablets (P3)."""
-        rows = mutation.rows
-        starts, tablets = self._of(mutation.table)
+        starts, tablets = self._tables.get(mutation.table) or self._of(mutation.table)
         if len(tablets) == 1:
             return tablets[0]
+        rows = mutation.rows
         at = bisect_right(starts, rows[0][0])
         if len(rows) > 1 and any(bisect_right(starts, row[0]) != at for row in rows):
             return None

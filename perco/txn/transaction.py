@@ -146,13 +146,17 @@ class Transaction(Snapshot):
         if not self._version:
             self._version = self._engine.known.catalogue.binds
         where = (bound.table, row, bound.column)
-        options = self._engine.limits
-        if len(writes) >= options.cells_max and where not in writes:
-            raise TooLarge("cells of one transaction", len(writes) + 1, options.cells_max, "Write it in parts.")
+        limits = self._engine.limits
         old = writes.get(where)
-        size = self._bytes + (len(data) if data else 0) - (len(old[1]) if old and old[1] else 0)
-        if size > options.bytes_max:
-            raise TooLarge("bytes written by one transaction", size, options.bytes_max, "Write it in parts.")
+        if old is None and len(writes) >= limits.cells_max:
+            raise TooLarge("cells of one transaction", len(writes) + 1, limits.cells_max, "Write it in parts.")
+        size = self._bytes
+        if data is not None:
+            size += len(data)
+        if old is not None and old[1] is not None:
+            size -= len(old[1])
+        if size > limits.bytes_max:
+            raise TooLarge("bytes written by one transaction", size, limits.bytes_max, "Write it in parts.")
         self._bytes = size
         writes[where] = (bound, data)
 
@@ -193,7 +197,13 @@ class Transaction(Snapshot):
             return await self._span.commit(self)
         engine = self._engine
         intents = [_intent(where, write) for where, write in self._writes.items()]
+        observed = False
+        for intent in intents:
+            if intent.observers:
+                observed = True
+                break
         if self._ack is not None:
+            observed = True
             intents.insert(0, self._ack)
         signals: list[Intent] = []
         if self._signals is not None:
@@ -204,10 +214,11 @@ class Transaction(Snapshot):
             self.end()
             self.outcome = "committed"
             return 0
-        parts = self._parts(intents)
+        parts = [intents] if len(intents) == 1 else self._parts(intents)
         if self._locked is not None:
             parts = self._with_more(parts, self._read_only(self._locked))
         if signals:
+            observed = True
             parts = self._with_more(parts, signals)
         first = parts[0][0]
         primary = Cellref(first.table, first.row, first.column)
@@ -218,11 +229,6 @@ class Transaction(Snapshot):
         version = self._version or engine.known.catalogue.binds
         self._primary = primary
         self.outcome = "unknown"
-        observed = self._ack is not None or bool(signals)
-        for intent in intents:
-            if intent.observers:
-                observed = True
-                break
         self._open = False  # from here on, the driver decides when the transaction is done (G1)
         if self._ahead is not None:
             self._ahead.end()
@@ -250,8 +256,6 @@ class Transaction(Snapshot):
     def _parts(self, intents: list[Intent]) -> list[list[Intent]]:
         """The cells by tablet (or by row, if the store cannot change several rows in one mutation), the primary's part
         first (T12)."""
-        if len(intents) == 1:
-            return [intents]
         place = _placing(self._driver.store)
         parts: dict[object, list[Intent]] = {}
         for intent in intents:
