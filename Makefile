@@ -16,11 +16,11 @@ SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/tes
   tests/integration/serve/test_new_store.py tests/integration/serve/test_lending.py tests/integration/bench/test_worker_processes.py \
   tests/acceptance/test_interrupt.py $(addprefix tests/acceptance/cli/,test_observers.py test_writing.py test_history.py test_served.py \
   test_worker.py test_running.py test_backfill.py test_copying.py test_exchanging.py test_querying.py test_splitting.py test_checking.py test_postgresql.py test_bigtable.py test_reading.py test_compacting.py test_crossover.py test_embeddings.py test_views.py) \
-  tests/integration/test_metrics.py tests/webindex/test_crawl.py tests/acceptance/ui tests/component/serve/test_spread.py tests/integration/notify/test_chain.py tests/damage \
+  tests/integration/test_metrics.py tests/webindex/test_crawl.py tests/acceptance/ui tests/component/serve/test_spread.py tests/integration/notify/test_chain.py tests/damage tests/leak \
   tests/integration/storage/test_missing.py tests/integration/copying tests/integration/views tests/integration/llamaindex \
   tests/integration/bench/test_derive.py tests/journey $(filter-out tests/examples/test_spark_pipeline.py,$(wildcard tests/examples/test_*.py))
 
-.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-native test-postgresql test-bigtable test-bigtable-live test-spark test-types test-wheel test-pythons test-container check format bench docs simulate sweep powerloss soak clean help
+.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-native test-postgresql test-bigtable test-bigtable-live test-spark test-types test-wheel test-pythons test-container check format bench docs simulate sweep powerloss soak leak clean help
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-20s %s\n", $$1, $$2}' Makefile
@@ -153,6 +153,9 @@ powerloss: .venv/.dev ## power fails at every moment of a recorded run, with any
 soak: .venv/.dev build/bigtable-emulator ## processes killed and calls lost over a Bigtable emulator, and the web index over it: an hour
 	$(BIN)/python -m tests.soak bigtable
 	$(BIN)/python -m tests.soak.web bigtable
+
+leak: .venv/.dev ## ten million transactions of every kind, after which the process must not have grown: half an hour
+	$(BIN)/python -m tests.leak
 
 docs: .venv/.docs ## the documentation site, in build/site; a link that leads nowhere is an error
 	$(BIN)/python tools/site.py
