@@ -37,6 +37,7 @@ from perco.tablets.splitter import Split
 P = ParamSpec("P")
 T = TypeVar("T")
 K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Database(Calling):
@@ -96,6 +97,47 @@ class Database(Calling):
             isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
         return TransactionBlock(self.begin, isolation)
+
+    def put(self, column: Column[K, V], key: K, value: V) -> Coroutine[Any, Any, int]:
+        """Write a cell, in a transaction of its own; returns commit_ts. Observers of the column run, as always.
+
+        Raises: as `run`; TypeError or ValueError for a value that the codec cannot encode.
+        """
+        return self._ask("put", (column, key, value), {})
+
+    def delete(self, column: Column[K, Any], key: K) -> Coroutine[Any, Any, int]:
+        """Remove a cell's value, in a transaction of its own; returns commit_ts. Raises: as `run`."""
+        return self._ask("delete", (column, key), {})
+
+    def put_if(self, column: Column[K, V], key: K, value: V | None, *, expected: V | None) -> Coroutine[Any, Any, int]:
+        """Write a cell if it holds the expected value (compare and set). Returns commit_ts, or 0 if it held another.
+
+            if await db.put_if(leader, "jobs", me, expected=None):
+                ...
+
+        Args:
+            value: None: remove what the cell holds.
+            expected: None: the cell must hold nothing.
+
+        Raises: as `put`.
+        """
+        return self._ask("put_if", (column, key, value), {"expected": expected})
+
+    def add(self, column: Column[K, V], key: K, n: V) -> Coroutine[Any, Any, V]:
+        """Add a number to the number that a cell holds (none counts as zero); returns the new one.
+
+            views = await db.add(pages.views, url, 1)
+
+        Every call is counted once. Raises: as `put`; TypeError if the cell holds no number.
+        """
+        return self._ask("add", (column, key, n), {})
+
+    def append(self, column: Column[K, V], key: K, more: V) -> Coroutine[Any, Any, int]:
+        """Append to the bytes, the text, or the list that a cell holds (none counts as empty); returns commit_ts.
+
+        Each append rewrites the whole value. Raises: as `put`; TypeError if the cell holds something else.
+        """
+        return self._ask("append", (column, key, more), {})
 
     def outcome(self, token: str) -> Coroutine[Any, Any, int]:
         """The outcome of a transaction (T4): its commit_ts, or 0 if it did not commit and never will.

@@ -47,6 +47,7 @@ from perco.txn.attempts import Attempts
 from perco.txn.beginning import begin
 from perco.txn.engine import Engine
 from perco.txn.keeping import Keeper
+from perco.txn.operations import Operation, adding, appending, operate
 from perco.txn.running import Retrying, TransactionBlock, run
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
@@ -54,6 +55,7 @@ from perco.txn.transaction import Transaction
 P = ParamSpec("P")
 T = TypeVar("T")
 K = TypeVar("K")
+V = TypeVar("V")
 
 
 @told_as("Database")
@@ -137,6 +139,54 @@ class Database:
             isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
         return TransactionBlock(self._engine, isolation)
+
+    # ------------------------------------------------------------ one cell
+
+    async def put(self, column: Column[K, V], key: K, value: V) -> int:
+        """Write a cell, in a transaction of its own; returns commit_ts. Observers of the column run, as always.
+
+        Raises: as `run`; TypeError or ValueError for a value that the codec cannot encode.
+        """
+        if value is None:
+            raise TypeError(f"None means absent; to remove a value use delete({column!r}, key)")
+        return (await operate(self._engine, column, key, Operation("put", value))).commit_ts
+
+    async def delete(self, column: Column[K, Any], key: K) -> int:
+        """Remove a cell's value, in a transaction of its own; returns commit_ts. Raises: as `run`."""
+        return (await operate(self._engine, column, key, Operation("delete"))).commit_ts
+
+    async def put_if(self, column: Column[K, V], key: K, value: V | None, *, expected: V | None) -> int:
+        """Write a cell if it holds the expected value (compare and set). Returns commit_ts, or 0 if it held another.
+
+            if await db.put_if(leader, "jobs", me, expected=None):
+                ...
+
+        Args:
+            value: None: remove what the cell holds.
+            expected: None: the cell must hold nothing.
+
+        Raises: as `put`.
+        """
+        return (await operate(self._engine, column, key, Operation("put_if", value, expected))).commit_ts
+
+    async def add(self, column: Column[K, V], key: K, n: V) -> V:
+        """Add a number to the number that a cell holds (none counts as zero); returns the new one.
+
+            views = await db.add(pages.views, url, 1)
+
+        Every call is counted once. Raises: as `put`; TypeError if the cell holds no number.
+        """
+        value: V = (await operate(self._engine, column, key, adding(n))).value
+        return value
+
+    async def append(self, column: Column[K, V], key: K, more: V) -> int:
+        """Append to the bytes, the text, or the list that a cell holds (none counts as empty); returns commit_ts.
+
+        Each append rewrites the whole value. Raises: as `put`; TypeError if the cell holds something else.
+        """
+        return (await operate(self._engine, column, key, appending(more))).commit_ts
+
+    # ------------------------------------------------------------ outcomes
 
     async def outcome(self, token: str) -> int:
         """The outcome of a transaction (T4): its commit_ts, or 0 if it did not commit and never will.

@@ -354,6 +354,11 @@ def _own(name: str) -> Codec[Any] | None:
     return DECIMAL(precision, scale) if 1 <= precision <= _PRECISION_MAX and scale <= precision else None
 
 
+def is_own(codec: Codec[Any]) -> bool:
+    """Whether a codec is one of perco's own for values, so that every process has it."""
+    return _BY_NAME.get(codec.name) is codec or type(codec) is DecimalCodec
+
+
 def codec_named(name: str) -> Codec[Any]:
     """The codec of that name; for a codec that only the user's program defines, one of that name that returns bytes."""
     if (own := _own(name)) is not None:

@@ -48,6 +48,17 @@ class Draws:
             return
         self._drawn(session, peer, id, starts, drawn)
 
+    def spare(self, session: Session, peer: Peer) -> int:
+        """A start timestamp that goes along with another answer; 0: there is none at the moment."""
+        try:
+            self._owner.backend.check()  # O1
+        except (Unavailable, StoreLocked):
+            return 0
+        ts = 0 if session.ended or peer.ended else self._parts.oracle.draw_nowait()
+        if ts:
+            self._sessions.begin(session, ts)
+        return ts
+
     def _draw_rest(self, session: Session, peer: Peer, id: int, starts: int, others: int, drawn: list[int]) -> None:
         async def run() -> None:
             try:

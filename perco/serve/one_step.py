@@ -67,6 +67,21 @@ class OneStep:
         else:
             peer.reply(id, answers)
 
+    def decided(self, session: Session, commit: Commit, version: int, answer: Callable[[int, Any], None]) -> bool:
+        """Make a commit whose value was decided in this step of the loop; `answer` is called with its commit_ts and the
+        packed verdict. Returns False if nothing was done, because the commit would have to wait, or is refused."""
+        if self._ends_commits(session, [commit]) is not None or self._parts.driver.entered.in_the_way(commit):
+            return False
+        if self._enter(commit, version) != ():
+            return False
+
+        def told(answers: list[Any]) -> None:
+            [(_, verdict, commit_ts)] = answers
+            answer(commit_ts, verdict)
+
+        self._write(session, [commit], told)
+        return True
+
     def _in_one_step(self, session: Session, peer: Peer, id: int, commit: Commit, version: int) -> None:
         if (ended := self._ends_commits(session, [commit])) is not None:
             peer.fail(id, ended)

@@ -13,6 +13,8 @@ R5  Once a session has ended, its transactions read no more of the store (`LostR
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -30,8 +32,9 @@ from perco.errors import (
     Unavailable,
 )
 from perco.outcome import Awaited
-from perco.protocol.commit import Commit
-from perco.protocol.records import Cellref, Lock
+from perco.protocol.commit import Commit, State
+from perco.protocol.mutations import Header, Intent
+from perco.protocol.records import PUT, Cellref, Lock
 from perco.rpc.link import Link, LostError
 from perco.serve.messages import (
     DRAWS_MAX,
@@ -45,7 +48,9 @@ from perco.serve.together import Together
 from perco.storage import NoReply
 from perco.txn.driver import ConflictAt, Driver
 from perco.txn.fates import Fates
+from perco.txn.shipping import LOST, Shipped
 
+_SPARE_S = 0.5  # for how long a start timestamp is kept for the next operation
 _UNDO_S, _UNDO_AGAIN_S = 5.0, 0.2  # how long to try to drop a pin whose caller has failed, and how often
 
 
@@ -160,6 +165,8 @@ class RemoteOracle(Oracle):
         self.pins = RemotePins(link, self, spawn)
         self._waiting: list[_Waiter] = []
         self._asking = False
+        self._spares: deque[tuple[int, float]] = deque()  # see `spare`; and until when
+        self._letting_go = False
         self._told = 0, 0.0  # wall time in ms, and when it arrived
         self._last = 0
 
@@ -229,6 +236,33 @@ class RemoteOracle(Oracle):
                 self.holds.open.discard(waiter.value)
             else:
                 waiter.wake()
+
+    def spare(self) -> int:
+        """A start timestamp that has not been used, drawn a moment ago; 0: there is none."""
+        while self._spares:
+            ts, until = self._spares.pop()
+            if ts in self.holds.open and trio.current_time() < until:
+                return ts
+            self.holds.open.discard(ts)
+        return 0
+
+    def spares_one(self, ts: int) -> None:
+        """Keep a start timestamp that the server has sent, for `spare`; but not for long, because the server keeps old
+        versions for it (G1)."""
+        self.holds.open.add(ts)
+        self._spares.append((ts, trio.current_time() + _SPARE_S))
+        if not self._letting_go:
+            self._letting_go = True
+            self._spawn(self._let_spares_go)
+
+    async def _let_spares_go(self) -> None:
+        try:
+            while self._spares:
+                await trio.sleep_until(self._spares[0][1])
+                while self._spares and trio.current_time() >= self._spares[0][1]:
+                    self.holds.open.discard(self._spares.popleft()[0])
+        finally:
+            self._letting_go = False
 
     def wall_ms(self) -> int:
         wall_ms, told = self._told
@@ -319,6 +353,12 @@ class RemoteDriver(Driver):
 
     laned = False  # the server draws them
 
+    oracle: RemoteOracle
+
+    @property
+    def ships(self) -> bool:
+        return self.one_step
+
     def __init__(
         self,
         link: Link,
@@ -355,6 +395,47 @@ class RemoteDriver(Driver):
         if is_split(verdict):
             await self._catch_up()
         commit.primary_told(verdict)
+
+    async def ship(self, shipped: Shipped, token: str) -> tuple[int, Any] | None:
+        """See `Driver.ship`. An operation takes a start timestamp that came with the answer to an earlier one; if it is
+        too old, because the cell has changed since, another one is tried."""
+        spare = self.oracle.spare()
+        done = await self._ship(spare or await self.oracle.draw(), shipped, token)
+        if done is None and spare:
+            done = await self._ship(self.oracle.spare() or await self.oracle.draw(), shipped, token)
+        return done
+
+    @trio.lowlevel.enable_ki_protection  # see `Link.call`
+    async def _ship(self, start_ts: int, shipped: Shipped, token: str) -> tuple[int, Any] | None:
+        cell, observed = Cellref(*shipped.cell), bool(shipped.observers)
+        header = Header(start_ts, cell, 0, 0, token)
+        commit = Commit(header, [[Intent(*cell, PUT, b"", shipped.observers)]], one_step=True)
+        began = time.perf_counter() if self.timings is not None else 0.0
+        self.fates.begin(start_ts)
+        if observed:
+            self.fates.observed += 1
+        try:
+            done, spare = await self._link.call(Method.OPERATE, (start_ts, token, *shipped), again=False)
+        except LostError as error:
+            commit.sent_in_one_step(0)
+            commit.primary_told(NoReply(str(error)))
+            return await self.go_on(commit, began, observed=observed, version=shipped.version), LOST
+        except BaseException:
+            self.never_sent(start_ts, observed=observed)
+            raise
+        if spare:
+            self.oracle.spares_one(spare)
+        commit_ts, told, value = done or (0, None, None)
+        if not commit_ts:
+            self._settled(start_ts, 0, observed=observed)
+            return None if done is None else (0, value)
+        commit.sent_in_one_step(commit_ts)
+        self._drawn(commit_ts)
+        commit.primary_told(unpack_verdict(told))
+        if commit.state in (State.COMMITTED, State.ASK):
+            return await self.go_on(commit, began, observed=observed, version=shipped.version), value
+        self._settled(start_ts, 0, observed=observed)  # the tablet has refused it, and written nothing (C6)
+        return None
 
     async def _draw_commit(self) -> int:
         """T13: a transaction of an ended session gets no commit timestamp. Its locks may have been rolled back without

@@ -57,6 +57,7 @@ from perco.serve.messages import (
     welcome,
 )
 from perco.serve.one_step import OneStep
+from perco.serve.operating import Operating
 from perco.serve.parking import Parking
 from perco.serve.processes import TabletServers, on_news
 from perco.serve.rows import Rows
@@ -141,6 +142,7 @@ class Server(Door[Session]):
             Method.LEAVES: rows.leaves,
             Method.APPLY: rows.apply,
             Method.COMMIT: one_step.commit,
+            Method.OPERATE: Operating(self._parts, one_step, self.draws, self._owner.store.prompt).operate,
             Method.DRAW: self.draws.draw,
             Method.DONE: self._untold(self._done),
             Method.ALIVE: lambda session, peer, id, start_ts: peer.reply(id, fates.alive(start_ts)),

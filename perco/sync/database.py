@@ -37,6 +37,7 @@ from perco.tablets.splitter import Split
 P = ParamSpec("P")
 T = TypeVar("T")
 K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Database(Calling):
@@ -90,6 +91,52 @@ class Database(Calling):
             isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
         return TransactionBlock(self.begin, isolation)
+
+    def put(self, column: Column[K, V], key: K, value: V) -> int:
+        """Write a cell, in a transaction of its own; returns commit_ts. Observers of the column run, as always.
+
+        Raises: as `run`; TypeError or ValueError for a value that the codec cannot encode.
+        """
+        result: int = self._ask("put", (column, key, value), {})
+        return result
+
+    def delete(self, column: Column[K, Any], key: K) -> int:
+        """Remove a cell's value, in a transaction of its own; returns commit_ts. Raises: as `run`."""
+        result: int = self._ask("delete", (column, key), {})
+        return result
+
+    def put_if(self, column: Column[K, V], key: K, value: V | None, *, expected: V | None) -> int:
+        """Write a cell if it holds the expected value (compare and set). Returns commit_ts, or 0 if it held another.
+
+            if db.put_if(leader, "jobs", me, expected=None):
+                ...
+
+        Args:
+            value: None: remove what the cell holds.
+            expected: None: the cell must hold nothing.
+
+        Raises: as `put`.
+        """
+        result: int = self._ask("put_if", (column, key, value), {"expected": expected})
+        return result
+
+    def add(self, column: Column[K, V], key: K, n: V) -> V:
+        """Add a number to the number that a cell holds (none counts as zero); returns the new one.
+
+            views = db.add(pages.views, url, 1)
+
+        Every call is counted once. Raises: as `put`; TypeError if the cell holds no number.
+        """
+        result: V = self._ask("add", (column, key, n), {})
+        return result
+
+    def append(self, column: Column[K, V], key: K, more: V) -> int:
+        """Append to the bytes, the text, or the list that a cell holds (none counts as empty); returns commit_ts.
+
+        Each append rewrites the whole value. Raises: as `put`; TypeError if the cell holds something else.
+        """
+        result: int = self._ask("append", (column, key, more), {})
+        return result
 
     def outcome(self, token: str) -> int:
         """The outcome of a transaction (T4): its commit_ts, or 0 if it did not commit and never will.

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define ZEROS 32 /* from so many zero bytes in a row on, Python writes its prefix */
@@ -32,14 +33,14 @@ load_lmdb(void *library, const char *prefix)
     return 0;
 }
 
-/* Whether `size` bytes can be read at an address that may be anything. */
+/* Copy `size` bytes from an address that may be anything. Returns whether all of them can be read. */
 static int
-readable(const int *ends, const void *at, size_t size)
+copy_of(const int *ends, const void *at, void *out, size_t size)
 {
-    char sink[256];
-    ssize_t n = write(ends[1], at, size); /* EFAULT, or fewer bytes, if it cannot be read */
+    /* Not `write`: under AddressSanitizer, that would look at the address itself. */
+    ssize_t n = syscall(SYS_write, ends[1], at, size); /* EFAULT, or fewer bytes, if it cannot be read */
     for (ssize_t left = n; left > 0;) {
-        ssize_t got = read(ends[0], sink, left < (ssize_t)sizeof sink ? (size_t)left : sizeof sink);
+        ssize_t got = read(ends[0], (char *)out + (n - left), (size_t)left);
         if (got <= 0)
             return 0;
         left -= got;
@@ -53,9 +54,9 @@ readable(const int *ends, const void *at, size_t size)
 static int
 is_env(void *at, const int *ends, const char *path, size_t page, size_t map)
 {
-    if (((uintptr_t)at & 7) || (uintptr_t)at < 4096 || !readable(ends, at, 128))
+    unsigned words[32];
+    if (((uintptr_t)at & 7) || (uintptr_t)at < 4096 || !copy_of(ends, at, words, sizeof words))
         return 0;
-    const unsigned *words = at;
     int has_page = 0, has_pid = 0, has_path = 0;
     for (int i = 0; i < 12; i++) {
         has_page |= words[i] == page;
@@ -63,15 +64,16 @@ is_env(void *at, const int *ends, const char *path, size_t page, size_t map)
     }
     if (!has_page || !has_pid)
         return 0;
-    const void *const *pointers = at;
+    const void *pointers[16];
+    char name[4096];
     size_t size = strlen(path) + 1;
-    for (int i = 1; i < 16 && !has_path; i++)
-        has_path = (uintptr_t)pointers[i] >= 4096 && readable(ends, pointers[i], size) &&
-                   !memcmp(pointers[i], path, size);
+    memcpy(pointers, words, sizeof pointers);
+    for (int i = 1; i < 16 && !has_path && size <= sizeof name; i++)
+        has_path = (uintptr_t)pointers[i] >= 4096 && copy_of(ends, pointers[i], name, size) &&
+                   !memcmp(name, path, size);
     if (!has_path)
         return 0;
     const char *found = NULL;
-    char name[4096];
     int file;
     unsigned flags = 0;
     MDB_stat stat_;

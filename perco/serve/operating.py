@@ -1,0 +1,109 @@
+"""Operations on single cells that the owner carries out for its clients, each in one call.
+
+C9  The owner reads the cell's newest version, decides the new value, and enters the commit, without an await in
+    between. The client has chosen start_ts, so it can ask for the outcome if the answer is lost (T4). If the newest
+    version is above start_ts, nothing is done: the transaction would not have seen it (T7).
+
+Whatever is unusual is not done here: the client then runs the operation as an ordinary transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from perco.database.parts import Parts
+from perco.errors import Corruption
+from perco.protocol.commit import Commit
+from perco.protocol.mutations import Header, Intent
+from perco.protocol.records import DELETE, PUT, PUT_DATA, SHORT_VALUE_BYTES, Cellref
+from perco.protocol.snapshot import InData, Missing, Value, data_query, look
+from perco.rpc.peer import Peer
+from perco.schema.codecs import codec_named
+from perco.serve.draws import Draws
+from perco.serve.messages import Asked, read_asked
+from perco.serve.one_step import OneStep
+from perco.serve.sessions import Session
+from perco.storage import LOCK, TS_MAX, VALUE_BYTES_MAX, WRITE, Query, RowCells
+from perco.storage.rowstore import Prompt
+from perco.txn.operations import UNCHANGED, Operation
+
+_UNKNOWN = object()  # in place of a value: the cell has to be read as a transaction reads
+
+
+class Operating:
+    """Loop thread only. `prompt`: the store, if it answers without an await; None: nothing is done here."""
+
+    def __init__(self, parts: Parts, one_step: OneStep, draws: Draws, prompt: Prompt | None) -> None:
+        self._parts, self._one_step, self._draws, self._prompt = parts, one_step, draws, prompt
+
+    def operate(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
+        """Answer with None (nothing was done), (0, None, the value: it stays), or (commit_ts, the verdict, the new
+        value)."""
+        asked = read_asked(packed, self._parts.oracle.last)
+
+        def reply(done: tuple[int, Any, bytes | None] | None) -> None:
+            peer.reply(id, (done, self._draws.spare(session, peer)))
+
+        try:
+            new, old = self._decide(asked)
+        except (TypeError, ValueError, ArithmeticError, Corruption):
+            new = old = _UNKNOWN  # the client meets this error, too
+        if new is _UNKNOWN:
+            reply(None)
+        elif new is UNCHANGED:
+            reply((0, None, old))
+        elif not self._one_step.decided(
+            session,
+            Commit(
+                Header(asked.start_ts, Cellref(*asked.cell), 0, 0, asked.token), [[_intent(asked, new)]], one_step=True
+            ),
+            asked.version,
+            lambda commit_ts, verdict: reply((commit_ts, verdict, new)),
+        ):
+            reply(None)
+
+    def _decide(self, asked: Asked) -> tuple[Any, Any]:
+        """The new value, encoded, or UNCHANGED, or _UNKNOWN; and the old value. Raises: TypeError, ValueError,
+        ArithmeticError, Corruption."""
+        old = self._newest(asked)
+        if old is _UNKNOWN:
+            return old, old
+        if not Operation(asked.what).reads:
+            return asked.argument, None
+        codec = codec_named(asked.codec)
+        packed = asked.argument, asked.expected, old
+        argument, expected, value = (None if each is None else codec.decode(each) for each in packed)
+        new = Operation(asked.what, argument, expected).of(value)
+        if new is UNCHANGED or new is None:
+            return new, old
+        data = codec.encode(new)
+        return (data if len(data) <= VALUE_BYTES_MAX else _UNKNOWN), old
+
+    def _newest(self, asked: Asked) -> Any:
+        """The cell's value, encoded; None: it has none; _UNKNOWN: a transaction is changing it, or has changed it since
+        start_ts. Raises: Corruption."""
+        table, row, column = asked.cell
+        if self._prompt is None or asked.cell in self._parts.driver.entered.cells:
+            return _UNKNOWN
+        locks, writes = self._read(table, row, ((LOCK, column, 0, TS_MAX, 1), (WRITE, column, 0, TS_MAX, 1)))
+        if locks or (writes and writes[0][0] > asked.start_ts):
+            return _UNKNOWN
+        seen = look(locks, writes)
+        if type(seen) is InData:
+            [data] = self._read(table, row, (data_query(seen, column),))
+            return data[0][1] if data else _UNKNOWN
+        assert isinstance(seen, Value | Missing), "there is no lock"
+        return seen.value if type(seen) is Value else None
+
+    def _read(self, table: str, row: bytes, queries: Sequence[Query]) -> RowCells:
+        assert self._prompt is not None
+        return self._prompt.find_first([(table, row, queries)], 1)[0]
+
+
+def _intent(asked: Asked, new: bytes | None) -> Intent:
+    if new is None:
+        return Intent(*asked.cell, DELETE, b"", asked.observers)
+    if len(new) <= SHORT_VALUE_BYTES:
+        return Intent(*asked.cell, PUT, new, asked.observers)
+    return Intent(*asked.cell, PUT_DATA, asked.group.encode(), asked.observers, (), new)

@@ -1,0 +1,172 @@
+"""Operations: whole transactions on one cell, each in one call.
+
+What an operation does to a cell is a pure function of the cell's value (`Operation.of`), so any process that has the
+codec can carry it out.
+
+T2, T11 An operation is a transaction: it is isolated from others, notifies observers, and runs again after a conflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+from typing import Any, Final, NamedTuple, TypeVar
+
+from perco.errors import TransientError
+from perco.protocol.records import Cellref
+from perco.schema.codecs import Codec, decoded, encoded, is_own
+from perco.schema.schema import Column
+from perco.txn.engine import Engine
+from perco.txn.running import run
+from perco.txn.shipping import LOST, Shipped, value_at
+from perco.txn.transaction import Transaction
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class _Unchanged:
+    """What `Operation.of` returns if the cell stays as it is."""
+
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+
+UNCHANGED: Final = _Unchanged()
+
+
+OPERATIONS: Final = frozenset({"put", "put_if", "add", "append", "delete"})
+
+
+class Operation(NamedTuple):
+    """What to do with a cell, one of `OPERATIONS`: "put" a value, "put_if" it has an expected one, "add" a number,
+    "append" to it, or "delete" it."""
+
+    what: str
+    argument: Any = None
+    expected: Any = None
+
+    @property
+    def reads(self) -> bool:
+        """Whether what it does depends on the cell's value."""
+        return self.what not in ("put", "delete")
+
+    def of(self, value: Any) -> Any:
+        """What the cell has to hold instead of this value; None: nothing. UNCHANGED: leave it alone.
+
+        Raises: TypeError.
+        """
+        if self.what == "put_if":
+            return self.argument if value == self.expected else UNCHANGED
+        if value is None or not self.reads:
+            return self.argument
+        (_must_be_number if self.what == "add" else _must_have_parts)(value, "the cell holds")
+        if self.what == "append" and type(value) is not type(self.argument):
+            raise TypeError(f"the cell holds {type(value).__name__}, to which no {type(self.argument).__name__} fits")
+        return value + self.argument
+
+
+def adding(n: Any) -> Operation:
+    """Raises: TypeError for anything but a number."""
+    _must_be_number(n, "add takes a number, not")
+    return Operation("add", n)
+
+
+def appending(more: Any) -> Operation:
+    """Raises: TypeError for anything but bytes, text or a list."""
+    _must_have_parts(more, "append takes")
+    return Operation("append", more)
+
+
+def _must_be_number(value: object, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise TypeError(f"{what} {value!r:.100}; only a number can be added to")
+
+
+def _must_have_parts(value: object, what: str) -> None:
+    if not isinstance(value, bytes | str | list | tuple):
+        raise TypeError(f"{what} {value!r:.100}; only bytes, text and lists can be appended to")
+
+
+_SHIPPED_BYTES_MAX: Final = 1 << 16  # of the encoded values
+
+
+class Done(NamedTuple):
+    """What an operation has done. `commit_ts` 0: nothing, because the value was not the expected one."""
+
+    commit_ts: int
+    value: Any
+
+
+def _as_stored(codec: Codec[Any], value: Any, column: object) -> Any:
+    """A value as it would be read: for example, MSGPACK reads lists as tuples. Raises: TypeError, ValueError."""
+    return None if value is None else codec.decode(encoded(codec, value, column, "value of "))
+
+
+async def operate(engine: Engine, column: Column[K, V], key: K, operation: Operation) -> Done:
+    """Carry out an operation. Raises: as `Database.run`; TypeError or ValueError for a value that does not fit."""
+    if operation.reads:
+        what, argument, expected = operation
+        codec = column.codec
+        operation = Operation(what, _as_stored(codec, argument, column), _as_stored(codec, expected, column))
+    if engine.driver.ships and engine.spans is None and not engine.readonly:
+        shipped = await _shipped(engine, column, key, operation)
+        if shipped is not None:
+            return shipped
+    done: Done = await run(engine, engine.retry, False, _of(operation), (column, key, operation), {})
+    return done
+
+
+async def _shipped(engine: Engine, column: Column[K, V], key: K, operation: Operation) -> Done | None:
+    """Have the store's owner carry out an operation (C9). None: it has done nothing. Then the operation is run as an
+    ordinary transaction, which also raises the errors of unusual cases, in the same words everywhere."""
+    engine.usable(writing=True)
+    codec, what = column.codec, operation.what
+    if operation.reads and not is_own(codec):
+        return None
+    bound, row, packed = engine.known.bind(column), column.table.row(key), []
+    for each in (operation.argument, operation.expected):
+        packed.append(None if each is None else encoded(codec, each, column, "value of "))
+    if sum(len(each or b"") for each in packed) > min(_SHIPPED_BYTES_MAX, engine.limits.bytes_max):
+        return None
+    cell, driver = Cellref(bound.table, row, bound.column), engine.driver
+    version = engine.known.catalogue.binds
+    shipped = Shipped(cell, bound.observers, version, bound.group, codec.name, what, *packed)
+    try:
+        done = await driver.ship(shipped, engine.lease_token)
+    except TransientError:
+        return None
+    if done is None:
+        return None
+    commit_ts, data = done
+    if not operation.reads:
+        return Done(commit_ts, operation.argument)
+    if data is LOST:
+        data = await value_at(driver, cell, commit_ts)
+    return Done(commit_ts, None if data is None else decoded(codec, data, column, key))
+
+
+def _of(operation: Operation) -> Callable[..., Awaitable[Done]]:
+    return _changed if operation.reads else _written
+
+
+async def _written(txn: Transaction, column: Column[K, V], key: K, operation: Operation) -> Done:
+    if operation.what == "delete":
+        txn.delete(column, key)
+    else:
+        txn.set(column, key, operation.argument)
+    return Done(await txn.commit(), operation.argument)
+
+
+async def _changed(txn: Transaction, column: Column[K, V], key: K, operation: Operation) -> Done:
+    value = await txn.get(column, key)
+    new = operation.of(value)
+    if new is UNCHANGED:
+        return Done(0, value)
+    if new is None:
+        txn.delete(column, key)
+    else:
+        txn.set(column, key, new)
+        if operation.what == "add":  # 1 added to a FLOAT64 is 1.0
+            new = column.codec.decode(column.codec.encode(new))
+    return Done(await txn.commit(), new)
