@@ -35,6 +35,7 @@ ZERO = bytes(8) + _PADDING
 
 table = perco.Table("t")
 value = table.column("value", perco.BYTES)
+count = table.column("count", perco.INT64)  # for operations, which add to it
 schema = perco.Schema(table)
 
 Change = Callable[[bytes], bytes]

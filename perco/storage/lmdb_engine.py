@@ -17,6 +17,7 @@ F1  A process that takes over an environment raises the environment's epoch. Eve
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import sys
 import threading
@@ -193,9 +194,10 @@ class LmdbEngine:
     def _open_groups(self, groups: Sequence[str]) -> None:
         for group in groups:
             try:
-                self._dbs[group] = self._open_group(group)
+                found = self._open_group(group)
                 if self.native is not None:
                     self.native.add(group)
+                self._dbs[group] = found  # last: if anything fails, all of it is tried again
             except lmdb.NotFoundError:
                 continue  # a reader beside an owner that has not made this group yet: no cells there
             except lmdb.DbsFullError as error:
@@ -768,8 +770,20 @@ class LmdbEngine:
         size = min(size, self.options.map_bytes_max)
         if size < wanted or size <= self.map_bytes:
             return StoreFull(str(self.path), f"the map would grow over map_bytes_max={self.options.map_bytes_max}")
-        with self.still:
-            self._env.set_mapsize(size)
+        try:
+            # LMDB gives up the old map before it makes the new one, and is lost without one: look first.
+            with mmap.mmap(-1, size - self.map_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ):
+                pass
+        except OSError as error:
+            return StoreFull(str(self.path), f"the map cannot grow to {size >> 20} MiB: {error}")
+        try:
+            with self.still:
+                self._env.set_mapsize(size)
+        except lmdb.Error as error:
+            if self.native is not None:
+                self.native.lose()
+                self.native = None
+            return StoreFull(str(self.path), f"the map is lost: {error}")
         self.map_bytes = size
         self._set_limit()
         return None

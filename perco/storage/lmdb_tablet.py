@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from perco.errors import StoreFull, TabletSplit, TransactionClosed, Unavailable
+from perco.errors import PercoError, StoreFull, TabletSplit, TransactionClosed, Unavailable
 from perco.storage.call import Call
 from perco.storage.cells import (
     APPLIED,
@@ -246,7 +246,12 @@ class LmdbTablet:
     def _look_for_empty(self) -> None:
         """Find groups that have become empty, now that no batch is in flight."""
         cut, self._cut = self._cut & _PASSING, set()
-        self._empty.update(group for group in cut if not self.engine.entries(group))
+        for group in cut:
+            try:
+                if not self.engine.entries(group):
+                    self._empty.add(group)
+            except PercoError:  # no reader's slot is free, or the like: reads of the group say so
+                self._cut.add(group)  # look again after the next batch
 
     def _room_of_large(self, mutation: Mutation) -> int:
         """An upper bound on a mutation's room: at most all pages are copied, and new data takes twice its bytes, in
@@ -525,7 +530,15 @@ class LmdbTablet:
     def _grow(self, need: int, *, reserve: bool) -> StoreFull | None:
         """Have the reading thread grow the map, and wait for it: no transaction is open then (S6)."""
         answer: queue.SimpleQueue[StoreFull | None] = queue.SimpleQueue()
-        self._token.run_sync_soon(lambda: answer.put(self.engine.grow(need, reserve=reserve)))
+
+        def grow() -> None:
+            try:
+                answer.put(self.engine.grow(need, reserve=reserve))
+            except BaseException as error:  # it ends the run; the writer must not wait for ever
+                answer.put(StoreFull(str(self.engine.path), repr(error)))
+                raise
+
+        self._token.run_sync_soon(grow)
         return answer.get()
 
     def _write_batch(

@@ -374,8 +374,7 @@ class LocalRowStore:
 
         Returns the verdicts of the last mutations sent. Tablets that do not queue never call `then`.
         """
-        if not self._queues:
-            await trio.lowlevel.checkpoint_if_cancelled()
+        await trio.lowlevel.checkpoint_if_cancelled()  # T10: `submit` may close the batch at once
         call = Call(trio.lowlevel.current_task(), len(mutations), then)
         self.submit(mutations, call)
         del mutations  # while this waits, the queue holds them as long as they are needed

@@ -209,6 +209,17 @@ Environment_close(Environment *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+/* lose(): LMDB has lost the environment, and nothing of it may be touched any more. */
+static PyObject *
+Environment_lose(Environment *self, PyObject *unused)
+{
+    memset(self->cursors, 0, sizeof self->cursors);
+    self->view = NULL;
+    self->env = NULL;
+    self->open = 0;
+    Py_RETURN_NONE;
+}
+
 static void
 Environment_dealloc(Environment *self)
 { /* Without `close`, as in a forked child, the view is left as it is: it is the parent's. */
@@ -343,6 +354,7 @@ static PyMethodDef Environment_methods[] = {
     {"apply", (PyCFunction)Environment_apply, METH_VARARGS, NULL},
     {"end_shared", (PyCFunction)Environment_end_shared, METH_NOARGS, NULL},
     {"close", (PyCFunction)Environment_close, METH_NOARGS, NULL},
+    {"lose", (PyCFunction)Environment_lose, METH_NOARGS, NULL},
     {0},
 };
 

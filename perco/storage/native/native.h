@@ -16,6 +16,10 @@
 #ifndef PERCO_NATIVE_H
 #define PERCO_NATIVE_H
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || __SIZEOF_SIZE_T__ < 8
+#error "the extension is written for machines of 64 bits, little-endian; elsewhere perco does without it"
+#endif
+
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>

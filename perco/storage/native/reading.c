@@ -444,9 +444,8 @@ Environment_scan(Environment *self, PyObject *args)
     else if (!rc)
         rc = scan_groups(queries, n, walks, self->groups, from, size, &page);
     end_view(self);
-    if (rc == -1 && PyErr_Occurred())
-        PyErr_Clear(); /* out of memory, or a row that cannot be decoded: Python says so */
     if (rc) {
+        PyErr_Clear(); /* out of memory, or a row that cannot be decoded: Python says so */
         Py_DECREF(page.rows);
         Py_XDECREF(page.next);
         Py_RETURN_NONE;
