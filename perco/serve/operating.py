@@ -4,7 +4,7 @@ C9  The owner reads the cell's newest version, decides the new value, and enters
     between. The client has chosen start_ts, so it can ask for the outcome if the answer is lost (T4). If the newest
     version is above start_ts, nothing is done: the transaction would not have seen it (T7).
 
-Whatever is unusual is not done here: the client then runs the operation as an ordinary transaction.
+In all unusual cases, nothing is done here: the client then runs the operation as an ordinary transaction.
 """
 
 from __future__ import annotations

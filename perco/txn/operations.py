@@ -1,7 +1,6 @@
 """Operations: whole transactions on one cell, each in one call.
 
-What an operation does to a cell is a pure function of the cell's value (`Operation.of`), so any process that has the
-codec can carry it out.
+`Operation.of` is a pure function of the cell's value, so any process that has the codec can carry out an operation.
 
 T2, T11 An operation is a transaction: it is isolated from others, notifies observers, and runs again after a conflict.
 """
@@ -124,7 +123,8 @@ async def _shipped(engine: Engine, column: Column[K, V], key: K, operation: Oper
     codec, what = column.codec, operation.what
     if operation.reads and not is_own(codec):
         return None
-    bound, row, packed = engine.known.bind(column), column.table.row(key), []
+    bound = engine.known.bounds.get(column) or engine.known.bind(column)
+    row, packed = column.table.row(key), []
     for each in (operation.argument, operation.expected):
         packed.append(None if each is None else encoded(codec, each, column, "value of "))
     if sum(len(each or b"") for each in packed) > min(_SHIPPED_BYTES_MAX, engine.limits.bytes_max):

@@ -1,4 +1,4 @@
-"""`python -m tests.leak --transactions 10000000`: what a process keeps of its transactions must not grow."""
+"""`python -m tests.leak --transactions 10000000`: a process keeps nothing of the transactions that it has made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions of every kind, again and again, over the same keys: what a process keeps of them must not grow.
+"""Transactions of every kind, again and again, over the same keys: the process must not grow with them.
 
 What counts is anonymous memory, not the mapped pages of a store's files, and how many objects Python's garbage
 collector knows. Both are taken each time when no transaction is in flight.
