@@ -145,7 +145,10 @@ class Database:
     async def put(self, column: Column[K, V], key: K, value: V) -> int:
         """Write a cell, in a transaction of its own; returns commit_ts. Observers of the column run, as always.
 
-        Raises: as `run`; TypeError or ValueError for a value that the codec cannot encode.
+        In a function that runs in a transaction, or in an observer, this is a transaction apart, and is repeated with
+        each attempt: write with `txn.set` there.
+        Raises: as `run`; CommitUnknown, after which `outcome` says whether the value was written; TypeError or
+        ValueError for a value that the codec cannot encode.
         """
         if value is None:
             raise TypeError(f"None means absent; to remove a value use delete({column!r}, key)")
@@ -163,7 +166,7 @@ class Database:
 
         Args:
             value: None: remove what the cell holds.
-            expected: None: the cell must hold nothing.
+            expected: None: the cell must hold nothing. Values are compared with `==`, as they would be read.
 
         Raises: as `put`.
         """
@@ -174,7 +177,9 @@ class Database:
 
             views = await db.add(pages.views, url, 1)
 
-        Every call is counted once. Raises: as `put`; TypeError if the cell holds no number.
+        Every call is counted once. Before you repeat one that has raised CommitUnknown, ask `outcome`.
+        Raises: as `put`; TypeError if the cell holds no number; Unavailable with its `commit_ts`, if the number was
+        added, but the sum is not known.
         """
         value: V = (await operate(self._engine, column, key, adding(n))).value
         return value
@@ -182,7 +187,8 @@ class Database:
     async def append(self, column: Column[K, V], key: K, more: V) -> int:
         """Append to the bytes, the text, or the list that a cell holds (none counts as empty); returns commit_ts.
 
-        Each append rewrites the whole value. Raises: as `put`; TypeError if the cell holds something else.
+        Each append rewrites the whole value. Before you repeat one that has raised CommitUnknown, ask `outcome`.
+        Raises: as `put`; TypeError if the cell holds something else.
         """
         return (await operate(self._engine, column, key, appending(more))).commit_ts
 

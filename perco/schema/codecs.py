@@ -345,7 +345,7 @@ _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
 _PARTS: Final = re.compile(rf"(?:{_DECIMAL.pattern}|[^,]+)(?:,|$)")
 
 
-def _own(name: str) -> Codec[Any] | None:
+def own_codec(name: str) -> Codec[Any] | None:
     """The codec of perco's own with that name, unless it is a tuple's."""
     decimal = _DECIMAL.fullmatch(name)
     if decimal is None:
@@ -361,10 +361,10 @@ def is_own(codec: Codec[Any]) -> bool:
 
 def codec_named(name: str) -> Codec[Any]:
     """The codec of that name; for a codec that only the user's program defines, one of that name that returns bytes."""
-    if (own := _own(name)) is not None:
+    if (own := own_codec(name)) is not None:
         return own
     if name.startswith("tuple(") and name.endswith(")"):
-        parts = [_own(found[0].removesuffix(",")) for found in _PARTS.finditer(name[6:-1])]
+        parts = [own_codec(found[0].removesuffix(",")) for found in _PARTS.finditer(name[6:-1])]
         if all(part is not None and part.ordered for part in parts):
             return TupleCodec(tuple(part for part in parts if part is not None))
     return Codec(name, _bytes, bytes, ordered=True)

@@ -187,7 +187,7 @@ class RemoteOwner:
             self._together = Together(self.link, self.store, batch, wire, background.spawn)
         token_of_locks = self._session[:16]
         fates = RemoteFates(self.link, self.store, token_of_locks)
-        self._oracle = RemoteOracle(self.store, self.link, background.spawn)
+        self._oracle = RemoteOracle(self.store, self.link, background)
         self._pulses = pulsing is not None
         watch = LoopWatch(options.heartbeat)
         self.heartbeat = (
@@ -259,6 +259,7 @@ class RemoteOwner:
     def _welcomed(self, message: Message) -> bool:
         new, kept, info = read_welcome(message)
         self._oracle.told(info["version"], info["wall_ms"], info["last"])
+        self._oracle.operates = bool(info.get("operates"))
         holds = self._oracle.holds
         greeted = tuple(holds.open) if kept and not self._too_much else ()  # the server holds these
         kept = kept and not self._too_much and not (new and holds.numbers)

@@ -9,6 +9,7 @@ In all unusual cases, nothing is done here: the client then runs the operation a
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from perco.protocol.mutations import Header, Intent
 from perco.protocol.records import DELETE, PUT, PUT_DATA, SHORT_VALUE_BYTES, Cellref
 from perco.protocol.snapshot import InData, Missing, Value, data_query, look
 from perco.rpc.peer import Peer
-from perco.schema.codecs import codec_named
+from perco.schema.codecs import BYTES, TEXT, own_codec
 from perco.serve.draws import Draws
 from perco.serve.messages import Asked, read_asked
 from perco.serve.one_step import OneStep
@@ -28,7 +29,9 @@ from perco.storage import LOCK, TS_MAX, VALUE_BYTES_MAX, WRITE, Query, RowCells
 from perco.storage.rowstore import Prompt
 from perco.txn.operations import UNCHANGED, Operation
 
-_UNKNOWN = object()  # in place of a value: the cell has to be read as a transaction reads
+_UNKNOWN = object()  # in place of a value: a transaction has to read the cell
+_OLD = object()  # in place of a value: the cell has changed since start_ts
+_LARGE = 1 << 16  # bytes: the loop decodes no longer value, unless that takes no time
 
 
 class Operating:
@@ -38,57 +41,63 @@ class Operating:
         self._parts, self._one_step, self._draws, self._prompt = parts, one_step, draws, prompt
 
     def operate(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
-        """Answer with None (nothing was done), (0, None, the value: it stays), or (commit_ts, the verdict, the new
-        value)."""
+        """Answer with None (nothing was done), (0, None, None: the value stays), or (commit_ts, the verdict, the new
+        value if it was added to); and with a start timestamp for the next try, or 0: it would do nothing, either."""
         asked = read_asked(packed, self._parts.oracle.last)
 
         def reply(done: tuple[int, Any, bytes | None] | None) -> None:
             peer.reply(id, (done, self._draws.spare(session, peer)))
 
         try:
-            new, old = self._decide(asked)
-        except (TypeError, ValueError, ArithmeticError, Corruption):
-            new = old = _UNKNOWN  # the client meets this error, too
-        if new is _UNKNOWN:
+            new = self._decide(asked)
+        except (TypeError, ValueError, ArithmeticError, RecursionError, struct.error, Corruption):
+            new = _UNKNOWN  # the client meets this error, too
+        if new is _OLD:
             reply(None)
+        elif new is _UNKNOWN:
+            peer.reply(id, (None, 0))
         elif new is UNCHANGED:
-            reply((0, None, old))
+            reply((0, None, None))
         elif not self._one_step.decided(
             session,
             Commit(
                 Header(asked.start_ts, Cellref(*asked.cell), 0, 0, asked.token), [[_intent(asked, new)]], one_step=True
             ),
             asked.version,
-            lambda commit_ts, verdict: reply((commit_ts, verdict, new)),
+            lambda commit_ts, verdict: reply((commit_ts, verdict, new if asked.what == "add" else None)),
         ):
-            reply(None)
+            peer.reply(id, (None, 0))
 
-    def _decide(self, asked: Asked) -> tuple[Any, Any]:
-        """The new value, encoded, or UNCHANGED, or _UNKNOWN; and the old value. Raises: TypeError, ValueError,
-        ArithmeticError, Corruption."""
+    def _decide(self, asked: Asked) -> Any:
+        """The new value, encoded, or UNCHANGED, _OLD or _UNKNOWN. Raises: TypeError, ValueError, ArithmeticError,
+        RecursionError, struct.error, Corruption."""
         old = self._newest(asked)
-        if old is _UNKNOWN:
-            return old, old
+        if old is _UNKNOWN or old is _OLD:
+            return old
         if not Operation(asked.what).reads:
-            return asked.argument, None
-        codec = codec_named(asked.codec)
+            return asked.argument
+        codec = own_codec(asked.codec)
+        if codec is None or (codec not in (BYTES, TEXT) and len(old or b"") > _LARGE):
+            return _UNKNOWN
         packed = asked.argument, asked.expected, old
         argument, expected, value = (None if each is None else codec.decode(each) for each in packed)
         new = Operation(asked.what, argument, expected).of(value)
         if new is UNCHANGED or new is None:
-            return new, old
+            return new
         data = codec.encode(new)
-        return (data if len(data) <= VALUE_BYTES_MAX else _UNKNOWN), old
+        return data if len(data) <= VALUE_BYTES_MAX else _UNKNOWN
 
     def _newest(self, asked: Asked) -> Any:
-        """The cell's value, encoded; None: it has none; _UNKNOWN: a transaction is changing it, or has changed it since
+        """The cell's value, encoded; None: it has none; _UNKNOWN: it is about to change; _OLD: it has changed since
         start_ts. Raises: Corruption."""
         table, row, column = asked.cell
         if self._prompt is None or asked.cell in self._parts.driver.entered.cells:
             return _UNKNOWN
         locks, writes = self._read(table, row, ((LOCK, column, 0, TS_MAX, 1), (WRITE, column, 0, TS_MAX, 1)))
-        if locks or (writes and writes[0][0] > asked.start_ts):
+        if locks:
             return _UNKNOWN
+        if writes and writes[0][0] > asked.start_ts:
+            return _OLD
         seen = look(locks, writes)
         if type(seen) is InData:
             [data] = self._read(table, row, (data_query(seen, column),))

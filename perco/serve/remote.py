@@ -46,6 +46,7 @@ from perco.serve.messages import (
 from perco.serve.remote_rows import LostRowStore, RemoteRowStore, is_split
 from perco.serve.together import Together
 from perco.storage import NoReply
+from perco.txn.background import Background
 from perco.txn.driver import ConflictAt, Driver
 from perco.txn.fates import Fates
 from perco.txn.shipping import LOST, Shipped
@@ -158,11 +159,13 @@ class RemoteOracle(Oracle):
 
     store: RemoteRowStore
 
-    def __init__(self, store: RemoteRowStore, link: Link, spawn: Callable[[Callable[[], Any]], None]) -> None:
+    def __init__(self, store: RemoteRowStore, link: Link, background: Background) -> None:
         super().__init__(store, OracleOptions(), lambda: 0.0)
-        self.store, self._link, self._spawn = store, link, spawn
+        self.store, self._link, self._background = store, link, background
+        self._spawn = background.spawn
         self.holds: RemoteHolds = RemoteHolds(link)
-        self.pins = RemotePins(link, self, spawn)
+        self.pins = RemotePins(link, self, background.spawn)
+        self.operates = False  # whether the owner carries out operations (C9); an older one may not
         self._waiting: list[_Waiter] = []
         self._asking = False
         self._spares: deque[tuple[int, float]] = deque()  # see `spare`; and until when
@@ -253,7 +256,7 @@ class RemoteOracle(Oracle):
         self._spares.append((ts, trio.current_time() + _SPARE_S))
         if not self._letting_go:
             self._letting_go = True
-            self._spawn(self._let_spares_go)
+            self._background.start(self._let_spares_go, "spares")
 
     async def _let_spares_go(self) -> None:
         try:
@@ -357,7 +360,7 @@ class RemoteDriver(Driver):
 
     @property
     def ships(self) -> bool:
-        return self.one_step
+        return self.oracle.operates and self.one_step
 
     def __init__(
         self,
@@ -396,16 +399,15 @@ class RemoteDriver(Driver):
             await self._catch_up()
         commit.primary_told(verdict)
 
+    @trio.lowlevel.enable_ki_protection  # see `Link.call`
     async def ship(self, shipped: Shipped, token: str) -> tuple[int, Any] | None:
-        """See `Driver.ship`. An operation takes a start timestamp that came with the answer to an earlier one; if it is
-        too old, because the cell has changed since, another one is tried."""
-        spare = self.oracle.spare()
-        done = await self._ship(spare or await self.oracle.draw(), shipped, token)
-        if done is None and spare:
-            done = await self._ship(self.oracle.spare() or await self.oracle.draw(), shipped, token)
+        """See `Driver.ship`. An operation takes a start timestamp that came with the answer to an earlier one. If that
+        is too old, because the cell has changed since, the answer brings another one, which is tried."""
+        done = await self._ship(self.oracle.spare() or await self.oracle.draw(), shipped, token)
+        if done is None and (again := self.oracle.spare()):
+            done = await self._ship(again, shipped, token)
         return done
 
-    @trio.lowlevel.enable_ki_protection  # see `Link.call`
     async def _ship(self, start_ts: int, shipped: Shipped, token: str) -> tuple[int, Any] | None:
         cell, observed = Cellref(*shipped.cell), bool(shipped.observers)
         header = Header(start_ts, cell, 0, 0, token)

@@ -95,7 +95,10 @@ class Database(Calling):
     def put(self, column: Column[K, V], key: K, value: V) -> int:
         """Write a cell, in a transaction of its own; returns commit_ts. Observers of the column run, as always.
 
-        Raises: as `run`; TypeError or ValueError for a value that the codec cannot encode.
+        In a function that runs in a transaction, or in an observer, this is a transaction apart, and is repeated with
+        each attempt: write with `txn.set` there.
+        Raises: as `run`; CommitUnknown, after which `outcome` says whether the value was written; TypeError or
+        ValueError for a value that the codec cannot encode.
         """
         result: int = self._ask("put", (column, key, value), {})
         return result
@@ -113,7 +116,7 @@ class Database(Calling):
 
         Args:
             value: None: remove what the cell holds.
-            expected: None: the cell must hold nothing.
+            expected: None: the cell must hold nothing. Values are compared with `==`, as they would be read.
 
         Raises: as `put`.
         """
@@ -125,7 +128,9 @@ class Database(Calling):
 
             views = db.add(pages.views, url, 1)
 
-        Every call is counted once. Raises: as `put`; TypeError if the cell holds no number.
+        Every call is counted once. Before you repeat one that has raised CommitUnknown, ask `outcome`.
+        Raises: as `put`; TypeError if the cell holds no number; Unavailable with its `commit_ts`, if the number was
+        added, but the sum is not known.
         """
         result: V = self._ask("add", (column, key, n), {})
         return result
@@ -133,7 +138,8 @@ class Database(Calling):
     def append(self, column: Column[K, V], key: K, more: V) -> int:
         """Append to the bytes, the text, or the list that a cell holds (none counts as empty); returns commit_ts.
 
-        Each append rewrites the whole value. Raises: as `put`; TypeError if the cell holds something else.
+        Each append rewrites the whole value. Before you repeat one that has raised CommitUnknown, ask `outcome`.
+        Raises: as `put`; TypeError if the cell holds something else.
         """
         result: int = self._ask("append", (column, key, more), {})
         return result

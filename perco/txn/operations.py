@@ -8,13 +8,18 @@ T2, T11 An operation is a transaction: it is isolated from others, notifies obse
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
 from typing import Any, Final, NamedTuple, TypeVar
+
+import trio
 
 from perco.errors import TransientError
 from perco.protocol.records import Cellref
+from perco.schema.catalogue import Bound
 from perco.schema.codecs import Codec, decoded, encoded, is_own
 from perco.schema.schema import Column
+from perco.storage import VALUE_BYTES_MAX
+from perco.txn.attempts import late
 from perco.txn.engine import Engine
 from perco.txn.running import run
 from perco.txn.shipping import LOST, Shipped, value_at
@@ -22,6 +27,10 @@ from perco.txn.transaction import Transaction
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+
+# The thread's own context may round; perco's decimals have up to 38 digits.
+_EXACT: Final = Context(prec=1000, traps=[Inexact, InvalidOperation, Overflow])
 
 
 class _Unchanged:
@@ -56,12 +65,14 @@ class Operation(NamedTuple):
         Raises: TypeError.
         """
         if self.what == "put_if":
-            return self.argument if value == self.expected else UNCHANGED
+            return self.argument if bool(value == self.expected) else UNCHANGED
         if value is None or not self.reads:
             return self.argument
         (_must_be_number if self.what == "add" else _must_have_parts)(value, "the cell holds")
         if self.what == "append" and type(value) is not type(self.argument):
             raise TypeError(f"the cell holds {type(value).__name__}, to which no {type(self.argument).__name__} fits")
+        if isinstance(value, Decimal) or isinstance(self.argument, Decimal):
+            return _EXACT.add(value, self.argument)
         return value + self.argument
 
 
@@ -73,7 +84,8 @@ def adding(n: Any) -> Operation:
 
 def appending(more: Any) -> Operation:
     """Raises: TypeError for anything but bytes, text or a list."""
-    _must_have_parts(more, "append takes")
+    if not isinstance(more, bytearray | memoryview):  # which become bytes
+        _must_have_parts(more, "append takes")
     return Operation("append", more)
 
 
@@ -91,7 +103,8 @@ _SHIPPED_BYTES_MAX: Final = 1 << 16  # of the encoded values
 
 
 class Done(NamedTuple):
-    """What an operation has done. `commit_ts` 0: nothing, because the value was not the expected one."""
+    """What an operation has done. `commit_ts` 0: nothing, because the value was not the expected one. `value`: the sum,
+    if a number was added."""
 
     commit_ts: int
     value: Any
@@ -104,30 +117,38 @@ def _as_stored(codec: Codec[Any], value: Any, column: object) -> Any:
 
 async def operate(engine: Engine, column: Column[K, V], key: K, operation: Operation) -> Done:
     """Carry out an operation. Raises: as `Database.run`; TypeError or ValueError for a value that does not fit."""
+    if (timeout_s := engine.retry.timeout_s) is None:
+        return await _operate(engine, column, key, operation)
+    with trio.move_on_after(timeout_s):
+        return await _operate(engine, column, key, operation)
+    raise late(engine.retry, [], None)
+
+
+async def _operate(engine: Engine, column: Column[K, V], key: K, operation: Operation) -> Done:
+    engine.usable(writing=True)
+    bound = engine.known.bounds.get(column) or engine.known.bind(column)
     if operation.reads:
         what, argument, expected = operation
         codec = column.codec
         operation = Operation(what, _as_stored(codec, argument, column), _as_stored(codec, expected, column))
-    if engine.driver.ships and engine.spans is None and not engine.readonly:
-        shipped = await _shipped(engine, column, key, operation)
+    if engine.driver.ships and engine.spans is None:
+        shipped = await _shipped(engine, bound, column, key, operation)
         if shipped is not None:
             return shipped
     done: Done = await run(engine, engine.retry, False, _of(operation), (column, key, operation), {})
     return done
 
 
-async def _shipped(engine: Engine, column: Column[K, V], key: K, operation: Operation) -> Done | None:
+async def _shipped(engine: Engine, bound: Bound, column: Column[K, V], key: K, operation: Operation) -> Done | None:
     """Have the store's owner carry out an operation (C9). None: it has done nothing. Then the operation is run as an
     ordinary transaction, which also raises the errors of unusual cases, in the same words everywhere."""
-    engine.usable(writing=True)
-    codec, what = column.codec, operation.what
-    if operation.reads and not is_own(codec):
+    codec, what, bytes_max = column.codec, operation.what, engine.limits.bytes_max
+    if operation.reads and (bytes_max < VALUE_BYTES_MAX or not is_own(codec)):
         return None
-    bound = engine.known.bounds.get(column) or engine.known.bind(column)
     row, packed = column.table.row(key), []
     for each in (operation.argument, operation.expected):
         packed.append(None if each is None else encoded(codec, each, column, "value of "))
-    if sum(len(each or b"") for each in packed) > min(_SHIPPED_BYTES_MAX, engine.limits.bytes_max):
+    if sum(len(each or b"") for each in packed) > min(_SHIPPED_BYTES_MAX, bytes_max):
         return None
     cell, driver = Cellref(bound.table, row, bound.column), engine.driver
     version = engine.known.catalogue.binds
@@ -139,11 +160,11 @@ async def _shipped(engine: Engine, column: Column[K, V], key: K, operation: Oper
     if done is None:
         return None
     commit_ts, data = done
-    if not operation.reads:
-        return Done(commit_ts, operation.argument)
+    if what != "add":
+        return Done(commit_ts, None)
     if data is LOST:
-        data = await value_at(driver, cell, commit_ts)
-    return Done(commit_ts, None if data is None else decoded(codec, data, column, key))
+        data = await value_at(driver.store, cell, commit_ts, driver.options.commit_timeout_s)
+    return Done(commit_ts, decoded(codec, data, column, key))
 
 
 def _of(operation: Operation) -> Callable[..., Awaitable[Done]]:
@@ -155,14 +176,14 @@ async def _written(txn: Transaction, column: Column[K, V], key: K, operation: Op
         txn.delete(column, key)
     else:
         txn.set(column, key, operation.argument)
-    return Done(await txn.commit(), operation.argument)
+    return Done(await txn.commit(), None)
 
 
 async def _changed(txn: Transaction, column: Column[K, V], key: K, operation: Operation) -> Done:
     value = await txn.get(column, key)
     new = operation.of(value)
     if new is UNCHANGED:
-        return Done(0, value)
+        return Done(0, None)
     if new is None:
         txn.delete(column, key)
     else:

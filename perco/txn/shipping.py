@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from perco.errors import Unavailable
+import trio
+
+from perco.errors import PercoError, Unavailable
 from perco.protocol.records import Cellref
 from perco.protocol.snapshot import Value, look
-from perco.storage import WRITE
-from perco.txn.resolver import Resolver
+from perco.storage import WRITE, RowStore
 
 
 class Shipped(NamedTuple):
@@ -33,11 +34,18 @@ class Shipped(NamedTuple):
 LOST: Final = object()  # in place of the new value: the operation has committed, but the answer was lost
 
 
-async def value_at(driver: Resolver, cell: Cellref, commit_ts: int) -> bytes | None:
-    """The value that a commit has put into a cell. Raises: Unavailable, with commit_ts, if it is gone."""
+async def value_at(store: RowStore, cell: Cellref, commit_ts: int, timeout_s: float) -> bytes:
+    """The value that a commit in one step has put into a cell. No cancellation ends this: the commit is known (T10).
+
+    Raises: Unavailable, with commit_ts, if the value is gone, or the store does not answer.
+    """
     table, row, column = cell
-    [[writes]] = await driver.reads.read([(table, row, ((WRITE, column, commit_ts, commit_ts, 1),))])
-    if not writes:
-        raise Unavailable("the answer to a commit was lost, and its value has been overwritten since", commit_ts)
-    seen = await driver.finish(table, row, column, commit_ts, look((), writes))
-    return seen.value if isinstance(seen, Value) else None
+    failure: Exception | None = None
+    with trio.move_on_after(timeout_s, shield=True):
+        try:
+            [[writes]] = await store.read([(table, row, ((WRITE, column, commit_ts, commit_ts, 1),))])
+            if writes and isinstance(seen := look((), writes), Value):
+                return seen.value
+        except PercoError as error:
+            failure = error
+    raise Unavailable("the answer to an operation was lost, and the value cannot be read", commit_ts) from failure

@@ -29,6 +29,8 @@ class Place:
     ) -> None:
         self.schema, self.wire, self.batch = schema, wire, batch
         self.prefetch = perco.options.PrefetchOptions()
+        self.retry = perco.options.RetryOptions()
+        self.transaction = perco.options.TransactionOptions()
         self.machine = Machine(schema)
         self.server: Server | None = None
         self.owner: Database | None = None
@@ -69,7 +71,14 @@ class Place:
     @asynccontextmanager
     async def client(self, schema: perco.Schema | None = None, seed: int | None = None) -> AsyncIterator[Database]:
         """A process that has the store open."""
-        options = perco.Options(wire=self.wire, batch=self.batch, seed=seed, prefetch=self.prefetch)
+        options = perco.Options(
+            wire=self.wire,
+            batch=self.batch,
+            seed=seed,
+            prefetch=self.prefetch,
+            retry=self.retry,
+            transaction=self.transaction,
+        )
         db = await open_served("the place", self._connect, schema or self.schema, options, self.wire, b"")
         try:
             yield db
@@ -80,6 +89,14 @@ class Place:
     async def clients(self, count: int) -> AsyncIterator[list[Database]]:
         async with AsyncExitStack() as stack:
             yield [await stack.enter_async_context(self.client(seed=seed)) for seed in range(count)]
+
+    @asynccontextmanager
+    async def client_after_owner(self) -> AsyncIterator[Database]:
+        """A client whose owner is gone."""
+        async with AsyncExitStack() as stack:
+            async with self.served():
+                db = await stack.enter_async_context(self.client())
+            yield db
 
 
 async def vanish(db: Database) -> None:

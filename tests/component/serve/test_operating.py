@@ -212,6 +212,159 @@ async def test_an_answer_that_is_lost_for_good_leaves_a_token(
         assert await read(db) == 2
 
 
+@pytest.mark.parametrize("what", ["session", "owner"])
+@pytest.mark.parametrize("name", ["add", "append", "put_if"])
+async def test_an_operation_whose_commit_is_known_is_never_said_to_be_worth_repeating(
+    name: str, what: str, place: Place, autojump_clock: trio.testing.MockClock
+) -> None:  # T4
+    """The answer is lost, and the session ends before the client has connected again."""
+    async with trio.open_nursery() as nursery:
+        ended = trio.Event()
+
+        async def own(*, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+            with trio.CancelScope() as scope:
+                async with place.served():
+                    task_status.started(scope)
+                    await trio.sleep_forever()
+            ended.set()
+
+        async def replaced() -> None:
+            scope.cancel()
+            await ended.wait()
+            await nursery.start(own)
+
+        scope = await nursery.start(own)
+        async with place.client() as db:
+            await db.put(n, "a", 1)
+            ts = await db.put(body, "a", b"x")
+            async with db.snapshot(ts=ts):  # a new session does not hold it
+                assert place.server is not None
+                handlers, server = place.server._handlers, place.server
+                right = handlers[int(Method.OPERATE)]
+
+                def lose(session: Any, peer: Any, id: int, asked: Any) -> None:
+                    peer.ended = True
+                    right(session, peer, id, asked)
+                    handlers[int(Method.OPERATE)] = right
+                    if what == "session":
+                        server.sessions.end(session)
+                        peer.channel.close_soon()
+                    else:
+                        nursery.start_soon(replaced)
+
+                handlers[int(Method.OPERATE)] = lose
+                if name == "add":
+                    assert await db.add(n, "a", 1) == 2
+                elif name == "append":
+                    assert await db.append(body, "a", b"y")
+                else:
+                    assert await db.put_if(n, "a", 2, expected=1)
+            async with db.snapshot() as snap:
+                found = await snap.get(body, "a") if name == "append" else await snap.get(n, "a")
+            assert found == (b"xy" if name == "append" else 2)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("name", ["put", "add", "append", "put_if"])
+async def test_a_cancellation_does_not_hide_a_commit_that_is_known(
+    name: str, place: Place, autojump_clock: trio.testing.MockClock
+) -> None:  # T10
+    async with place.served(), place.client() as db:
+        await db.put(n, "a", 1)
+        done = []
+        with trio.CancelScope() as scope:
+            handlers = place.server._handlers  # type: ignore[union-attr]
+            right = handlers[int(Method.OPERATE)]
+
+            def lose(session: Any, peer: Any, id: int, asked: Any) -> None:
+                peer.ended = True
+                right(session, peer, id, asked)
+                handlers[int(Method.OPERATE)] = right
+                scope.cancel()
+                peer.channel.close_soon()
+
+            handlers[int(Method.OPERATE)] = lose
+            if name == "put":
+                done.append(await db.put(n, "a", 2))
+            elif name == "add":
+                done.append(await db.add(n, "a", 1))
+            elif name == "append":
+                done.append(await db.append(body, "a", b"y"))
+            else:
+                done.append(await db.put_if(n, "a", 2, expected=1))
+        assert done
+        assert done[0] > 0
+
+
+async def test_a_client_closes_at_once_after_an_operation(place: Place, autojump_clock: trio.testing.MockClock) -> None:
+    async with place.served():
+        async with place.client() as db:
+            await db.put(n, "a", 1)
+            before = trio.current_time()
+        assert trio.current_time() - before < remote._SPARE_S / 2
+
+
+async def test_an_operation_obeys_the_time_for_all_attempts(autojump_clock: trio.testing.MockClock) -> None:
+    place = Place(PLAIN)
+    place.retry = perco.options.RetryOptions(timeout_s=1.0)
+    async with place.client_after_owner() as db:
+        for operation in (db.put(n, "a", 1), db.add(n, "a", 1)):
+            before = trio.current_time()
+            with pytest.raises(perco.Unavailable, match=r"did not finish within 1\.0 s"):
+                await operation
+            assert trio.current_time() - before == pytest.approx(1.0, abs=0.1)
+
+
+async def test_large_values_are_neither_decoded_on_the_owners_loop_nor_sent_back(
+    calls: Counter[str], monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:  # C9
+    wide = perco.Table("wide", key=perco.TEXT)
+    tags, raw = wide.column("tags", perco.JSON), wide.column("raw", perco.BYTES)
+    place = Place(perco.Schema(wide))
+    async with place.served(), place.client() as db:
+        await db.put(tags, "a", ["x" * 100] * 1000)
+        await db.put(raw, "a", b"x" * 1_000_000)
+        answers: list[Any] = []
+        call = Link.call
+
+        async def noted(self: Link, method: int, arguments: Any, **more: Any) -> Any:
+            answer = await call(self, method, arguments, **more)
+            if method == Method.OPERATE:
+                answers.append(answer[0])
+            return answer
+
+        monkeypatch.setattr(Link, "call", noted)
+        assert await db.append(tags, "a", ["y"])
+        assert await db.append(raw, "a", b"y")
+        assert await db.put_if(raw, "a", b"z", expected=b"x") == 0
+        assert answers[0] is None
+        assert [each[2] for each in answers[1:]] == [None, None]
+        async with db.snapshot() as snap:
+            assert len(await snap.get(tags, "a") or ()) == 1001
+            assert await snap.get(raw, "a") == b"x" * 1_000_000 + b"y"
+
+
+async def test_nothing_is_shipped_to_an_owner_that_does_not_know_operations(
+    place: Place, calls: Counter[str], monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:  # R1
+    from perco.serve.server import Server
+
+    info = Server._info
+    monkeypatch.setattr(Server, "_info", lambda self: {k: v for k, v in info(self).items() if k != "operates"})
+    async with place.served(), place.client() as db:
+        assert await db.add(n, "a", 1) == 1
+        assert not calls["OPERATE"]
+
+
+async def test_the_result_is_within_the_limit_of_a_transaction(autojump_clock: trio.testing.MockClock) -> None:  # R9
+    place = Place(PLAIN)
+    place.transaction = perco.options.TransactionOptions(bytes_max=10)
+    async with place.served(), place.client() as db:
+        await db.append(body, "a", b"123456")
+        with pytest.raises(perco.errors.TooLarge):
+            await db.append(body, "a", b"123456")
+
+
 async def test_operations_of_a_session_that_has_ended(
     place: Place, autojump_clock: trio.testing.MockClock
 ) -> None:  # R5
@@ -304,6 +457,9 @@ async def test_an_operation_that_does_not_read_leaves_nothing_entered(
         {"codec": "text", "what": "append", "argument": b"\xff"},
         {"codec": "decimal(99,1)", "what": "add"},
         {"codec": "json", "what": "add", "argument": b"[1]"},
+        {"codec": "json9", "what": "append", "argument": b"[1]"},
+        {"codec": "json", "what": "put_if", "argument": b"1", "expected": b"[" * 100_000},
+        {"cell": ("docs", b"a", -5), "what": "put"},
     ],
     ids=str,
 )

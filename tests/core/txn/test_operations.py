@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from typing import Any
 
 import pytest
@@ -25,6 +25,8 @@ from perco.txn.operations import OPERATIONS, UNCHANGED, Operation, adding, appen
         (adding(3), 4, 7),
         (adding(0.5), 1, 1.5),
         (adding(Decimal("0.1")), Decimal("0.2"), Decimal("0.3")),
+        (adding(Decimal(1)), Decimal("1" + "0" * 37), Decimal("1" + "0" * 36 + "1")),
+        (adding(1), Decimal("1E-30"), Decimal("1." + "0" * 29 + "1")),
         (appending(b"b"), None, b"b"),
         (appending(b"b"), b"a", b"ab"),
         (appending("b"), "a", "ab"),
@@ -36,6 +38,13 @@ def test_an_operation_decides_by_the_value_alone(operation: Operation, value: An
     assert operation.what in OPERATIONS
     made = operation.of(value)
     assert made is new if new is UNCHANGED else (made, type(made)) == (new, type(new))
+
+
+def test_decimals_are_added_exactly_in_any_context() -> None:
+    with localcontext(prec=3):
+        assert adding(Decimal("0.01")).of(Decimal("1000000.01")) == Decimal("1000000.02")
+    with pytest.raises(ArithmeticError):
+        adding(Decimal("1E-2000")).of(Decimal("1E2000"))
 
 
 @pytest.mark.parametrize(

@@ -361,6 +361,37 @@ async def outcomes(asked: Asked) -> Any:
     ]
 
 
+@covers("Database.put", "Database.put_if", "Database.add", "Database.append", "Database.delete")
+async def operations(asked: Asked) -> Any:
+    db = asked.db
+    first, second = await asked.call(db.put(n, "o", 5)), await asked.call(db.add(n, "o", 2))
+    told = [
+        first > 0,
+        second,
+        await asked.call(db.put_if(n, "o", 8, expected=7)) > first,
+        await asked.call(db.put_if(n, "o", 9, expected=7)),
+        await asked.call(db.delete(n, "o")) > first,
+    ]
+    for method, *given in (
+        (db.put, n, "o", None),
+        (db.put, n, "o", "text"),
+        (db.put, n, 5, 1),
+        (db.put, n, "o" * 500, 1),
+        (db.put, "n", "o", 1),
+        (db.put, docs, "o", 1),
+        (db.delete, None, "o"),
+        (db.add, n, "o", "1"),
+        (db.add, n, "o", True),
+        (db.add, n, "o", 0.5),
+        (db.add, "n", "o", 1),
+        (db.append, n, "o", 1),
+        (db.append, n, "o", "x"),
+    ):
+        told.append(await asked.told(method, *given))
+    told.append(await asked.told(db.put_if, "n", "o", 1, expected=2))
+    return told
+
+
 @covers("Database.watermark", "Database.trace")
 async def traces(asked: Asked) -> Any:
     db = asked.db

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import perco
-from tests.integration.fronts.cases import LONG, SCHEMA, Asked, Case, docs, n, sums, total
+from tests.integration.fronts.cases import LONG, SCHEMA, Asked, Case, docs, n, sums, title, total
 from tests.integration.fronts.owners import OPTIONS
 
 
@@ -91,6 +91,11 @@ READS: Final[dict[str, Case]] = {
     "pinned": within("pin", "kept", lease_s=LONG),
     "worker": within("worker"),
     "begin": told("begin"),
+    "put": told("put", n, "a", 1),
+    "put_if": told("put_if", n, "a", 1, expected=None),
+    "add": told("add", n, "a", 1),
+    "append": told("append", title, "a", "x"),
+    "delete": told("delete", n, "a"),
     "pins": told("pins"),
     "watermark": told("watermark"),
     "changes": told("changes", docs),
@@ -123,6 +128,7 @@ READS: Final[dict[str, Case]] = {
     "drop_failed": told("drop_failed", "double"),
 }
 REFUSED: Final = {
+    *("put", "put_if", "add", "append", "delete"),
     *("run", "attempts", "transaction", "begin", "outcome", "pin", "pinned", "drop_pin", "worker"),
     *("vacuum", "split", "compact", "backup", "bulk_load", "backfill", "is_idle", "wait_idle", "wait_for", "freshness"),
     *("pause", "resume", "replay_failed", "drop_failed", "drop_observer"),
