@@ -15,7 +15,18 @@ import trio
 import perco
 from perco.database.inside import inside
 from perco.errors import Corruption, Unavailable
-from perco.storage import APPLIED, LOG, TS_MAX, LmdbEngine, LmdbOptions, Mutation, NoReply, ScanQuery, ScanRequest
+from perco.storage import (
+    APPLIED,
+    LOG,
+    TS_MAX,
+    LmdbEngine,
+    LmdbOptions,
+    Mutation,
+    NoReply,
+    ScanQuery,
+    ScanRequest,
+    lmdb_native,
+)
 from perco.storage.keys import cell_key
 from perco.storage.lmdb_tablet import _LONE_MIN
 from tests.component.storage.stores import TABLE, lmdb_engine, newest, open_lmdb, put
@@ -28,7 +39,10 @@ SCHEMA = perco.Schema(docs)
 @pytest.fixture(params=["native", "slow"])
 def path_taken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "slow":
-        monkeypatch.setenv("PERCO_NATIVE", "0")
+        monkeypatch.setenv("PERCO_NATIVE", "0")  # for child processes
+        monkeypatch.setattr(lmdb_native, "_module", lambda: "PERCO_NATIVE=0")
+    elif why_not := lmdb_native.native_why_not():
+        pytest.skip(f"no extension here: {why_not}")
     return str(request.param)
 
 
@@ -58,6 +72,10 @@ async def test_a_batch_is_answered_even_if_no_slot_for_readers_is_free(
 ) -> None:
     async with perco.open(tmp_path / "store", SCHEMA) as db:
         await both(db, 1)
+        assert all(
+            (tablet.engine.native is None) == (path_taken == "slow")  # type: ignore[attr-defined]
+            for tablet in inside(db).driver.store.tablets_here()
+        )
         entries, failed = LmdbEngine.entries, []
 
         def full(self: LmdbEngine, group: str) -> int:
