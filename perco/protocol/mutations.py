@@ -31,8 +31,11 @@ from typing import Final, NamedTuple
 from perco.protocol.records import (
     ACK,
     BARE,
+    DELETE,
+    PUT,
     PUT_DATA,
     READ,
+    SHORT_VALUE_BYTES,
     SIGNAL,
     Cellref,
     Lock,
@@ -78,6 +81,15 @@ class Intent(NamedTuple):
     observers: tuple[int, ...] = ()
     covers: tuple[int, ...] = ()
     data: bytes | None = None
+
+
+def write_of(table: str, row: bytes, column: int, data: bytes | None, group: str, observers: tuple[int, ...]) -> Intent:
+    """The intent to write a cell: `data` None removes its value. `group`: where the column's long values are."""
+    if data is None:
+        return Intent(table, row, column, DELETE, b"", observers)
+    if len(data) <= SHORT_VALUE_BYTES:
+        return Intent(table, row, column, PUT, data, observers)
+    return Intent(table, row, column, PUT_DATA, group.encode(), observers, (), data)
 
 
 _CELL_BYTES: Final = 64  # size of a cell, besides its row and value

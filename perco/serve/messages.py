@@ -37,6 +37,7 @@ from perco.storage import (
 from perco.storage.fencing import NotHere
 from perco.storage.walking import Leaves
 from perco.txn.operations import OPERATIONS
+from perco.txn.shipping import Shipped
 
 WIRE_VERSION: Final = 16
 # Limits of one call. A client keeps within them; a server ends the connection on a call that exceeds them (R1).
@@ -55,7 +56,9 @@ class Method(IntEnum):
     LEAVES = 48  # (table, start, stop, a timestamp, how many cells) -> leaves with them (`Prompt.find_leaves`), or None
     APPLY = 3  # mutations -> verdicts
     COMMIT = 4  # (header, part, version) -> the result of a one-step commit (C1)
-    OPERATE = 54  # see `Asked` -> (what was done, a start timestamp for the next operation, or 0) (C9)
+    OPERATE = (
+        54  # (start_ts, token, and a `Shipped`) -> (what was done, a start timestamp for the next operation, or 0) (C9)
+    )
     DRAW = 5  # (how many start timestamps, how many others) -> timestamps, catalogue's version, wall time, last issued
     DONE = 6  # start timestamps whose transactions have ended -> no answer
     ALIVE = 24  # a start timestamp -> whether its transaction is alive
@@ -493,38 +496,18 @@ def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
     return commit, version
 
 
-class Asked(NamedTuple):
-    """An operation on one cell that the owner is to carry out, as a commit in one step (C9).
-
-    Attributes:
-        observers: the numbers of the column's observers; `version`: of the catalogue that says so (N10).
-        group: the column's group for long values.
-        codec: the name of the column's codec, which is one of perco's own.
-        what, argument, expected: see `Operation`; the values are encoded.
-    """
-
-    start_ts: int
-    token: str
-    cell: tuple[str, bytes, int]
-    observers: tuple[int, ...]
-    version: int
-    group: str
-    codec: str
-    what: str
-    argument: bytes | None
-    expected: bytes | None
-
-
-def read_asked(packed: Any, last: int) -> Asked:
-    """Decode an operation. `last`: the last timestamp that was issued. Raises: TypeError, ValueError."""
+def read_operation(packed: Any, last: int) -> tuple[Header, Shipped]:
+    """Decode an operation (C9), and the header of its commit. `last`: the last timestamp that was issued. Raises:
+    TypeError, ValueError."""
     some = (bytes, type(None))
     read_typed(packed, (int,), (str,), (tuple,), (tuple,), (int,), (str,), (str,), (str,), some, some)
-    asked = Asked(*packed)
+    start_ts, token, *rest = packed
+    asked = Shipped(*rest)
     read_typed(asked.cell, *_CELL)
     read_all(asked.observers, int)
-    if not 0 < asked.start_ts <= last or asked.what not in OPERATIONS:
+    if not 0 < start_ts <= last or asked.what not in OPERATIONS:
         raise ValueError("not a start timestamp that was issued, and an operation")
-    return asked
+    return Header(start_ts, Cellref(*asked.cell), 0, 0, token), asked
 
 
 def must_be_up_to(asked: Any) -> None:

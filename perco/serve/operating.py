@@ -16,18 +16,18 @@ from typing import Any
 from perco.database.parts import Parts
 from perco.errors import Corruption
 from perco.protocol.commit import Commit
-from perco.protocol.mutations import Header, Intent
-from perco.protocol.records import DELETE, PUT, PUT_DATA, SHORT_VALUE_BYTES, Cellref
+from perco.protocol.mutations import Header, write_of
 from perco.protocol.snapshot import InData, Missing, Value, data_query, look
 from perco.rpc.peer import Peer
 from perco.schema.codecs import BYTES, TEXT, own_codec
 from perco.serve.draws import Draws
-from perco.serve.messages import Asked, read_asked
+from perco.serve.messages import read_operation
 from perco.serve.one_step import OneStep
 from perco.serve.sessions import Session
 from perco.storage import LOCK, TS_MAX, VALUE_BYTES_MAX, WRITE, Query, RowCells
 from perco.storage.rowstore import Prompt
 from perco.txn.operations import UNCHANGED, Operation
+from perco.txn.shipping import Shipped
 
 _UNKNOWN = object()  # in place of a value: a transaction has to read the cell
 _OLD = object()  # in place of a value: the cell has changed since start_ts
@@ -43,13 +43,14 @@ class Operating:
     def operate(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
         """Answer with None (nothing was done), (0, None, None: the value stays), or (commit_ts, the verdict, the new
         value if it was added to); and with a start timestamp for the next try, or 0: it would do nothing, either."""
-        asked = read_asked(packed, self._parts.oracle.last)
+        header, asked = read_operation(packed, self._parts.oracle.last)
+        cell = header.primary
 
         def reply(done: tuple[int, Any, bytes | None] | None) -> None:
             peer.reply(id, (done, self._draws.spare(session, peer)))
 
         try:
-            new = self._decide(asked)
+            new = self._decide(header, asked)
         except (TypeError, ValueError, ArithmeticError, RecursionError, struct.error, Corruption):
             new = _UNKNOWN  # the client meets this error, too
         if new is _OLD:
@@ -60,18 +61,16 @@ class Operating:
             reply((0, None, None))
         elif not self._one_step.decided(
             session,
-            Commit(
-                Header(asked.start_ts, Cellref(*asked.cell), 0, 0, asked.token), [[_intent(asked, new)]], one_step=True
-            ),
+            Commit(header, [[write_of(*cell, new, asked.group, asked.observers)]], one_step=True),
             asked.version,
             lambda commit_ts, verdict: reply((commit_ts, verdict, new if asked.what == "add" else None)),
         ):
             peer.reply(id, (None, 0))
 
-    def _decide(self, asked: Asked) -> Any:
+    def _decide(self, header: Header, asked: Shipped) -> Any:
         """The new value, encoded, or UNCHANGED, _OLD or _UNKNOWN. Raises: TypeError, ValueError, ArithmeticError,
         RecursionError, struct.error, Corruption."""
-        old = self._newest(asked)
+        old = self._newest(header)
         if old is _UNKNOWN or old is _OLD:
             return old
         if not Operation(asked.what).reads:
@@ -87,16 +86,16 @@ class Operating:
         data = codec.encode(new)
         return data if len(data) <= VALUE_BYTES_MAX else _UNKNOWN
 
-    def _newest(self, asked: Asked) -> Any:
+    def _newest(self, header: Header) -> Any:
         """The cell's value, encoded; None: it has none; _UNKNOWN: it is about to change; _OLD: it has changed since
         start_ts. Raises: Corruption."""
-        table, row, column = asked.cell
-        if self._prompt is None or asked.cell in self._parts.driver.entered.cells:
+        table, row, column = header.primary
+        if self._prompt is None or header.primary in self._parts.driver.entered.cells:
             return _UNKNOWN
         locks, writes = self._read(table, row, ((LOCK, column, 0, TS_MAX, 1), (WRITE, column, 0, TS_MAX, 1)))
         if locks:
             return _UNKNOWN
-        if writes and writes[0][0] > asked.start_ts:
+        if writes and writes[0][0] > header.start_ts:
             return _OLD
         seen = look(locks, writes)
         if type(seen) is InData:
@@ -108,11 +107,3 @@ class Operating:
     def _read(self, table: str, row: bytes, queries: Sequence[Query]) -> RowCells:
         assert self._prompt is not None
         return self._prompt.find_first([(table, row, queries)], 1)[0]
-
-
-def _intent(asked: Asked, new: bytes | None) -> Intent:
-    if new is None:
-        return Intent(*asked.cell, DELETE, b"", asked.observers)
-    if len(new) <= SHORT_VALUE_BYTES:
-        return Intent(*asked.cell, PUT, new, asked.observers)
-    return Intent(*asked.cell, PUT_DATA, asked.group.encode(), asked.observers, (), new)

@@ -49,7 +49,7 @@ from perco.storage import NoReply
 from perco.txn.background import Background
 from perco.txn.driver import ConflictAt, Driver
 from perco.txn.fates import Fates
-from perco.txn.shipping import LOST, Shipped
+from perco.txn.shipping import LOST, Shipped, Shipping
 
 _SPARE_S = 0.5  # for how long a start timestamp is kept for the next operation
 _UNDO_S, _UNDO_AGAIN_S = 5.0, 0.2  # how long to try to drop a pin whose caller has failed, and how often
@@ -359,8 +359,8 @@ class RemoteDriver(Driver):
     oracle: RemoteOracle
 
     @property
-    def ships(self) -> bool:
-        return self.oracle.operates and self.one_step
+    def shipping(self) -> Shipping | None:
+        return self if self.oracle.operates and self.one_step else None
 
     def __init__(
         self,
@@ -401,7 +401,7 @@ class RemoteDriver(Driver):
 
     @trio.lowlevel.enable_ki_protection  # see `Link.call`
     async def ship(self, shipped: Shipped, token: str) -> tuple[int, Any] | None:
-        """See `Driver.ship`. An operation takes a start timestamp that came with the answer to an earlier one. If that
+        """See `Shipping`. An operation takes a start timestamp that came with the answer to an earlier one. If that
         is too old, because the cell has changed since, the answer brings another one, which is tried."""
         done = await self._ship(self.oracle.spare() or await self.oracle.draw(), shipped, token)
         if done is None and (again := self.oracle.spare()):

@@ -57,7 +57,7 @@ from perco.txn.chain import Chain, Settling
 from perco.txn.entered import Entry, Where
 from perco.txn.fates import Fates
 from perco.txn.resolver import Hint, Resolver, make_token
-from perco.txn.shipping import Shipped
+from perco.txn.shipping import Shipping
 from perco.txn.validation import Validation
 
 _ASK_PAUSE_MAX_S = 0.5  # between two reads of a primary that does not answer
@@ -89,14 +89,9 @@ class Driver(Resolver):
     laned = True
 
     @property
-    def ships(self) -> bool:
-        """Whether operations may be shipped to the store's owner (C9)."""
-        return False
-
-    async def ship(self, shipped: Shipped, token: str) -> tuple[int, Any] | None:
-        """Have the owner carry out an operation: commit_ts (0: the cell stays as it is), and the value. None: nothing
-        was done. Raises: CommitUnknown, RolledBack, SessionEnded, Unavailable."""
-        raise NotImplementedError
+    def shipping(self) -> Shipping | None:
+        """Through which operations go to the store's owner (C9); None: they run here."""
+        return None
 
     @property
     def one_step(self) -> bool:

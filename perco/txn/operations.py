@@ -22,7 +22,7 @@ from perco.storage import VALUE_BYTES_MAX
 from perco.txn.attempts import late
 from perco.txn.engine import Engine
 from perco.txn.running import run
-from perco.txn.shipping import LOST, Shipped, value_at
+from perco.txn.shipping import LOST, Shipped, Shipping, value_at
 from perco.txn.transaction import Transaction
 
 K = TypeVar("K")
@@ -47,8 +47,8 @@ OPERATIONS: Final = frozenset({"put", "put_if", "add", "append", "delete"})
 
 
 class Operation(NamedTuple):
-    """What to do with a cell, one of `OPERATIONS`: "put" a value, "put_if" it has an expected one, "add" a number,
-    "append" to it, or "delete" it."""
+    """One of `OPERATIONS`: "put" a value into a cell, "put_if" it has an expected one, "add" a number, "append" to it,
+    or "delete" it."""
 
     what: str
     argument: Any = None
@@ -60,7 +60,7 @@ class Operation(NamedTuple):
         return self.what not in ("put", "delete")
 
     def of(self, value: Any) -> Any:
-        """What the cell has to hold instead of this value; None: nothing. UNCHANGED: leave it alone.
+        """The cell's new value, given its value; None: none. UNCHANGED: leave it alone.
 
         Raises: TypeError.
         """
@@ -103,8 +103,8 @@ _SHIPPED_BYTES_MAX: Final = 1 << 16  # of the encoded values
 
 
 class Done(NamedTuple):
-    """What an operation has done. `commit_ts` 0: nothing, because the value was not the expected one. `value`: the sum,
-    if a number was added."""
+    """The result of an operation. `commit_ts` 0: the value was not the expected one, and nothing was done. `value`: the
+    sum, if a number was added."""
 
     commit_ts: int
     value: Any
@@ -131,15 +131,18 @@ async def _operate(engine: Engine, column: Column[K, V], key: K, operation: Oper
         what, argument, expected = operation
         codec = column.codec
         operation = Operation(what, _as_stored(codec, argument, column), _as_stored(codec, expected, column))
-    if engine.driver.ships and engine.spans is None:
-        shipped = await _shipped(engine, bound, column, key, operation)
+    shipping = engine.driver.shipping
+    if shipping is not None and engine.spans is None:
+        shipped = await _shipped(engine, shipping, bound, column, key, operation)
         if shipped is not None:
             return shipped
     done: Done = await run(engine, engine.retry, False, _of(operation), (column, key, operation), {})
     return done
 
 
-async def _shipped(engine: Engine, bound: Bound, column: Column[K, V], key: K, operation: Operation) -> Done | None:
+async def _shipped(
+    engine: Engine, shipping: Shipping, bound: Bound, column: Column[K, V], key: K, operation: Operation
+) -> Done | None:
     """Have the store's owner carry out an operation (C9). None: it has done nothing. Then the operation is run as an
     ordinary transaction, which also raises the errors of unusual cases, in the same words everywhere."""
     codec, what, bytes_max = column.codec, operation.what, engine.limits.bytes_max
@@ -150,11 +153,11 @@ async def _shipped(engine: Engine, bound: Bound, column: Column[K, V], key: K, o
         packed.append(None if each is None else encoded(codec, each, column, "value of "))
     if sum(len(each or b"") for each in packed) > min(_SHIPPED_BYTES_MAX, bytes_max):
         return None
-    cell, driver = Cellref(bound.table, row, bound.column), engine.driver
+    cell, driver = Cellref(bound.table, row, bound.column), engine.driver  # another one, once the session has ended
     version = engine.known.catalogue.binds
     shipped = Shipped(cell, bound.observers, version, bound.group, codec.name, what, *packed)
     try:
-        done = await driver.ship(shipped, engine.lease_token)
+        done = await shipping.ship(shipped, engine.lease_token)
     except TransientError:
         return None
     if done is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import trio
 
@@ -29,6 +29,13 @@ class Shipped(NamedTuple):
     what: str
     argument: bytes | None
     expected: bytes | None
+
+
+class Shipping(Protocol):
+    async def ship(self, shipped: Shipped, token: str) -> tuple[int, Any] | None:
+        """Have the owner carry out an operation. Returns commit_ts (0: the cell stays as it is), and the sum if numbers
+        were added; None: nothing was done. Raises: CommitUnknown, RolledBack, SessionEnded, Unavailable."""
+        ...
 
 
 LOST: Final = object()  # in place of the new value: the operation has committed, but the answer was lost

@@ -18,15 +18,11 @@ from typing import Any, Final, TypeVar
 
 from perco.errors import CatalogueChanged, CommitUnknown, TooLarge
 from perco.protocol.commit import Commit
-from perco.protocol.mutations import Header, Intent
+from perco.protocol.mutations import Header, Intent, write_of
 from perco.protocol.reads import Isolation
 from perco.protocol.records import (
     BARE,
-    DELETE,
-    PUT,
-    PUT_DATA,
     READ,
-    SHORT_VALUE_BYTES,
     SIGNAL,
     Cellref,
     bare_column,
@@ -196,7 +192,9 @@ class Transaction(Snapshot):
         if self._span is not None and not self._span.commits:
             return await self._span.commit(self)
         engine = self._engine
-        intents = [_intent(where, write) for where, write in self._writes.items()]
+        intents = [
+            write_of(*where, data, bound.group, bound.observers) for where, (bound, data) in self._writes.items()
+        ]
         observed = False
         for intent in intents:
             if intent.observers:
@@ -316,13 +314,3 @@ def _placing(store: RowStore) -> Callable[[str, bytes], object]:
         return table, row, (counts[table, row] - 1) // _CELLS_MAX
 
     return place
-
-
-def _intent(where: WHERE, write: tuple[Bound, bytes | None]) -> Intent:
-    table, row, column = where
-    bound, data = write
-    if data is None:
-        return Intent(table, row, column, DELETE, b"", bound.observers)
-    if len(data) <= SHORT_VALUE_BYTES:
-        return Intent(table, row, column, PUT, data, bound.observers)
-    return Intent(table, row, column, PUT_DATA, bound.group.encode(), bound.observers, (), data)

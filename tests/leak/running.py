@@ -1,7 +1,7 @@
 """Transactions of every kind, again and again, over the same keys: the process must not grow with them.
 
-What counts is anonymous memory, not the mapped pages of a store's files, and how many objects Python's garbage
-collector knows. Both are taken each time when no transaction is in flight.
+A sample has the anonymous memory, without the mapped pages of a store's files, and the number of objects that Python's
+garbage collector knows. It is taken when no transaction is in flight.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def schema() -> perco.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the process keeps after so many transactions: bytes of anonymous memory, and objects."""
+    """Bytes of anonymous memory, and objects, after so many transactions."""
 
     transactions: int
     bytes: int
@@ -57,7 +57,7 @@ def sample(transactions: int) -> Sample:
 
 
 def leaked(samples: list[Sample]) -> str:
-    """What has grown from the first sample to the last, in words; "": nothing has.
+    """Say by how much the process has grown from the first sample to the last; "": it has not.
 
     A store may keep one byte of each transaction: the allocator needs some slack, and a bounded cache fills up.
     """

@@ -1,4 +1,4 @@
-"""What an operation does to a cell's value, as a pure function."""
+"""Operations, as pure functions of a cell's value."""
 
 from __future__ import annotations
 

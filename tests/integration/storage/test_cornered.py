@@ -1,5 +1,5 @@
-"""What else may fail around a batch: readers' slots, address space, the disk's meta page, a scan of damaged rows. No
-caller waits for ever, and both paths say the same."""
+"""Failures around a batch: no slot for a reader, no address space, a full disk at the meta page; scans of damaged rows.
+No caller waits for ever, and both paths say the same."""
 
 from __future__ import annotations
 
