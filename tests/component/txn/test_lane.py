@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 from typing import Any
 
 import pytest
@@ -57,6 +58,13 @@ def fill(txn: perco.Transaction, written: dict[tuple[str, str], int | None]) -> 
             txn.set(n, key, number)
         else:
             txn.set(body, key, "x" * number)
+
+
+class InOrder(random.Random):
+    """Leaves the order of trio's tasks as it is."""
+
+    def shuffle(self, x: Any) -> None:
+        pass
 
 
 class Run:
@@ -194,6 +202,9 @@ def played(history: list[Any], *, laned: bool) -> Run:
     run = Run()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Driver, "laned", laned)
+        # Tasks run in the order in which they began: otherwise, two runs of the same history may differ.
+        patch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)  # type: ignore[attr-defined]
+        patch.setattr(trio._core._run, "_r", InOrder())  # type: ignore[attr-defined]
         trio.run(run.play, history, clock=trio.testing.MockClock(autojump_threshold=0))
     return run
 
