@@ -2,9 +2,9 @@
 
 C9  The owner reads the cell's newest version, decides the new value, and enters the commit, without an await in
     between. The client has chosen start_ts, so it can ask for the outcome if the answer is lost (T4). If the newest
-    version is above start_ts, nothing is done: the transaction would not have seen it (T7).
+    version is above start_ts, the tablet refuses the commit (T7), and the client tries a newer start_ts.
 
-In all unusual cases, nothing is done here: the client then runs the operation as an ordinary transaction.
+In all other unusual cases, the owner does nothing, and the client runs the operation as an ordinary transaction.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from perco.database.parts import Parts
 from perco.errors import Corruption
 from perco.protocol.commit import Commit
 from perco.protocol.mutations import Header, write_of
+from perco.protocol.records import Cellref
 from perco.protocol.snapshot import InData, Missing, Value, data_query, look
 from perco.rpc.peer import Peer
 from perco.schema.codecs import BYTES, TEXT, own_codec
@@ -30,7 +31,6 @@ from perco.txn.operations import UNCHANGED, Operation
 from perco.txn.shipping import Shipped
 
 _UNKNOWN = object()  # in place of a value: a transaction has to read the cell
-_OLD = object()  # in place of a value: the cell has changed since start_ts
 _LARGE = 1 << 16  # bytes: the loop decodes no longer value, unless that takes no time
 
 
@@ -53,9 +53,7 @@ class Operating:
             new = self._decide(header, asked)
         except (TypeError, ValueError, ArithmeticError, RecursionError, struct.error, Corruption):
             new = _UNKNOWN  # the client meets this error, too
-        if new is _OLD:
-            reply(None)
-        elif new is _UNKNOWN:
+        if new is _UNKNOWN:
             peer.reply(id, (None, 0))
         elif new is UNCHANGED:
             reply((0, None, None))
@@ -68,11 +66,11 @@ class Operating:
             peer.reply(id, (None, 0))
 
     def _decide(self, header: Header, asked: Shipped) -> Any:
-        """The new value, encoded, or UNCHANGED, _OLD or _UNKNOWN. Raises: TypeError, ValueError, ArithmeticError,
+        """The new value, encoded, or UNCHANGED, or _UNKNOWN. Raises: TypeError, ValueError, ArithmeticError,
         RecursionError, struct.error, Corruption."""
-        old = self._newest(header)
-        if old is _UNKNOWN or old is _OLD:
-            return old
+        old = self._newest(header.primary)
+        if old is _UNKNOWN:
+            return _UNKNOWN
         if not Operation(asked.what).reads:
             return asked.argument
         codec = own_codec(asked.codec)
@@ -86,17 +84,14 @@ class Operating:
         data = codec.encode(new)
         return data if len(data) <= VALUE_BYTES_MAX else _UNKNOWN
 
-    def _newest(self, header: Header) -> Any:
-        """The cell's value, encoded; None: it has none; _UNKNOWN: it is about to change; _OLD: it has changed since
-        start_ts. Raises: Corruption."""
-        table, row, column = header.primary
-        if self._prompt is None or header.primary in self._parts.driver.entered.cells:
+    def _newest(self, cell: Cellref) -> Any:
+        """The cell's value, encoded; None: it has none; _UNKNOWN: it is locked. Raises: Corruption."""
+        table, row, column = cell
+        if self._prompt is None:
             return _UNKNOWN
         locks, writes = self._read(table, row, ((LOCK, column, 0, TS_MAX, 1), (WRITE, column, 0, TS_MAX, 1)))
         if locks:
             return _UNKNOWN
-        if writes and writes[0][0] > header.start_ts:
-            return _OLD
         seen = look(locks, writes)
         if type(seen) is InData:
             [data] = self._read(table, row, (data_query(seen, column),))

@@ -14,10 +14,14 @@ from hypothesis import given, settings, strategies as st
 import perco
 from perco.database.inside import inside
 from perco.errors import CommitUnknown
+from perco.protocol.mutations import Header, Intent, prewrite
+from perco.protocol.records import PUT, Cellref
 from perco.rpc.link import Link, LostError
+from perco.schema.codecs import INT64
 from perco.serve import remote
 from perco.serve.client import remote_owner
 from perco.serve.messages import Method
+from perco.storage import APPLIED
 from perco.txn.transaction import Transaction
 from tests.component.serve.kit import Place
 from tests.component.serve.test_together import SCHEMA as OBSERVED, committing, docs, n, seen
@@ -127,6 +131,36 @@ async def test_an_entered_cell_is_left_to_an_ordinary_transaction(
             assert scope.cancelled_caught
         assert calls["READ"] + calls["READS"] >= 1
         assert await db.add(n, "a", 1) == 2
+
+
+async def test_a_lock_that_was_left_behind_is_left_to_an_ordinary_transaction(
+    place: Place, calls: Counter[str], autojump_clock: trio.testing.MockClock
+) -> None:  # T9
+    async with place.served() as owner, place.client() as db:
+        await db.add(n, "a", 1)
+        parts = inside(owner)
+        start_ts, cell = parts.oracle.draw_nowait(), Cellref("docs", b"a", parts.known.bind(n).column)
+        left = prewrite(Header(start_ts, cell, 0, 0, "gone"), [Intent(*cell, PUT, INT64.encode(50))], again=False)
+        assert await parts.driver.store.apply([left]) == [APPLIED]
+        calls.clear()
+        assert await db.add(n, "a", 1) == 2
+        assert calls["OPERATE"] == 1
+        assert calls["READ"] + calls["READS"] >= 1
+
+
+async def test_an_operation_that_knows_an_older_catalogue_does_nothing(
+    place: Place, autojump_clock: trio.testing.MockClock
+) -> None:  # N10
+    async with place.served() as owner, place.client() as db:
+        await db.put(n, "a", 1)
+        newest = inside(owner).oracle.catalogue_version
+        for version, does in ((newest - 1, False), (newest, True)):
+            txn = await db.begin()
+            column = inside(owner).known.bind(n).column
+            arguments = asked(txn.start_ts, version=version, cell=("docs", b"a", column))
+            done, _ = await remote_owner(db).link.call(Method.OPERATE, arguments, again=False)
+            assert (done is not None) == does
+            assert not inside(owner).driver.entered.cells
 
 
 async def test_observers_are_notified(autojump_clock: trio.testing.MockClock) -> None:  # N1, N8
