@@ -24,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DATABASE, SNAPSHOT = ROOT / "perco/database/database.py", ROOT / "perco/txn/snapshot.py"
+OPERATIONS = {"put", "put_if", "add", "append", "delete"}  # an interrupt has to say what became of them (T10)
 NOTE = "# Written by tools/fronts.py: change the class that it is written from, and run that again.\n"
 
 
@@ -254,10 +255,11 @@ def _method(front: Front, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
         shape = shape.replace("Awaitable[T]", "T")
     call = _call(node)
     if not body:
-        body = f"return self._ask({call})"
+        ask = "_operate" if node.name in OPERATIONS else "_ask"
+        body = f"return self.{ask}({call})"
         if front.blocking:
             body = (
-                f"self._ask({call})" if returns == "None" else f"result: {returns} = self._ask({call})\nreturn result"
+                f"self.{ask}({call})" if returns == "None" else f"result: {returns} = self.{ask}({call})\nreturn result"
             )
     text = doc.strip("\n") or ast.get_docstring(node, clean=True) or ""
     lines = [f"{prefix} {node.name}({shape}) -> {returns}:", *_indented(_docstring(front, text)), *_indented(body)]

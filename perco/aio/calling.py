@@ -13,6 +13,7 @@ import trio
 
 from perco.aio.guest import Guests
 from perco.fronts.portal import Portal
+from perco.fronts.tries import operated, tell_of
 
 T = TypeVar("T")
 
@@ -28,6 +29,20 @@ class Calling:
         asked = self._port.ask(getattr(self._of, name), args, kwargs)
         asked.__qualname__ = f"{type(self).__name__}.{name}"  # type: ignore[attr-defined]  # "was never awaited"
         return asked
+
+    def _operate(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Coroutine[Any, Any, Any]:
+        """The result of an operation on one cell."""
+        asked = self._operated(name, args, kwargs)
+        asked.__qualname__ = f"{type(self).__name__}.{name}"  # type: ignore[attr-defined]  # as in `_ask`
+        return asked
+
+    async def _operated(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        told: list[str] = []
+        try:
+            return await self._port.ask(operated, (self._of, name, args, kwargs, told), {}, True)
+        except BaseException as error:
+            tell_of(error, told)
+            raise
 
     def _ask_for(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> Coroutine[Any, Any, Any]:
         return self._port.ask(function, (), {})

@@ -106,11 +106,11 @@ class Database(Calling):
         Raises: as `run`; CommitUnknown, after which `outcome` says whether the value was written; TypeError or
         ValueError for a value that the codec cannot encode.
         """
-        return self._ask("put", (column, key, value), {})
+        return self._operate("put", (column, key, value), {})
 
     def delete(self, column: Column[K, Any], key: K) -> Coroutine[Any, Any, int]:
         """Remove a cell's value, in a transaction of its own; returns commit_ts. Raises: as `run`."""
-        return self._ask("delete", (column, key), {})
+        return self._operate("delete", (column, key), {})
 
     def put_if(self, column: Column[K, V], key: K, value: V | None, *, expected: V | None) -> Coroutine[Any, Any, int]:
         """Write a cell if it holds the expected value (compare and set). Returns commit_ts, or 0 if it held another.
@@ -124,7 +124,7 @@ class Database(Calling):
 
         Raises: as `put`.
         """
-        return self._ask("put_if", (column, key, value), {"expected": expected})
+        return self._operate("put_if", (column, key, value), {"expected": expected})
 
     def add(self, column: Column[K, V], key: K, n: V) -> Coroutine[Any, Any, V]:
         """Add a number to the number that a cell holds (none counts as zero); returns the new one.
@@ -135,7 +135,7 @@ class Database(Calling):
         Raises: as `put`; TypeError if the cell holds no number; Unavailable with its `commit_ts`, if the number was
         added, but the sum is not known.
         """
-        return self._ask("add", (column, key, n), {})
+        return self._operate("add", (column, key, n), {})
 
     def append(self, column: Column[K, V], key: K, more: V) -> Coroutine[Any, Any, int]:
         """Append to the bytes, the text, or the list that a cell holds (none counts as empty); returns commit_ts.
@@ -143,7 +143,7 @@ class Database(Calling):
         Each append rewrites the whole value. Before you repeat one that has raised CommitUnknown, ask `outcome`.
         Raises: as `put`; TypeError if the cell holds something else.
         """
-        return self._ask("append", (column, key, more), {})
+        return self._operate("append", (column, key, more), {})
 
     def outcome(self, token: str) -> Coroutine[Any, Any, int]:
         """The outcome of a transaction (T4): its commit_ts, or 0 if it did not commit and never will.

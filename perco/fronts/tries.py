@@ -7,7 +7,7 @@ with the function's first call, which saves a thread switch.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -120,6 +120,24 @@ def tell(interrupt: BaseException, txn: Transaction | None) -> None:
         interrupt.add_note(f"perco: the transaction under way has committed, at {txn.commit_ts}")
     elif txn is not None and txn.outcome == "unknown":
         interrupt.add_note(f"perco: the transaction under way may have committed: ask db.outcome({txn.token!r})")
+
+
+async def operated(of: Database, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], told: list[str]) -> Any:
+    """On the loop: carry out an operation on one cell. `told` gets what an interrupted caller has to know (T10)."""
+    try:
+        value = await getattr(of, name)(*args, **kwargs)
+    except CommitUnknown as error:
+        told.append(f"perco: the operation under way may have been carried out: ask db.outcome({error.token!r})")
+        raise
+    told.append(f"perco: the operation under way has been carried out, and gave {value!r:.100}")
+    return value
+
+
+def tell_of(interrupt: BaseException, told: list[str]) -> None:
+    """T10: add these notes to the exception that interrupted an operation; an error of its own needs none."""
+    if not isinstance(interrupt, CommitUnknown):
+        for note in told:
+            interrupt.add_note(note)
 
 
 def limited(db: Database, attempts: int | None, timeout: float | None, isolation: Any) -> tuple[RetryOptions, bool]:

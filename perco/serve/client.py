@@ -259,7 +259,6 @@ class RemoteOwner:
     def _welcomed(self, message: Message) -> bool:
         new, kept, info = read_welcome(message)
         self._oracle.told(info["version"], info["wall_ms"], info["last"])
-        self._oracle.operates = bool(info.get("operates"))
         holds = self._oracle.holds
         greeted = tuple(holds.open) if kept and not self._too_much else ()  # the server holds these
         kept = kept and not self._too_much and not (new and holds.numbers)

@@ -39,7 +39,7 @@ from perco.storage.walking import Leaves
 from perco.txn.operations import OPERATIONS
 from perco.txn.shipping import Shipped
 
-WIRE_VERSION: Final = 16
+WIRE_VERSION: Final = 17
 # Limits of one call. A client keeps within them; a server ends the connection on a call that exceeds them (R1).
 DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows

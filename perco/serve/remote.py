@@ -165,7 +165,6 @@ class RemoteOracle(Oracle):
         self._spawn = background.spawn
         self.holds: RemoteHolds = RemoteHolds(link)
         self.pins = RemotePins(link, self, background.spawn)
-        self.operates = False  # whether the owner carries out operations (C9); an older one may not
         self._waiting: list[_Waiter] = []
         self._asking = False
         self._spares: deque[tuple[int, float]] = deque()  # see `spare`; and until when
@@ -360,7 +359,7 @@ class RemoteDriver(Driver):
 
     @property
     def shipping(self) -> Shipping | None:
-        return self if self.oracle.operates and self.one_step else None
+        return self if self.one_step else None
 
     def __init__(
         self,

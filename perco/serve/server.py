@@ -323,7 +323,6 @@ class Server(Door[Session]):
             "lease_s": self._options.lease_s,
             "spread": self._servers is not None,
             "alone": self._parts.fates.alone,
-            "operates": True,
         }
 
     async def _expire(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from perco.fronts.portal import Portal
+from perco.fronts.tries import operated, tell_of
 from perco.sync.threads import Port, Threads
 from perco.txn.scan import Scan
 
@@ -26,6 +27,15 @@ class Calling:
     def _ask(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of a method, called on the loop."""
         return self._port.ask(call, (self._of, name, args, kwargs), {})
+
+    def _operate(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The result of an operation on one cell."""
+        told: list[str] = []
+        try:
+            return self._port.ask(operated, (self._of, name, args, kwargs, told), {}, True)
+        except BaseException as error:
+            tell_of(error, told)
+            raise
 
     def _settle(self) -> None:
         """Pass the noted writes to the loop, so that reads see them."""

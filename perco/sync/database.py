@@ -100,12 +100,12 @@ class Database(Calling):
         Raises: as `run`; CommitUnknown, after which `outcome` says whether the value was written; TypeError or
         ValueError for a value that the codec cannot encode.
         """
-        result: int = self._ask("put", (column, key, value), {})
+        result: int = self._operate("put", (column, key, value), {})
         return result
 
     def delete(self, column: Column[K, Any], key: K) -> int:
         """Remove a cell's value, in a transaction of its own; returns commit_ts. Raises: as `run`."""
-        result: int = self._ask("delete", (column, key), {})
+        result: int = self._operate("delete", (column, key), {})
         return result
 
     def put_if(self, column: Column[K, V], key: K, value: V | None, *, expected: V | None) -> int:
@@ -120,7 +120,7 @@ class Database(Calling):
 
         Raises: as `put`.
         """
-        result: int = self._ask("put_if", (column, key, value), {"expected": expected})
+        result: int = self._operate("put_if", (column, key, value), {"expected": expected})
         return result
 
     def add(self, column: Column[K, V], key: K, n: V) -> V:
@@ -132,7 +132,7 @@ class Database(Calling):
         Raises: as `put`; TypeError if the cell holds no number; Unavailable with its `commit_ts`, if the number was
         added, but the sum is not known.
         """
-        result: V = self._ask("add", (column, key, n), {})
+        result: V = self._operate("add", (column, key, n), {})
         return result
 
     def append(self, column: Column[K, V], key: K, more: V) -> int:
@@ -141,7 +141,7 @@ class Database(Calling):
         Each append rewrites the whole value. Before you repeat one that has raised CommitUnknown, ask `outcome`.
         Raises: as `put`; TypeError if the cell holds something else.
         """
-        result: int = self._ask("append", (column, key, more), {})
+        result: int = self._operate("append", (column, key, more), {})
         return result
 
     def outcome(self, token: str) -> int:

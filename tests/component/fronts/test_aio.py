@@ -545,6 +545,52 @@ def test_cancelled_at_any_step_it_did_not_happen_or_is_reported(monkeypatch: pyt
     assert outcomes.count("committed") > 2  # some of them cancelled, and told by a note
 
 
+def test_an_operation_cancelled_at_any_step_did_not_happen_or_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T10. The cancellation comes at each step of the operation in turn."""
+    monkeypatch.setattr(guest, "_LINGERS", 0)  # steps are the call's own
+
+    async def add(db: perco.aio.Database, notes: list[str]) -> int:
+        try:
+            return await db.add(n, "a", 1)
+        except asyncio.CancelledError as error:
+            notes += getattr(error, "__notes__", [])
+            raise
+
+    async def cancelled_at(db: perco.aio.Database, number: int) -> tuple[bool, bool]:
+        """Whether it was carried out, and whether it returned."""
+        was = await read(db, "a") or 0
+        notes: list[str] = []
+        task = asyncio.create_task(add(db, notes))
+        instrument = CancelAtStep(task, number)
+        trio.lowlevel.add_instrument(instrument)
+        [ended] = await asyncio.gather(task, return_exceptions=True)
+        trio.lowlevel.remove_instrument(instrument)
+        now = await read(db, "a") or 0
+        if isinstance(ended, asyncio.CancelledError):
+            told = [f"perco: the operation under way has been carried out, and gave {was + 1}"]
+            assert notes == (told if now == was + 1 else [])
+        else:
+            assert ended == was + 1
+        return now == was + 1, ended == was + 1
+
+    async def pause(_: Mutation) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def body(db: perco.aio.Database) -> list[tuple[bool, bool]]:
+        use(db._of, FaultyRowStore(inside(db._of).driver.store, before=pause, after=pause))
+        found = []
+        for number in range(1, 200):
+            found.append(await cancelled_at(db, number))
+            if found[-1][1]:
+                return found
+        raise AssertionError("it never ended")
+
+    found = over(body)
+    assert found == sorted(found)
+    assert (False, False) in found
+    assert (True, False) in found
+
+
 def test_context_variables_are_the_callers_own() -> None:
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who")
 

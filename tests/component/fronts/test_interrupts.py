@@ -60,6 +60,13 @@ def by_attempts(db: perco.sync.Database) -> None:
             bump(txn)
 
 
+def by_operation(db: perco.sync.Database) -> None:
+    db.add(n, "a", 1)
+
+
+WAYS = [by_run, by_block, by_attempts, by_operation]
+
+
 def one_step(mutation: Mutation) -> bool:
     return mutation.table == "docs" and kind_of(mutation) == "one step"
 
@@ -70,7 +77,7 @@ def interrupt() -> None:
     signal.pthread_kill(ident, signal.SIGINT)
 
 
-@pytest.mark.parametrize("way", [by_run, by_block, by_attempts])
+@pytest.mark.parametrize("way", WAYS)
 def test_before_the_commit_was_sent_it_did_not_happen(db: perco.sync.Database, way: Callable[..., None]) -> None:
     fired = 0
 
@@ -92,7 +99,7 @@ def test_before_the_commit_was_sent_it_did_not_happen(db: perco.sync.Database, w
     assert db.statistics().live_transactions == 0
 
 
-@pytest.mark.parametrize("way", [by_run, by_block, by_attempts])
+@pytest.mark.parametrize("way", WAYS)
 def test_after_it_was_sent_the_interrupt_says_that_it_has_committed(
     db: perco.sync.Database, way: Callable[..., None]
 ) -> None:
@@ -114,7 +121,10 @@ def test_after_it_was_sent_the_interrupt_says_that_it_has_committed(
     assert fired == 1
     assert value(db) == 1
     [note] = caught.value.__notes__
-    assert note.startswith("perco: the transaction under way has committed, at ")
+    if way is by_operation:
+        assert note == "perco: the operation under way has been carried out, and gave 1"
+    else:
+        assert note.startswith("perco: the transaction under way has committed, at ")
     way(db)
     assert value(db) == 2
 
@@ -164,7 +174,7 @@ class At:
         return self.trace
 
 
-@pytest.mark.parametrize("way", [by_run, by_block, by_attempts])
+@pytest.mark.parametrize("way", WAYS)
 def test_at_any_line_of_the_front_nothing_hangs_and_it_happened_wholly_or_not_at_all(
     db: perco.sync.Database, way: Callable[..., None]
 ) -> None:
@@ -183,7 +193,8 @@ def test_at_any_line_of_the_front_nothing_hangs_and_it_happened_wholly_or_not_at
                 if getattr(error, "__notes__", []):
                     assert now == was + 1
                 else:
-                    assert now == was or (now == was + 1 and way is not by_run)  # as the block was left
+                    # It may come as the block is left, or as the operation returns.
+                    assert now == was or (now == was + 1 and way is not by_run)
                 del error
                 continue
             assert at.lines < number
@@ -193,7 +204,7 @@ def test_at_any_line_of_the_front_nothing_hangs_and_it_happened_wholly_or_not_at
             raise AssertionError("it never ended")
     finally:
         sys.settrace(before)
-    assert interrupts > 30
+    assert interrupts > 20
     with ThreadPoolExecutor(1) as pool:
         pool.submit(by_run, db).result(timeout=60)
     if way is by_run:

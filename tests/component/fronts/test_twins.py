@@ -147,12 +147,15 @@ def test_a_front_calls_what_the_object_has(front: Any, name: str) -> None:  # R9
     passed_on = [
         (each, method)
         for each, method in members(kind).items()
-        if inspect.isfunction(method) and re.search(rf'self._(ask|now)\("{each}"', inspect.getsource(method))
+        if inspect.isfunction(method) and re.search(rf'self._(ask|now|operate)\("{each}"', inspect.getsource(method))
     ]
     for each, method in passed_on:
         needed = [one for one in [*inspect.signature(method).parameters.values()][1:] if one.default is one.empty]
         named = {one.name: None for one in needed if one.kind is one.KEYWORD_ONLY}
-        method(held, *[None] * (len(needed) - len(named)), **named)
+        given = method(held, *[None] * (len(needed) - len(named)), **named)
+        if inspect.iscoroutine(given):
+            with pytest.raises(StopIteration):
+                given.send(None)
         assert called[-1] == each
     assert passed_on
 

@@ -378,18 +378,6 @@ async def test_large_values_are_neither_decoded_on_the_owners_loop_nor_sent_back
             assert await snap.get(raw, "a") == b"x" * 1_000_000 + b"y"
 
 
-async def test_nothing_is_shipped_to_an_owner_that_does_not_know_operations(
-    place: Place, calls: Counter[str], monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
-) -> None:  # R1
-    from perco.serve.server import Server
-
-    info = Server._info
-    monkeypatch.setattr(Server, "_info", lambda self: {k: v for k, v in info(self).items() if k != "operates"})
-    async with place.served(), place.client() as db:
-        assert await db.add(n, "a", 1) == 1
-        assert not calls["OPERATE"]
-
-
 async def test_the_result_is_within_the_limit_of_a_transaction(autojump_clock: trio.testing.MockClock) -> None:  # R9
     place = Place(PLAIN)
     place.transaction = perco.options.TransactionOptions(bytes_max=10)
