@@ -14,15 +14,17 @@ from typing import Final, NamedTuple, Protocol
 class RowLocks:
     """(table, row) -> the scanner that holds the row's lock. There are at most as many locks as runs in flight."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_held", "_passed")
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, bytes], int] = {}
+        self._passed: set[tuple[str, bytes]] = set()  # locked rows that a scanner has passed since
 
     def take(self, table: str, row: bytes, scanner: int) -> bool:
         """Lock a row for a scanner. Returns False if it is held."""
         where = (table, row)
         if where in self._held:
+            self._passed.add(where)
             return False
         self._held[where] = scanner
         return True
@@ -30,8 +32,20 @@ class RowLocks:
     def holder(self, table: str, row: bytes) -> int | None:
         return self._held.get((table, row))
 
-    def release(self, table: str, row: bytes) -> None:
-        del self._held[table, row]
+    def passed(self, table: str, row: bytes) -> None:
+        """Note that a scanner has found work in a row, and passes it, because the row is locked."""
+        where = (table, row)
+        if where in self._held:
+            self._passed.add(where)
+
+    def release(self, table: str, row: bytes) -> bool:
+        """Returns whether a scanner has passed the row since it was locked."""
+        where = (table, row)
+        del self._held[where]
+        if where not in self._passed:
+            return False
+        self._passed.remove(where)
+        return True
 
     def __len__(self) -> int:
         return len(self._held)

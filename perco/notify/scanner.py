@@ -6,6 +6,8 @@ N8  A scanner starts at a random key of a random tablet and walks on from there,
     then sleeps. A wake-up is sent only after the notify cells are visible. A wake-up wakes one scanner; a scanner that
     finds more than it may run wakes the next. A scanner skips changes that are not due yet, and wakes when the first of
     them is due.
+    If a commit wakes a scanner while no other scanner is on a tour, that scanner looks only at the commit's rows. When
+    a row's lock is released, a scanner looks at the row again if one has passed it meanwhile.
 
 If observers have different priorities, a scanner first tours the store for the highest priority, and then for each
 lower one, as far as the share of that priority allows. It repeats this until no tour was cut short. Lower priorities
@@ -52,10 +54,12 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class ScannerCounters:
-    """`tours`, `teleports`; `claims`: rows handed to runners; `met`: how often the scanner encountered another one;
-    `asked`: calls that asked a server for rows; `refused`: calls that got none, because other processes had them."""
+    """`tours`, `teleports`; `told`: rows for which the scanner was woken, and which it looked at without a tour;
+    `claims`: rows handed to runners; `met`: how often the scanner encountered another one; `asked`: calls that asked a
+    server for rows; `refused`: calls that got none, because other processes had them."""
 
     tours: int = 0
+    told: int = 0
     teleports: int = 0
     claims: int = 0
     met: int = 0
@@ -149,10 +153,12 @@ class Scanner:
                             await self._pause(nursery, trio.current_time() - began)
                         elif self.worker.room.crowded:
                             await self._pause(nursery, min(trio.current_time() - began, _CROWDED_S))
-                    until = min(self._due, self.worker.next_due(began))
                     await self._follow_hints(nursery)
-                    while not await self.worker.sleep(until):
-                        await self._follow_hints(nursery)
+                    while not await self.worker.sleep(min(self._due, self.worker.next_due(began))):
+                        if not self.worker.follows:
+                            await self._follow_hints(nursery)
+                        elif not await self._follow_told(nursery):
+                            break
         finally:
             self.ended.set()
 
@@ -186,8 +192,22 @@ class Scanner:
         finally:
             self._level, self._share, self._passed, self.position = tour
 
+    async def _follow_told(self, nursery: trio.Nursery) -> bool:
+        """Run observers on the rows for which this scanner was woken. Returns False if a tour is needed."""
+        worker = self.worker
+        try:
+            while worker.told:
+                self.counters.told += 1
+                await self._follow_hint(nursery, *worker.told.popleft())
+        except (Corruption, Unavailable, SessionEnded) as error:
+            log.debug("a row was not looked at: %s", error)  # a tour finds the row, or meets the error
+            return False
+        finally:
+            worker.followed()
+        return True
+
     async def _follow_hint(self, nursery: trio.Nursery, table: str, row: bytes) -> None:
-        page = await self._page(Place(table, row, row + b"\x00"), 1)
+        page = await self._page(Place(table, row, row + b"\x00"), 1, cells=CELLS_PER_ROW)
         claims = self.counters.claims
         walk = _Walk(table, [(row, cells) for row, [cells] in page.rows], claims, claims)
         try:
@@ -283,9 +303,9 @@ class Scanner:
             if held.holder(table, row) is None and not elsewhere.waits((table, row), _newest(found[0]), now)
         ]
 
-    async def _page(self, place: Place, rows: int, *, reverse: bool = False) -> ScanPage:
-        """The first dirty rows of a place; with `reverse`, the last."""
-        query = ScanQuery(NOTIFY, None, 0, TS_MAX, 1)
+    async def _page(self, place: Place, rows: int, *, reverse: bool = False, cells: int = 1) -> ScanPage:
+        """The first dirty rows of a place; with `reverse`, the last. `cells`: how many of each row."""
+        query = ScanQuery(NOTIFY, None, 0, TS_MAX, cells)
         request = ScanRequest(place.table, place.low, place.high, (query,), reverse, rows)
         return await self.worker.engine.driver.store.scan(request)
 
@@ -330,6 +350,8 @@ class Scanner:
                 self._passed += 1
                 continue
             holder = worker.rows.holder(table, row)
+            if holder is not None:
+                worker.rows.passed(table, row)
             if holder == self.number:
                 continue
             if holder is not None or self._is_elsewhere(table, row, cells):
@@ -546,6 +568,7 @@ class Scanner:
     async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
         """Run the observers that wait on a row, one after the other."""
         worker = self.worker
+        plain = worker.is_plain
         try:
             claimed_at = trio.current_time()
             for at, ack in enumerate(acks):
@@ -554,11 +577,14 @@ class Scanner:
         finally:
             if worker.elsewhere is not None:
                 worker.elsewhere.release((table, row))
-            worker.end_row(acks, failing=failing)
-            if worker.options.row_locks:
-                worker.rows.release(table, row)
+            room = worker.end_row(acks, failing=failing)
+            passed = worker.options.row_locks and worker.rows.release(table, row)
             self._slots.release()
-            worker.wake_up()  # so that a scanner that skipped this row, or another for want of room, looks again
+            # A scanner may have skipped another row, for want of room, or this one.
+            if room or not plain or not worker.is_plain:
+                worker.wake_up()
+            elif passed:
+                worker.notified([(table, row, ())])
 
 
 def _newest(cells: list[ScanCell]) -> int:

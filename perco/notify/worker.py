@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -77,10 +78,12 @@ from perco.storage import NOTIFY, TS_MAX, Query, ScanCell
 from perco.txn import runs
 from perco.txn.beginning import begin
 from perco.txn.engine import Engine
+from perco.txn.resolver import Hint
 from perco.txn.transaction import Transaction
 from perco.txn.turns import Turn
 
 CELLS_PER_ROW = 4096  # notify cells that a scanner reads from a row
+_TOLD_MAX = 16  # rows that one scanner looks at instead of a tour, which finds many rows at a time
 
 log: logging.Logger = logging.getLogger("perco.observer")
 
@@ -119,6 +122,8 @@ class Worker:
         self.hints = Hints(engine, lambda: self.elsewhere, self.may_run)
         self.again = False  # there was a wake-up while no scanner slept: the next to end a tour makes another tour
         self._asleep = trio.lowlevel.ParkingLot()
+        self.told: deque[tuple[str, bytes]] = deque()  # rows that a scanner was woken for
+        self._follower: trio.lowlevel.Task | None = None  # that scanner, until it sleeps again, or begins a tour
         self.failure_log = FailureLog()
         self.last_failures: dict[str, tuple[int, str, BaseException]] = {}  # by observer: count, row, error
         # N7: rows on which an observer cannot run (unreadable cells, or it awaits asyncio): for changes up to which
@@ -172,6 +177,39 @@ class Worker:
         highest = self.levels[0] if self.levels else frozenset()
         self._alone = highest if len(highest) == 1 else frozenset()
 
+    def notified(self, where: Collection[Hint] | None) -> None:
+        """Notify cells have become visible, on these rows; None: anywhere (N8). If no scanner is on a tour, one of them
+        looks at these rows, and no tour is needed; otherwise a scanner looks for work."""
+        if where is None or (where and not self._can_be_told(len(where))):
+            self.wake_up()
+        elif where:
+            self.told.extend(dict.fromkeys((table, row) for table, row, _ in where))
+            if self._follower is None:
+                [self._follower] = self._asleep.unpark()
+
+    def _can_be_told(self, rows: int) -> bool:
+        if self.elsewhere is not None or self.again or len(self.levels) > 1 or len(self.told) + rows > _TOLD_MAX:
+            return False
+        return len(self._asleep) + (self._follower is not None) == self.options.scanners
+
+    @property
+    def follows(self) -> bool:
+        """Whether this task is the scanner that was woken for the rows in `told`."""
+        return self._follower is trio.lowlevel.current_task()
+
+    def followed(self) -> None:
+        """The scanner that was woken for some rows has looked at all of them, or begins a tour, which finds them."""
+        self._follower = None
+        self.told.clear()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the end of a run makes no other change due: none has failed, is delayed, or waits for its observer's
+        rate, and no other process runs observers."""
+        if self.backoff.rows or self.breakers.tripped or self.delays:
+            return False
+        return self.rates is None and self.elsewhere is None and self.options.row_locks
+
     def wake_up(self) -> None:
         """Have a scanner look for work: a scanner that sleeps or, if none does, the next one to end its tour (N8)."""
         if self._asleep:
@@ -192,7 +230,8 @@ class Worker:
         return [observer.id for observer in self._declared.values()], runs
 
     async def sleep(self, until: float | None) -> bool:
-        """Let a scanner sleep until there may be work, or until a given time. Returns False if only a hint has come."""
+        """Let a scanner sleep until there may be work, or until a given time. Returns False if only a hint has come, or
+        if it was woken for some rows (`follows`)."""
         if self.again:
             await trio.lowlevel.checkpoint()
             return True
@@ -200,7 +239,7 @@ class Worker:
             (self.elsewhere.full if self.room.crowded else self.elsewhere.sleeps)()  # others may have room
         with trio.move_on_at(float("inf") if until is None else until) as scope, self.hints.ending(scope) as hinted:
             await self._asleep.park()
-        return not (scope.cancelled_caught and hinted)
+        return not (self.follows or (scope.cancelled_caught and hinted))
 
     async def look_at_catalogue(self) -> None:
         """Adopt the changes that another process has made to the catalogue (N10)."""
@@ -506,6 +545,8 @@ class Worker:
         claim = self._claims.claim_signal if isinstance(observer.column, Signal) else self._claims.claim
         claimed = await claim(txn, observer, table, row, ack)
         if isinstance(claimed, bool):
+            if claimed:
+                self.wake_up()  # there may be more notify cells than a claim reads
             return claimed
         verdict, seen = claimed
         if self.delays:
@@ -551,6 +592,8 @@ class Worker:
             del self._roots[start_ts]
             if not self._roots:
                 engine.driver.quiet()
+        if len(verdict.covers) == COVERS_MAX:
+            self.wake_up()  # there are more notify cells than one run covers
         counters.commits += 1
         counters.collapsed += verdict.collapsed
         self._committed(txn, number, observer.id, change.key, trio.current_time() - began)

@@ -63,7 +63,7 @@ class Workers:
         handle = WorkerHandle(worker, [self._scanner(worker, i, chosen) for i in range(chosen.scanners)])
         self.worker = worker
         notified = engine.driver.on_notified
-        notified.append(worker.wake_up)
+        notified.append(worker.notified)
         stops: list[Callable[[], None]] = []
         ends: list[Callable[[], None]] = []
         try:
@@ -80,7 +80,7 @@ class Workers:
             with trio.CancelScope(shield=True):
                 for scanner in handle.scanners[: len(stops)]:
                     await scanner.ended.wait()
-            notified.remove(worker.wake_up)
+            notified.remove(worker.notified)
             worker.hints.end()
             self.worker = None
             await self.on_end()

@@ -159,7 +159,7 @@ class Claims:
         the failed change, that this run has seen (N2). `covers`: their timestamps; a failed change's is negative."""
         driver = self._engine.driver
         writes = tuple((NOTIFY, ack, ts, None) if ts > 0 else (FAILED_LIST, ack, -ts, None) for ts in covers)
-        with driver.observing():
+        with driver.observing(()):
             [verdict] = await driver.store.apply([Mutation(table, ((row, (), writes),), None, True)])
         if isinstance(verdict, Failed):
             raise verdict.error

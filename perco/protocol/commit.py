@@ -131,10 +131,13 @@ class Commit:
         self.maybe_sent = False  # a request to commit may have arrived (T4)
         self._lost = 0  # rounds of prewrites in which a reply was lost
 
-    def notified(self) -> list[tuple[str, bytes, tuple[int, ...]]]:
-        """The rows on which it notifies observers: (table, row, their numbers) of each cell."""
+    def notified(self, first: int = 0, last: int | None = None) -> list[tuple[str, bytes, tuple[int, ...]]]:
+        """The rows on which these of its parts notify observers: (table, row, their numbers) of each cell."""
         return [
-            (intent.table, intent.row, intent.observers) for part in self._parts for intent in part if intent.observers
+            (intent.table, intent.row, intent.observers)
+            for part in self._parts[first:last]
+            for intent in part
+            if intent.observers
         ]
 
     # ------------------------------------------------------------ PREWRITE

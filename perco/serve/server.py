@@ -443,7 +443,7 @@ class Server(Door[Session]):
 
     # ------------------------------------------------------------ observers
 
-    def _notified(self) -> None:
+    def _notified(self, where: object) -> None:
         """N8: wake workers, because notify cells have become visible, perhaps through a commit of the session
         `rows.by`."""
         self.sessions.wake(self.sessions.wakes.notified(trio.current_time(), self.rows.by))

@@ -77,6 +77,7 @@ from perco.txn.background import Background
 log: logging.Logger = logging.getLogger("perco.serve")
 
 _NOTICED_S: Final = 2.0
+_STARTS_S: Final = 60.0  # for a new process to greet, on a machine that is busy; its death is noticed at once
 _OWNER_SILENCE_S: Final = 60.0  # long, because the owner's end is noticed at once
 
 
@@ -417,7 +418,8 @@ class Serving:
 
 def control(wire: WireOptions, silence_s: float) -> WireOptions:
     """Options of the connection between an owner and a tablet server: a stopped side is noticed after `silence_s`."""
-    return replace(wire, heartbeat_s=min(silence_s, _NOTICED_S) / 8, silence_s=silence_s)
+    connect_s = max(wire.connect_s, _STARTS_S)
+    return replace(wire, heartbeat_s=min(silence_s, _NOTICED_S) / 8, silence_s=silence_s, connect_s=connect_s)
 
 
 async def serve(server: TabletServer, background: Background, stream: trio.abc.Stream, timeout_s: float) -> bool:

@@ -46,7 +46,16 @@ from perco.testing.isolation import check as check_history
 from perco.testing.machine import CrashedError
 from perco.testing.plan import Plan
 from perco.testing.processes import EndlessError
-from perco.testing.workloads import FAILING_OFTEN, FOLLOWED_OFTEN, KINDS, MIRRORED_OFTEN, OFTEN, SIGNALS_OFTEN, Clients
+from perco.testing.workloads import (
+    COUNTING_OFTEN,
+    FAILING_OFTEN,
+    FOLLOWED_OFTEN,
+    KINDS,
+    MIRRORED_OFTEN,
+    OFTEN,
+    SIGNALS_OFTEN,
+    Clients,
+)
 from perco.testing.world import World
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
@@ -203,6 +212,8 @@ class Run(ABC):
             self.kinds |= {"failing", "napping"}  # N6: a run gives up a change while a slow run goes on
         if plan.random("mirrored").random() < MIRRORED_OFTEN:
             self.kinds |= {"mirrored"}
+        if plan.random("counting").random() < COUNTING_OFTEN:
+            self.kinds |= {"counting"}
         followed = plan.random("followed")
         if options.store == LOCAL and followed.random() < FOLLOWED_OFTEN:
             self.kinds |= {"followed"}
@@ -287,6 +298,7 @@ class Run(ABC):
             grown=grown,
             metered=self._metered,
             followed="followed" in self.kinds,
+            counting="counting" in self.kinds,
             declare=self._clients.viewing.declare if self._clients.viewing is not None else None,
         )
 

@@ -16,6 +16,7 @@
              counts the values in all lists that belong to its row. Some transactions only raise signals (N5)
     failing  observers fail at times, and the changes soon join the failed list. Failed changes are replayed or, for one
              observer, dropped. Results may be missing only for a dropped change that has no newer change
+    counting clients carry out operations on single cells, see `counting.py`
     followed a copy of some tables follows their changes, see `following.py`
     held     slow readers, which read row by row
     views    clients write the sources of views, see `viewed.py`
@@ -41,6 +42,7 @@ from perco.notify.failures import Listed
 from perco.protocol.reads import Isolation
 from perco.protocol.records import observed_column, observer_of, unpack_record
 from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, WRITE, Query
+from perco.testing.counting import Counting
 from perco.testing.following import Follower
 from perco.testing.history import FAIL, OK, UNKNOWN, Ops
 from perco.testing.world import ACCOUNTS, LONG, PADDING, World, total_of, twin
@@ -58,6 +60,7 @@ OFTEN: Final = {"serializable": 0.2, "locks": 0.2, "vacuum": 0.8}  # the share o
 SIGNALS_OFTEN: Final = 0.22  # the share of seeds with signals
 FAILING_OFTEN: Final = 0.3  # the share of seeds with observers that fail
 FOLLOWED_OFTEN: Final = 0.2  # the share of seeds in which changes are followed
+COUNTING_OFTEN: Final = 0.2  # the share of seeds with operations on single cells
 MIRRORED_OFTEN: Final = 0.15  # the share of seeds that have lists in two columns, and may prefetch
 _QUIET_S: Final = 0.1  # for which a client leaves views alone
 _VIEWED: Final = 0.8  # the share of transactions that concern views, in runs that have views
@@ -87,12 +90,14 @@ class Clients:
     replayed: int
     waits: int
     follower: Follower
+    counting: Counting
     viewing: ViewClients | None
 
     def __init__(self, kinds: frozenset[str], problem: Callable[[str], None]) -> None:
         self.kinds, self._problem = kinds, problem
         self.problem = problem
         self.follower = Follower(kinds, _FUNDS, problem)
+        self.counting = Counting(problem)
         self.viewing = None
         self.is_run: Callable[[int], bool] = lambda start_ts: False  # whether a run began at start_ts
         self._count = LONG if "long" in kinds else 0
@@ -119,6 +124,9 @@ class Clients:
             return
         if "followed" in self.kinds and rng.random() < 0.3:
             await self.follower.follow(db, world, rng)
+            return
+        if "counting" in self.kinds and rng.random() < 0.25:
+            await self.counting.act(db, world, rng)
             return
         chance = rng.random()
         if "signals" in self.kinds and rng.random() < 0.25:
@@ -504,6 +512,8 @@ class Clients:
         lists = {key: self.one_of(key, found)[1] for key in world.keys}
         if "journal" in self.kinds:
             await self._verify_journal(snap, world, lists)
+        if "counting" in self.kinds:
+            await self.counting.verify(snap, world)
         if "signals" in self.kinds:
             await self._verify_signals(snap, world, lists)
         if world.counted is not None:

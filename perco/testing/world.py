@@ -72,6 +72,10 @@ class World:
     touched: Signal[str]
     total: Column[str, int]
     meter: Column[str, int] | None
+    count: Column[str, int]
+    doubled: Column[str, int]
+    turn: Column[str, int]
+    flag: Column[str, int]
     viewed: Viewed | None
     schema: Schema
 
@@ -89,6 +93,7 @@ class World:
         grown: int = 0,
         metered: bool = False,
         followed: bool = False,
+        counting: bool = False,
         declare: Callable[[Schema, int], Viewed] | None = None,
     ) -> None:
         self.keys = [f"k{i}" for i in range(keys)]
@@ -127,6 +132,11 @@ class World:
         meters = Table("meters", key=TEXT, splits=["m4"], keep=keep)
         self.meter = meters.column("value", INT64) if metered else None
         more += (meters,) if metered else ()
+        counters = Table("counters", key=TEXT, splits=["c1"], keep=keep)
+        self.count, self.doubled = counters.column("count", INT64), counters.column("doubled", INT64)
+        self.turn, self.flag = counters.column("turn", INT64), counters.column("flag", INT64)
+        self.log: Column[str, Any] = counters.column("log", MSGPACK)
+        more += (counters,) if counting else ()
         self.schema = Schema(lists, derived, accounts, names, users, journal, *more)
         self.schema.observe(self.values, id="length")(self._length)
         self.schema.observe(self.values, id="last")(self._last)
@@ -139,6 +149,8 @@ class World:
             self.schema.observe(self.noted, id="relay")(self._relay)
             self.schema.observe(self.noted, id="idler")(self._idler)
             self.schema.observe(self.touched, id="gather")(self._gather)
+        if counting:
+            self.schema.observe(self.count, id="double")(self._double)
         if grown:
             delay_s = 0.02 if grown > 1 else 0.0
             self.schema.observe(self.entry, id=GROWN, version=grown, delay_s=delay_s, priority=-grown)(self._copy)
@@ -198,6 +210,10 @@ class World:
         await self._begins(txn, f"observer twice of {change.key}")
         length = await txn.get(self.length, change.key)
         self._put(txn, self.twice, change.key, None if length is None else 2 * length)
+
+    async def _double(self, txn: Transaction, change: Change[str, int]) -> None:
+        await self._begins(txn, f"observer double of {change.key}")
+        txn.set(self.doubled, change.key, 2 * (change.value or 0))
 
     async def _first(self, txn: Transaction, change: Change[str, Any]) -> None:
         assert self.first is not None

@@ -13,7 +13,7 @@ T14 A serializable transaction's reads are validated between the draw of its com
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,10 +160,10 @@ class Driver(Resolver):
             self.hint(commit.notified())
         if commit.has_secondaries:
             if observed:
-                self.notified()
+                self.notified(commit.notified(0, 1))
             self._begin_phase_two(commit, observed=observed)
         elif observed:
-            self._observed_done(observed=True)
+            self._observed_done(commit.notified(), observed=True)
         return commit.commit_ts
 
     def committed(self, start_ts: int, commit_ts: int, began: float) -> None:
@@ -181,11 +181,11 @@ class Driver(Resolver):
         self.counters.aborts += 1
         self._settled(start_ts, 0, observed=observed)
 
-    def tell_workers(self, notified: Iterable[Hint]) -> None:
+    def tell_workers(self, notified: Collection[Hint]) -> None:
         """Tell workers where a commit has put notify cells (N7, N8)."""
         if self.hints:
             self.hint(notified)
-        self._observed_done(observed=True)
+        self._observed_done(notified, observed=True)
 
     async def _prewritten(self, commit: Commit, version: int) -> None:
         """Send prewrites, and the primary's commit if it can follow at once (`Chain`)."""
@@ -531,9 +531,11 @@ class Driver(Resolver):
             self.orphaned.set()
         if self._event is not None:
             self._event("secondaries")
+        where = commit.notified(1) if observed else ()
         if observed and self.hints:
-            self.hint(commit.notified())
-        self._observed_done(observed=observed)
+            self.hint(where)
+        # What could not be rolled forward becomes visible later, when a reader or the sweeper does it.
+        self._observed_done(where, observed=observed)
 
     async def _settle_all(self, settling: Settling) -> None:
         more = settling.groups
@@ -546,7 +548,7 @@ class Driver(Resolver):
         if start_ts not in self.entered.left:  # otherwise its records may still appear
             self.oracle.holds.open.discard(start_ts)
         self.fates.settle(start_ts, fate)
-        self._observed_done(observed=observed)
+        self._observed_done(() if fate == 0 else None, observed=observed)
 
     def _waits_for_others(self, start_ts: int) -> None:
         """T7: before a transaction that has released its locks waits, mark it as aborted, so that no other transaction,

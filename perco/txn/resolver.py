@@ -12,7 +12,7 @@ S4  A reader that knows the outcome of a lock's transaction answers without sett
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -103,17 +103,18 @@ class Resolver:
         self._background = background
         self._event = event
         self.quiet: Callable[[], None] = lambda: None  # called when no observed write is under way (N7)
-        self.on_notified: list[Callable[[], None]] = []  # called when notify cells have become visible (N8)
-        self.hints: list[Callable[[Iterable[Hint]], None]] = []  # called with where they are (N8)
+        # Called when notify cells have become visible, with where they are; None: anywhere (N8).
+        self.on_notified: list[Callable[[Collection[Hint] | None], None]] = []
+        self.hints: list[Callable[[Iterable[Hint]], None]] = []  # called earlier, or later, with where they are (N8)
 
     def measure(self, timings: Timings) -> None:
         """From now on, note how long operations take."""
         self.timings, self.reads = timings, TimedReads(self.store, timings)
 
-    def notified(self) -> None:
-        """Call `on_notified`: notify cells have become visible (N8)."""
+    def notified(self, where: Collection[Hint] | None = None) -> None:
+        """Call `on_notified`: notify cells have become visible (N8). `where`: on which rows; None: anywhere."""
         for act in self.on_notified:
-            act()
+            act(where)
 
     def hint(self, told: Iterable[Hint]) -> None:
         """Call `hints`: notify cells have become visible, or will soon (N8)."""
@@ -125,18 +126,21 @@ class Resolver:
         self.orphaned.set()
 
     @contextmanager
-    def observing(self) -> Iterator[None]:
-        """A block in which notify cells may be put or removed other than by a commit (N7)."""
+    def observing(self, where: Collection[Hint] | None = None) -> Iterator[None]:
+        """A block in which notify cells may be put or removed other than by a commit (N7). `where`: on which rows they
+        are put; None: anywhere."""
         self.fates.observed += 1
         try:
             yield
         finally:
-            self._observed_done(observed=True)
+            self._observed_done(where, observed=True)
 
-    def _observed_done(self, *, observed: bool) -> None:
+    def _observed_done(self, where: Collection[Hint] | None = None, *, observed: bool) -> None:
+        """The end of a write that may have put or removed notify cells. `where`: on which rows they are visible now;
+        None: anywhere."""
         if observed:
             self.fates.observed -= 1
-            self.notified()
+            self.notified(where)
             if not self.fates.observed:
                 self.quiet()
 

@@ -94,6 +94,7 @@ class MemoryServers(TabletServers):
     """`here`: the servers that live, by number; `slow`: to open, to close, to die takes a while, or not."""
 
     slow = False
+    starts_s = 0.0  # for a server to begin
 
     def __init__(self, options: ProcessOptions, wire: WireOptions) -> None:
         config = perco.Options()
@@ -150,6 +151,8 @@ class MemoryServers(TabletServers):
         self.here[number] = server = TabletServer(background, self._wire, opened)
 
         async def obey() -> None:
+            if self.starts_s:
+                await trio.sleep(self.starts_s)
             with suppress(OSError, WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError):
                 await server.obey(theirs)
 

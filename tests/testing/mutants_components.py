@@ -13,7 +13,7 @@ import pytest
 
 from perco.history.changes import ChangeStream
 from perco.history.slices import Slice, _Counted
-from perco.notify.rowlocks import DONE, HELD
+from perco.notify.rowlocks import DONE, HELD, RowLocks
 from perco.notify.scanner import Scanner
 from perco.protocol.changes import Source, Taken
 from perco.serve import sessions, wakes
@@ -23,6 +23,7 @@ from perco.storage.lmdb_engine import LmdbEngine
 from tests.testing.mutants import MUTANTS, Mutant
 from tests.testing.mutants_served import SERVED
 
+_NOTIFY: Final = "tests/component/notify"
 _SERVE: Final = "tests/component/serve"
 _STORAGE: Final = "tests/integration/storage"
 
@@ -87,6 +88,41 @@ def not_replaced(patch: pytest.MonkeyPatch) -> None:
 )
 def nobody_woken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions.Sessions, "wake", lambda self, sessions: None)
+
+
+@by(
+    f"{_NOTIFY}/test_told.py::test_a_row_that_changes_during_its_run_runs_again[owner-1]",
+    "N8 a row that a scanner has passed during its run is not looked at again",
+)
+def passed_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RowLocks, "passed", lambda self, table, row: None)
+
+
+@by(
+    f"{_NOTIFY}/test_told.py::test_a_row_that_cannot_be_looked_at_is_found_by_a_tour[owner-error0]",
+    "N8 a scanner that could not look at the rows for which it was woken sleeps on",
+)
+def no_tour(patch: pytest.MonkeyPatch) -> None:
+    right = Scanner._follow_told
+
+    async def follow(self: Any, nursery: Any) -> bool:
+        await right(self, nursery)
+        return True
+
+    patch.setattr(Scanner, "_follow_told", follow)
+
+
+@by(
+    f"{_NOTIFY}/test_told.py::test_all_observers_of_a_row_run[owner]",
+    "N8 a scanner that was woken for a row reads only the first of its notify cells",
+)
+def first_cell(patch: pytest.MonkeyPatch) -> None:
+    right = Scanner._page
+
+    async def page(self: Any, place: Any, rows: int, *, reverse: bool = False, cells: int = 1) -> Any:
+        return await right(self, place, rows, reverse=reverse)
+
+    patch.setattr(Scanner, "_page", page)
 
 
 @by(

@@ -9,7 +9,7 @@ import trio
 
 from perco.protocol import commit, mutations
 from perco.rpc import channel, framing, link, peer
-from perco.serve import client, processes, remote, remote_rows, rows, sessions, tablets
+from perco.serve import client, operating, processes, remote, remote_rows, rows, sessions, tablets
 from perco.serve.messages import Method, pack_verdict, read_mutations
 from perco.storage import (
     APPLIED,
@@ -26,7 +26,9 @@ from perco.storage import (
 )
 from perco.tablets import splitter
 from perco.testing import served as simulated
+from perco.txn import operations
 from perco.txn.entered import Entered
+from perco.txn.shipping import LOST
 from tests.testing.mutants import Mutant
 
 SERVED: dict[str, Mutant] = {}
@@ -437,3 +439,40 @@ def unrecorded(patch: pytest.MonkeyPatch) -> None:
         return (await splitter.load(self._local.store)).with_split(table, row)
 
     patch.setattr(splitter.Splitter, "_recorded", recorded)
+
+
+# ------------------------------------------------------------ operations
+
+
+@served("C9 an operation whose answer was lost is sent again")
+def sent_again(patch: pytest.MonkeyPatch) -> None:
+    right = remote.RemoteDriver._ship
+
+    async def ship(self: Any, start_ts: int, *args: Any) -> Any:
+        done = await right(self, start_ts, *args)
+        lost = done is not None and done[1] is LOST
+        return await right(self, await self.oracle.draw(), *args) if lost else done
+
+    patch.setattr(remote.RemoteDriver, "_ship", ship)
+
+
+@served("C9 the owner decides the new value from an older version")
+def from_older(patch: pytest.MonkeyPatch) -> None:
+    right, seen = operating.Operating._newest, {}
+
+    def newest(self: Any, cell: Any) -> Any:
+        before = seen.get(cell)
+        seen[cell] = found = right(self, cell)
+        return found if before is None else before
+
+    patch.setattr(operating.Operating, "_newest", newest)
+
+
+@served("T11 put_if puts a value whatever the cell holds")
+def unconditional(patch: pytest.MonkeyPatch) -> None:
+    right = operations.Operation.of
+
+    def of(self: Any, value: Any) -> Any:
+        return self.argument if self.what == "put_if" else right(self, value)
+
+    patch.setattr(operations.Operation, "of", of)

@@ -28,8 +28,10 @@ from perco.storage.engine import MemoryBatch
 from perco.storage.fencing import Fenced
 from perco.testing import isolation
 from perco.testing.history import record
+from tests.component.serve.kit import WIRE
 from tests.component.serve.spread import Chaos, Spread, spread
 from tests.support.places import local_of
+from tests.support.spread import MemoryServers
 
 lists = perco.Table("lists", key=perco.INT64, splits=[2, 4, 6])
 items = lists.column("items", perco.BYTES)
@@ -227,6 +229,16 @@ async def test_what_becomes_a_notify_cell_during_a_look_is_seen(
         assert not local_owner(place.owner).idle.now()
         monkeypatch.setattr(local_owner(place.owner).idle, "entries", counted_while_it_goes_on)
         assert not local_owner(place.owner).idle.now()
+
+
+async def test_a_busy_machine_takes_its_time_to_start_servers(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:  # F1
+    monkeypatch.setattr(MemoryServers, "starts_s", 10 * WIRE.connect_s)
+    async with spread(2) as place, place.client(COUNTED) as db:
+        assert trio.current_time() >= 10 * WIRE.connect_s
+        await db.run(_put, 1)
+        assert not place.servers.deaths
 
 
 async def test_an_ended_session_reads_nothing_at_tablet_servers(autojump_clock: trio.testing.MockClock) -> None:  # F3

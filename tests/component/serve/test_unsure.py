@@ -272,7 +272,7 @@ async def test_a_direct_client_that_is_gone_may_have_left_work(autojump_clock: t
         driver = inside(owner).driver
         Server(owner, place.wire, None, tickets)  # type: ignore[arg-type]
         notified: list[bool] = []
-        driver.on_notified.append(lambda: notified.append(True))
+        driver.on_notified.append(lambda where: notified.append(True))
         driver.orphaned = trio.Event()
         for act in tickets.on_gone:
             act()  # type: ignore[operator]
