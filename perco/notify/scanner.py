@@ -139,9 +139,11 @@ class Scanner:
                     self._due, self._passed = math.inf, 0
                     try:
                         await self._tour(nursery)
+                        self.worker.broken_off = False
                     except Corruption as error:  # an unreadable key: the rows after it cannot be found
                         self.worker.engine.driver.note_damage(error)
-                        await trio.sleep(_AWAY_S)  # the next tour probably ends here, too
+                        self.worker.broken_off = True  # the next change makes a tour, which begins elsewhere
+                        await trio.sleep(_AWAY_S)  # but it probably ends here, too
                     except (Unavailable, SessionEnded) as error:  # R6: the connection to the server was lost
                         log.warning("%s; looking again", error)
                         await trio.sleep(_AWAY_S)
@@ -153,12 +155,14 @@ class Scanner:
                             await self._pause(nursery, trio.current_time() - began)
                         elif self.worker.room.crowded:
                             await self._pause(nursery, min(trio.current_time() - began, _CROWDED_S))
+                    until = min(self._due, self.worker.next_due(began))
                     await self._follow_hints(nursery)
-                    while not await self.worker.sleep(min(self._due, self.worker.next_due(began))):
+                    while not await self.worker.sleep(until):
                         if not self.worker.follows:
                             await self._follow_hints(nursery)
-                        elif not await self._follow_told(nursery):
+                        elif not await self._follow_told(nursery, until):
                             break
+                        until = min(until, self._due, self.worker.next_due(began))
         finally:
             self.ended.set()
 
@@ -192,13 +196,20 @@ class Scanner:
         finally:
             self._level, self._share, self._passed, self.position = tour
 
-    async def _follow_told(self, nursery: trio.Nursery) -> bool:
-        """Run observers on the rows for which this scanner was woken. Returns False if a tour is needed."""
+    async def _follow_told(self, nursery: trio.Nursery, until: float) -> bool:
+        """Run observers on the rows for which this scanner was woken. Returns False if a tour is needed: because this
+        scanner has no free place, and others may have one, or because it is time for a tour (`until`)."""
         worker = self.worker
+        self._level, self._share = None, math.inf
         try:
             while worker.told:
-                self.counters.told += 1
+                if trio.current_time() >= min(until, self._due):
+                    return False
+                if not self._slots.value:
+                    worker.pass_on()
+                    return False
                 await self._follow_hint(nursery, *worker.told.popleft())
+                self.counters.told += 1
         except (Corruption, Unavailable, SessionEnded) as error:
             log.debug("a row was not looked at: %s", error)  # a tour finds the row, or meets the error
             return False

@@ -37,12 +37,15 @@ class Tripping:
         trip = Trip(self._engine.oracle.wall_ms(), self._options.trial_s, describe(error))
         self._engine.background.spawn(lambda: self._note(number, trip))
 
-    def succeeded(self, id: str, number: int) -> None:
-        """Note a run of an observer that has committed."""
-        if self._breakers.succeeded(number):
-            log.warning("observer %s is no longer tripped: a run has succeeded", id, extra=fields(id))
-            self._backoff.end_pauses(number, trio.current_time())
-            self._engine.background.spawn(lambda: self._note(number, None))
+    def succeeded(self, id: str, number: int) -> bool:
+        """Note a run of an observer that has committed. Returns whether it may run on the rows that it was held back
+        from."""
+        if not self._breakers.succeeded(number):
+            return False
+        log.warning("observer %s is no longer tripped: a run has succeeded", id, extra=fields(id))
+        self._backoff.end_pauses(number, trio.current_time())
+        self._engine.background.spawn(lambda: self._note(number, None))
+        return True
 
     async def _note(self, number: int, trip: Trip | None) -> None:
         with contextlib.suppress(StoreError, SessionEnded):  # the next trial notes it again

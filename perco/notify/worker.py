@@ -123,6 +123,7 @@ class Worker:
         self.again = False  # there was a wake-up while no scanner slept: the next to end a tour makes another tour
         self._asleep = trio.lowlevel.ParkingLot()
         self.told: deque[tuple[str, bytes]] = deque()  # rows that a scanner was woken for
+        self.broken_off = False  # the newest tour to end has met an unreadable key: it has not seen all rows
         self._follower: trio.lowlevel.Task | None = None  # that scanner, until it sleeps again, or begins a tour
         self.failure_log = FailureLog()
         self.last_failures: dict[str, tuple[int, str, BaseException]] = {}  # by observer: count, row, error
@@ -166,8 +167,8 @@ class Worker:
                 self.observers[number] = observer
         if before.keys() - self.observers.keys():
             self.engine.driver.quiet()  # N7: waiting tasks look again
-        elif self.observers.keys() - before.keys():
-            self.engine.driver.notified()
+        if self.observers.keys() != before.keys():
+            self.engine.driver.notified()  # the others may have more room, too (N13)
         if self.elsewhere is not None:
             self.elsewhere.works(*self.works())
         by_priority: dict[int, set[int]] = {}
@@ -180,15 +181,23 @@ class Worker:
     def notified(self, where: Collection[Hint] | None) -> None:
         """Notify cells have become visible, on these rows; None: anywhere (N8). If no scanner is on a tour, one of them
         looks at these rows, and no tour is needed; otherwise a scanner looks for work."""
-        if where is None or (where and not self._can_be_told(len(where))):
+        if where is None:
             self.wake_up()
-        elif where:
-            self.told.extend(dict.fromkeys((table, row) for table, row, _ in where))
+            return
+        here = self.observers.keys()
+        rows = {(table, row): None for table, row, numbers in where if not (numbers and here.isdisjoint(numbers))}
+        if not self._can_be_told(len(rows)):
+            if rows:
+                self.wake_up()
+        elif rows:
+            self.told.extend(rows)
             if self._follower is None:
                 [self._follower] = self._asleep.unpark()
 
     def _can_be_told(self, rows: int) -> bool:
-        if self.elsewhere is not None or self.again or len(self.levels) > 1 or len(self.told) + rows > _TOLD_MAX:
+        if self.elsewhere is not None or self.again or self.broken_off or len(self.levels) > 1:
+            return False
+        if len(self.told) + rows > _TOLD_MAX:
             return False
         return len(self._asleep) + (self._follower is not None) == self.options.scanners
 
@@ -600,8 +609,8 @@ class Worker:
         return True
 
     def _committed(self, txn: Transaction, number: int, id: str, key: Any, seconds: float) -> None:
-        if self.breakers.failures:
-            self._tripping.succeeded(id, number)
+        if self.breakers.failures and self._tripping.succeeded(id, number):
+            self.wake_up()
         if self.durations is not None:
             self.durations[id].note(seconds)
         if self.outputs is not None:

@@ -56,8 +56,9 @@ class Claims:
         """Returns why the observer must run, and what it observes. If it need not run, returns True if nothing is left
         to do, and False if a lock was in the way: then claim again."""
         driver, start_ts, column = self._engine.driver, txn.start_ts, observed_column(ack)
-        if driver.entered.cells:
-            await driver.past_cells(((table, row, ack), (table, row, column)), start_ts)  # C4
+        both, entered = ((table, row, ack), (table, row, column)), driver.entered.cells
+        if both[0] in entered or both[1] in entered:
+            await driver.past_cells(both, start_ts)  # C4
         ahead = runs.ahead_of(txn)
         queries = claim_queries(column, ack, start_ts)
         cells, read = await self._read(runs.driver_of(txn), ahead, table, row, column, queries, start_ts)

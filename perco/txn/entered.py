@@ -91,8 +91,12 @@ class Entered:
     def among(self, cells: Iterable[Where], ts: int) -> list[Entry]:
         """C4: entries for any of these cells with commit_ts <= ts."""
         mine = self.cells
-        found = (entry for where in cells if (entry := mine.get(where)) is not None and entry.commit_ts <= ts)
-        return list(dict.fromkeys(found))
+        found: dict[Entry, None] = {}
+        for where in cells:
+            entry = mine.get(where)
+            if entry is not None and entry.commit_ts <= ts:
+                found[entry] = None
+        return list(found)
 
     def within(self, table: str, low: bytes, high: bytes | None, columns: Container[int], ts: int) -> list[Entry]:
         """C4: entries for these columns in rows [low, high) with commit_ts <= ts."""

@@ -370,13 +370,13 @@ def ack_by_commit(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("N1 deletes do not notify")
 def quiet_deletes(patch: pytest.MonkeyPatch) -> None:
-    right = transaction._intent
+    right = transaction.write_of
 
-    def intent(where: Any, write: Any) -> Any:
-        made = right(where, write)
+    def write_of(*args: Any) -> Any:
+        made = right(*args)
         return made._replace(observers=()) if made.kind == records.DELETE else made
 
-    patch.setattr(transaction, "_intent", intent)
+    patch.setattr(transaction, "write_of", write_of)
 
 
 @mutant("N1 a transaction's own commit leaves no notify cell")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 import perco
+from perco.database.inside import inside
 from perco.errors import Corruption, Unavailable
 from perco.notify.scanner import Scanner
 from perco.notify.worker import _TOLD_MAX
 from perco.notify.workers import WorkerHandle
 from perco.protocol.claim import COVERS_MAX
+from perco.storage import ScanPage, ScanRequest
 from tests.component.notify.kit import LONG_S, OPTIONS, Web, get, nothing_is_left, put, settle
 from tests.component.serve.kit import Place
 from tests.support import everywhere
@@ -232,3 +238,221 @@ async def test_all_observers_of_a_row_run(web: Web) -> None:
         for number in range(3):
             assert await get(db, web.count, f"count {number}/a") == 1
         assert counted(worker)[0] == before
+
+
+async def test_a_scanner_whose_places_are_taken_is_not_told(web: Web) -> None:
+    go_on = trio.Event()
+    began: list[str] = []
+
+    @web.observe(web.body, id="slow")
+    async def slow(txn: Txn, change: Change) -> None:
+        began.append(change.key)
+        if change.value == "long":
+            await go_on.wait()
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(concurrency=6, scanners=2):
+        await trio.sleep(1.0)
+        for number in range(12):
+            key = f"r{number}"
+            await put(db, web.body, key, "long" if number in (0, 2, 4) else "short")  # scanners take turns
+            await trio.sleep(0.5)
+            assert key in began, "there are places, of one scanner or the other"
+        go_on.set()
+        await settle(db)
+
+
+async def test_what_waits_for_its_rate_is_run_though_other_rows_come(web: Web) -> None:  # N15
+    ran: list[str] = []
+
+    @web.observe(web.body, id="limited", rate=1)
+    async def limited(txn: Txn, change: Change) -> None:
+        ran.append(change.key)
+
+    @web.observe(web.size, id="narrow", concurrency=1)
+    async def narrow(txn: Txn, change: Change) -> None:
+        await trio.sleep(100.0)
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(scanners=1):
+        await trio.sleep(1.0)
+        async with db.transaction() as txn:
+            for number in range(10):
+                txn.set(web.body, f"a{number}", "x")
+        for number in range(8):
+            await trio.sleep(0.1)
+            await put(db, web.size, f"z{number}", number)  # but for the first, no run begins there now
+        await trio.sleep(12.0)
+        assert len(ran) == 10
+
+
+@pytest.mark.parametrize("scanners", [1, 4])
+async def test_after_one_priority_is_gone_rows_are_looked_at_for_the_other(web: Web, scanners: int) -> None:
+    high = web.counting(web.body, id="high", priority=1)
+    web.counting(web.size, id="low")
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(scanners=scanners):
+        await put(db, web.size, "q", 1)
+        await trio.sleep(1.0)
+        await db.pause("low")
+        await trio.sleep(1.0)
+        for key in "akz":
+            await put(db, web.body, key, "x")
+            await trio.sleep(1.0)
+        assert [change.key for change in high] == ["a", "k", "z"]
+
+
+async def test_one_observer_is_paused_and_another_resumed_at_once(web: Web) -> None:  # N10
+    first = web.counting(web.body, id="first")
+    web.counting(web.size, id="second")
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(scanners=1):
+        await db.pause("first")
+        await put(db, web.body, "a", "x")
+        await trio.sleep(1.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(db.resume, "first")
+            nursery.start_soon(db.pause, "second")
+        await trio.sleep(1.0)
+        assert [change.key for change in first] == ["a"]
+
+
+async def test_rows_for_which_there_was_no_room_are_run_when_others_are_paused(web: Web) -> None:  # N13
+    go_on, began = trio.Event(), set()
+
+    @web.observe(web.body, id="slow")
+    async def slow(txn: Txn, change: Change) -> None:
+        began.add(change.key)
+        await go_on.wait()
+
+    web.counting(web.size, id="other")
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(concurrency=8, scanners=1):
+        await trio.sleep(1.0)
+        for number in range(8):
+            await put(db, web.body, f"r{number}", "x")
+            await trio.sleep(0.1)
+        assert len(began) == 6
+        await db.pause("other")
+        await trio.sleep(1.0)
+        assert len(began) == 8
+        go_on.set()
+
+
+async def test_a_run_from_before_a_breaker_tripped_closes_it_for_all_rows(web: Web) -> None:  # N14
+    ran, go_on = [], trio.Event()
+
+    @web.observe(web.body, id="calls", attempts=1)
+    async def calls(txn: Txn, change: Change) -> None:
+        if change.value == "fails":
+            raise OSError("the service is down")
+        if change.value == "long":
+            await go_on.wait()
+        ran.append(change.key)
+
+    options = perco.WorkerOptions(breaker=perco.options.BreakerOptions(failures=2, trial_s=600.0))
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=options):
+        await trio.sleep(1.0)
+        for key, value in (("long", "long"), ("a", "fails"), ("b", "fails"), ("c", "x"), ("d", "x")):
+            await put(db, web.body, key, value)
+            await trio.sleep(0.5)
+        assert not ran
+        go_on.set()
+        await trio.sleep(1.0)
+        assert sorted(ran) == ["c", "d", "long"]
+
+
+async def test_after_a_tour_that_met_damage_each_change_makes_another(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = web.counting(web.body, id="count")
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        for key in "amz":
+            await put(db, web.body, key, "x")
+        store = inside(db).driver.store
+        scan = store.scan
+
+        async def scanned(request: ScanRequest) -> ScanPage:
+            if request.start <= b"m" < (request.stop or b"\xff") and request.table == "docs":
+                raise Corruption("a key", "unreadable")
+            return await scan(request)
+
+        monkeypatch.setattr(store, "scan", scanned)
+        async with db.worker(scanners=1):
+            for number in range(30):
+                await put(db, web.body, f"a{number}", "x")
+                await trio.sleep(2.5)
+            assert {"a", "z"} <= {change.key for change in seen}
+
+
+async def test_rows_of_observers_that_do_not_run_here_wake_nobody(web: Web) -> None:
+    web.counting(web.body, id="mine")
+    web.counting(web.size, id="others")
+    options = perco.WorkerOptions(only=["mine"])
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=options) as worker:
+        await trio.sleep(1.0)
+        before = counted(worker)
+        for number in range(5):
+            await put(db, web.size, "a", number)
+        await trio.sleep(1.0)
+        assert counted(worker) == before
+
+
+async def test_when_it_is_time_for_a_tour_no_more_rows_are_followed(web: Web) -> None:
+    web.counting(web.body, id="count")
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker() as worker:
+        await trio.sleep(1.0)
+        it = worker.scanners[0]
+        it.worker.told.append(("docs", b"a"))
+        async with trio.open_nursery() as nursery:
+            assert not await it._follow_told(nursery, trio.current_time())
+            it.worker.told.append(("docs", b"a"))
+            assert await it._follow_told(nursery, trio.current_time() + 1.0)
+        assert it.counters.told == 1
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_free_row_is_run_at_once_while_there_are_places(seed: int) -> None:
+    """Found with other seeds: a scanner whose places were taken was told of rows, and the others slept."""
+    rng = random.Random(seed)
+
+    async def main() -> None:
+        docs = perco.Table("docs", key=perco.TEXT, splits=rng.choice([(), ("h", "p")]))
+        body, raised = docs.column("body", perco.INT64), docs.signal("raised")
+        schema = perco.Schema(docs)
+        longest, places, scanners = rng.choice((1, 5, 50)), rng.choice((4, 8, 16)), rng.choice((1, 2, 4))
+        by_signal = rng.random() < 0.3
+        waiting: dict[str, float] = {}  # since when; inf: as long as the row's run is under way
+        running: set[str] = set()
+        wrong: list[tuple[str, float]] = []
+
+        @schema.observe(raised if by_signal else body, id="o")
+        async def o(txn: Txn, change: Change) -> None:
+            late = trio.current_time() - waiting.pop(change.key, math.inf)
+            if change.key in running or late > 0.5:
+                wrong.append((change.key, late))
+            running.add(change.key)
+            await trio.sleep(rng.choice((0, 0.01, rng.random() * longest)))
+            running.discard(change.key)
+            if change.key in waiting:
+                waiting[change.key] = trio.current_time()
+
+        options = replace(OPTIONS, seed=seed, commit=perco.options.CommitOptions(one_step=rng.random() < 0.7))
+        async with (
+            perco.open("memory:", schema, options=options) as db,
+            db.worker(concurrency=places, scanners=scanners),
+        ):
+            await trio.sleep(1.0)
+            for number in range(200):
+                await trio.sleep(rng.choice((0, 0.01, 0.1, 1, 3)))
+                free = places - len(running) - len(waiting)
+                if free <= 0:
+                    continue
+                rows = [f"{first}{at}" for first in "abhmpz" for at in range(5)]
+                async with db.transaction() as txn:
+                    for key in rng.sample(rows, min(free, rng.choice((1, 1, 2, 5)))):
+                        txn.set(body, key, number)
+                        if by_signal:
+                            txn.signal(raised, key)
+                        waiting.setdefault(key, trio.current_time())
+                        if key in running:
+                            waiting[key] = math.inf
+            await db.wait_idle(timeout=100 * longest + 60)
+        assert not wrong
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
