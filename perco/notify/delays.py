@@ -16,10 +16,15 @@ from before the worker began are due sooner; if it was set back, they wait for a
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+import trio
+
+from perco.notify.rowlocks import CELLS_PER_ROW
+from perco.protocol.claim import COVERS_MAX, Run
 from perco.schema.manner import Manner
+from perco.storage import NOTIFY, TS_MAX, Query, RowStore, ScanCell
 
 _MARKS_MAX: Final = 4096
 _REMEMBERED_MAX: Final = 100_000
@@ -100,3 +105,33 @@ class Delays:
             del self._held[key]
             return 0.0
         return until
+
+
+async def due_on(store: RowStore, delays: Delays, key: _Key, cells: Sequence[ScanCell], now: float) -> float:
+    """When an observer is due on a row, according to these notify cells of the row; a moment in the past means now."""
+    held = delays.held(key, now)
+    if held:
+        return held
+    table, row, ack = key
+    stamps = [ts for column, ts, _ in cells if column == ack]
+    if not stamps or len(cells) >= CELLS_PER_ROW:  # there may be more of them
+        queries: list[Query] = [(NOTIFY, ack, 0, TS_MAX, 1), (NOTIFY, ack, 0, TS_MAX, -1)]
+        [found] = await store.read([(table, row, queries)])
+        stamps = [ts for each in found for ts, _ in each]
+        if not stamps:
+            return now
+    return await delays.due(stamps[0], stamps[-1], now)
+
+
+async def too_early(store: RowStore, delays: Delays, key: _Key, verdict: Run) -> bool:
+    """Whether a run comes too early: it would see a change that is not due. Then the row is held until it is."""
+    now = trio.current_time()
+    oldest = min((ts for ts in verdict.covers if ts > verdict.pointer), default=verdict.covers[0])
+    if len(verdict.covers) == COVERS_MAX:
+        table, row, ack = key
+        [[cells]] = await store.read([(table, row, ((NOTIFY, ack, verdict.pointer + 1, oldest, -1),))])
+        oldest = cells[0][0] if cells else oldest
+    due = await delays.due(verdict.covers[0], oldest, now)
+    if due > now:
+        delays.hold(key, due)
+    return due > now

@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from perco.errors import Corruption
+from perco.protocol.records import unpack_cause
+from perco.storage import ScanCell
+
 
 class RowLocks:
     """(table, row) -> the scanner that holds the row's lock. There are at most as many locks as runs in flight."""
@@ -51,6 +55,8 @@ class RowLocks:
         return len(self._held)
 
 
+CELLS_PER_ROW: Final = 4096  # notify cells that a scanner reads from a row
+
 # The result of a claim on a row. FREE: no other process has it, but it was not granted. CLAIMED: this process has it.
 # HELD: another process has it. DONE: another process had it a moment ago, for the same change.
 FREE: Final = 0
@@ -69,6 +75,20 @@ class Dirty(NamedTuple):
     newest: int
     root: int
     failing: bool = False
+
+
+def newest_of(cells: list[ScanCell]) -> int:
+    """The commit timestamp of the newest change in these notify cells."""
+    return max(ts for _, ts, _ in cells)
+
+
+def oldest_root(cells: list[ScanCell], acks: list[int]) -> int:
+    """The oldest cause of the notify cells of these observers (N9); 0 if one of them cannot be read. If there are more
+    cells than these, the runs themselves announce an older cause (`Elsewhere.carries`)."""
+    try:
+        return min((unpack_cause(value)[0] for column, _, value in cells if column in acks), default=newest_of(cells))
+    except Corruption:
+        return 0
 
 
 class Elsewhere(Protocol):

@@ -28,9 +28,9 @@ from typing import NamedTuple
 import trio
 
 from perco.errors import Corruption, SessionEnded, Unavailable
-from perco.notify.rowlocks import CLAIMED, FREE, HELD, Dirty, Elsewhere
-from perco.notify.worker import CELLS_PER_ROW, Worker
-from perco.protocol.records import observer_of, unpack_cause
+from perco.notify.rowlocks import CELLS_PER_ROW, CLAIMED, FREE, HELD, Dirty, Elsewhere, newest_of, oldest_root
+from perco.notify.worker import Worker
+from perco.protocol.records import observer_of
 from perco.storage import NOTIFY, TS_MAX, ScanCell, ScanPage, ScanQuery, ScanRequest, ScanRow
 
 log: logging.Logger = logging.getLogger("perco.store")
@@ -134,15 +134,15 @@ class Scanner:
         try:
             async with trio.open_nursery() as nursery:
                 while True:
-                    self.worker.again = False  # clear, then look, then sleep
+                    self.worker.waking.again = False  # clear, then look, then sleep
                     began = trio.current_time()
                     self._due, self._passed = math.inf, 0
                     try:
                         await self._tour(nursery)
-                        self.worker.broken_off = False
+                        self.worker.waking.broken_off = False
                     except Corruption as error:  # an unreadable key: the rows after it cannot be found
                         self.worker.engine.driver.note_damage(error)
-                        self.worker.broken_off = True  # the next change makes a tour, which begins elsewhere
+                        self.worker.waking.broken_off = True  # the next change makes a tour, which begins elsewhere
                         await trio.sleep(_AWAY_S)  # but it probably ends here, too
                     except (Unavailable, SessionEnded) as error:  # R6: the connection to the server was lost
                         log.warning("%s; looking again", error)
@@ -158,7 +158,7 @@ class Scanner:
                     until = min(self._due, self.worker.next_due(began))
                     await self._follow_hints(nursery)
                     while not await self.worker.sleep(until):
-                        if not self.worker.follows:
+                        if not self.worker.waking.follows:
                             await self._follow_hints(nursery)
                         elif not await self._follow_told(nursery, until):
                             break
@@ -199,22 +199,22 @@ class Scanner:
     async def _follow_told(self, nursery: trio.Nursery, until: float) -> bool:
         """Run observers on the rows for which this scanner was woken. Returns False if a tour is needed: because this
         scanner has no free place, and others may have one, or because it is time for a tour (`until`)."""
-        worker = self.worker
+        worker, waking = self.worker, self.worker.waking
         self._level, self._share = None, math.inf
         try:
-            while worker.told:
+            while waking.told:
                 if trio.current_time() >= min(until, self._due):
                     return False
                 if not self._slots.value:
                     worker.pass_on()
                     return False
-                await self._follow_hint(nursery, *worker.told.popleft())
+                await self._follow_hint(nursery, *waking.told.popleft())
                 self.counters.told += 1
         except (Corruption, Unavailable, SessionEnded) as error:
             log.debug("a row was not looked at: %s", error)  # a tour finds the row, or meets the error
             return False
         finally:
-            worker.followed()
+            waking.followed()
         return True
 
     async def _follow_hint(self, nursery: trio.Nursery, table: str, row: bytes) -> None:
@@ -311,7 +311,7 @@ class Scanner:
         return [
             (row, found)
             for row, found in page.rows
-            if held.holder(table, row) is None and not elsewhere.waits((table, row), _newest(found[0]), now)
+            if held.holder(table, row) is None and not elsewhere.waits((table, row), newest_of(found[0]), now)
         ]
 
     async def _page(self, place: Place, rows: int, *, reverse: bool = False, cells: int = 1) -> ScanPage:
@@ -392,7 +392,7 @@ class Scanner:
                 self._slots.release()
                 continue
             alone = worker.elsewhere is None
-            told = (0, 0) if alone else (_newest(cells), _oldest_root(cells, acks))
+            told = (0, 0) if alone else (newest_of(cells), oldest_root(cells, acks))
             walk.taken.append(Dirty(row, acks, *told, worker.begin_row(table, row, acks)))
             last = alone or len(walk.taken) >= self._share
             if last and (await self._claim(nursery, walk, at + 1) or self._share <= 0):
@@ -461,7 +461,7 @@ class Scanner:
                 # N6: from the moment at which a scanner asks for a failed row, the row counts towards the limit of
                 # failing rows. So no failed row is asked for here, because these further rows may not be needed.
                 if acks and not self.worker.has_failed(walk.table, row, acks):
-                    found.append(Dirty(row, acks, _newest(cells), _oldest_root(cells, acks)))
+                    found.append(Dirty(row, acks, newest_of(cells), oldest_root(cells, acks)))
         return found
 
     def _begin(self, nursery: trio.Nursery, table: str, dirty: Dirty) -> None:
@@ -498,7 +498,7 @@ class Scanner:
         elsewhere = self.worker.elsewhere
         if elsewhere is None:
             return False
-        until = elsewhere.waits((table, row), _newest(cells), trio.current_time())
+        until = elsewhere.waits((table, row), newest_of(cells), trio.current_time())
         if until:
             self._due = min(self._due, until)
         return bool(until)
@@ -596,17 +596,3 @@ class Scanner:
                 worker.wake_up()
             elif passed:
                 worker.notified([(table, row, ())])
-
-
-def _newest(cells: list[ScanCell]) -> int:
-    """The commit timestamp of the newest change in these notify cells."""
-    return max(ts for _, ts, _ in cells)
-
-
-def _oldest_root(cells: list[ScanCell], acks: list[int]) -> int:
-    """The oldest cause of the notify cells of these observers (N9); 0 if one of them cannot be read. If there are more
-    cells than these, the runs themselves announce an older cause (`Elsewhere.carries`)."""
-    try:
-        return min((unpack_cause(value)[0] for column, _, value in cells if column in acks), default=_newest(cells))
-    except Corruption:
-        return 0

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -43,7 +42,7 @@ from perco.errors import (
 from perco.notify.backoff import Backoff
 from perco.notify.breakers import Breakers
 from perco.notify.concerned import Concerned, Watch, must_be_declared
-from perco.notify.delays import Delays
+from perco.notify.delays import Delays, due_on, too_early
 from perco.notify.failing import (
     AwaitsAsyncio,
     FailureLog,
@@ -63,6 +62,7 @@ from perco.notify.rates import Rates
 from perco.notify.room import Room
 from perco.notify.rowlocks import Elsewhere, RowLocks
 from perco.notify.tripping import Tripping
+from perco.notify.waking import Waking
 from perco.notify.working import Claims
 from perco.protocol.claim import COVERS_MAX, Run
 from perco.protocol.records import (
@@ -74,16 +74,13 @@ from perco.protocol.records import (
 )
 from perco.schema.catalogue import Bound
 from perco.schema.schema import Observer, Signal
-from perco.storage import NOTIFY, TS_MAX, Query, ScanCell
+from perco.storage import ScanCell
 from perco.txn import runs
 from perco.txn.beginning import begin
 from perco.txn.engine import Engine
 from perco.txn.resolver import Hint
 from perco.txn.transaction import Transaction
 from perco.txn.turns import Turn
-
-CELLS_PER_ROW = 4096  # notify cells that a scanner reads from a row
-_TOLD_MAX = 16  # rows that one scanner looks at instead of a tour, which finds many rows at a time
 
 log: logging.Logger = logging.getLogger("perco.observer")
 
@@ -99,7 +96,7 @@ class Worker:
     failure_log: FailureLog
     outputs: Outputs | None
     hints: Hints
-    again: bool
+    waking: Waking
 
     def __init__(self, engine: Engine, observers: Mapping[int, Observer], options: WorkerOptions) -> None:
         self.engine, self.options = engine, options
@@ -120,11 +117,7 @@ class Worker:
         self.backoff = Backoff(options.backoff, engine.random)
         self.counters = {observer.id: ObserverCounters() for observer in observers.values()}
         self.hints = Hints(engine, lambda: self.elsewhere, self.may_run)
-        self.again = False  # there was a wake-up while no scanner slept: the next to end a tour makes another tour
-        self._asleep = trio.lowlevel.ParkingLot()
-        self.told: deque[tuple[str, bytes]] = deque()  # rows that a scanner was woken for
-        self.broken_off = False  # the newest tour to end has met an unreadable key: it has not seen all rows
-        self._follower: trio.lowlevel.Task | None = None  # that scanner, until it sleeps again, or begins a tour
+        self.waking = Waking(options.scanners)
         self.failure_log = FailureLog()
         self.last_failures: dict[str, tuple[int, str, BaseException]] = {}  # by observer: count, row, error
         # N7: rows on which an observer cannot run (unreadable cells, or it awaits asyncio): for changes up to which
@@ -179,37 +172,14 @@ class Worker:
         self._alone = highest if len(highest) == 1 else frozenset()
 
     def notified(self, where: Collection[Hint] | None) -> None:
-        """Notify cells have become visible, on these rows; None: anywhere (N8). If no scanner is on a tour, one of them
-        looks at these rows, and no tour is needed; otherwise a scanner looks for work."""
+        """Notify cells have become visible, on these rows; None: anywhere (N8)."""
         if where is None:
             self.wake_up()
             return
         here = self.observers.keys()
         rows = {(table, row): None for table, row, numbers in where if not (numbers and here.isdisjoint(numbers))}
-        if not self._can_be_told(len(rows)):
-            if rows:
-                self.wake_up()
-        elif rows:
-            self.told.extend(rows)
-            if self._follower is None:
-                [self._follower] = self._asleep.unpark()
-
-    def _can_be_told(self, rows: int) -> bool:
-        if self.elsewhere is not None or self.again or self.broken_off or len(self.levels) > 1:
-            return False
-        if len(self.told) + rows > _TOLD_MAX:
-            return False
-        return len(self._asleep) + (self._follower is not None) == self.options.scanners
-
-    @property
-    def follows(self) -> bool:
-        """Whether this task is the scanner that was woken for the rows in `told`."""
-        return self._follower is trio.lowlevel.current_task()
-
-    def followed(self) -> None:
-        """The scanner that was woken for some rows has looked at all of them, or begins a tour, which finds them."""
-        self._follower = None
-        self.told.clear()
+        if rows and (self.elsewhere is not None or len(self.levels) > 1 or not self.waking.tell(rows)):
+            self.wake_up()
 
     @property
     def is_plain(self) -> bool:
@@ -220,16 +190,13 @@ class Worker:
         return self.rates is None and self.elsewhere is None and self.options.row_locks
 
     def wake_up(self) -> None:
-        """Have a scanner look for work: a scanner that sleeps or, if none does, the next one to end its tour (N8)."""
-        if self._asleep:
-            self._asleep.unpark()
-        else:
-            self.again = True
+        """Have a scanner look for work everywhere (N8)."""
+        self.waking.wake_up()
 
     def pass_on(self) -> None:
         """Have another scanner look for work, here or in another process, because one has found more than it may
         run."""
-        if not self._asleep and self.elsewhere is not None:
+        if not self.waking and self.elsewhere is not None:
             self.elsewhere.full()
         self.wake_up()
 
@@ -238,17 +205,14 @@ class Worker:
         runs = [observer.id for observer in self.observers.values()] if self._drained is None else []
         return [observer.id for observer in self._declared.values()], runs
 
-    async def sleep(self, until: float | None) -> bool:
-        """Let a scanner sleep until there may be work, or until a given time. Returns False if only a hint has come, or
-        if it was woken for some rows (`follows`)."""
-        if self.again:
+    async def sleep(self, until: float) -> bool:
+        """Let a scanner sleep until there may be work; see `Waking.sleep`."""
+        if self.waking.again:
             await trio.lowlevel.checkpoint()
             return True
         if self.elsewhere is not None:
             (self.elsewhere.full if self.room.crowded else self.elsewhere.sleeps)()  # others may have room
-        with trio.move_on_at(float("inf") if until is None else until) as scope, self.hints.ending(scope) as hinted:
-            await self._asleep.park()
-        return not (self.follows or (scope.cancelled_caught and hinted))
+        return await self.waking.sleep(until, self.hints)
 
     async def look_at_catalogue(self) -> None:
         """Adopt the changes that another process has made to the catalogue (N10)."""
@@ -332,33 +296,10 @@ class Worker:
         delays = self.delays.get(observer_of(ack))
         if delays is None:
             return now
-        held = delays.held((table, row, ack), now)
-        if held:
-            return held
-        stamps = [ts for column, ts, _ in cells if column == ack]
-        if not stamps or len(cells) >= CELLS_PER_ROW:  # there may be more of them
-            queries: list[Query] = [(NOTIFY, ack, 0, TS_MAX, 1), (NOTIFY, ack, 0, TS_MAX, -1)]
-            [found] = await self.engine.driver.store.read([(table, row, queries)])
-            stamps = [ts for each in found for ts, _ in each]
-            if not stamps:
-                return now
-        return await delays.due(stamps[0], stamps[-1], now)
+        return await due_on(self.engine.driver.store, delays, (table, row, ack), cells, now)
 
     async def _noted(self, ts: int) -> int | None:
         return await note_from(self.engine.driver.store, ts)
-
-    async def _waits(self, delays: Delays, table: str, row: bytes, ack: int, verdict: Run) -> bool:
-        """Whether the run comes too early: it would see a change that is not due."""
-        now = trio.current_time()
-        oldest = min((ts for ts in verdict.covers if ts > verdict.pointer), default=verdict.covers[0])
-        if len(verdict.covers) == COVERS_MAX:
-            query: Query = (NOTIFY, ack, verdict.pointer + 1, oldest, -1)
-            [[cells]] = await self.engine.driver.store.read([(table, row, (query,))])
-            oldest = cells[0][0] if cells else oldest
-        due = await delays.due(verdict.covers[0], oldest, now)
-        if due > now:
-            delays.hold((table, row, ack), due)
-        return due > now
 
     def acks(self, table: str) -> list[int]:
         """The acknowledgement columns of all observers that this worker could run on a row of a table."""
@@ -560,7 +501,7 @@ class Worker:
         verdict, seen = claimed
         if self.delays:
             delays = self.delays.get(number)
-            if delays is not None and await self._waits(delays, table, row, ack, verdict):
+            if delays is not None and await too_early(engine.driver.store, delays, (table, row, ack), verdict):
                 return None
         path = longer(verdict.path, self._marks[number][1])
         runs.caused(txn, verdict.root, verdict.depth, path)
@@ -601,14 +542,15 @@ class Worker:
             del self._roots[start_ts]
             if not self._roots:
                 engine.driver.quiet()
-        if len(verdict.covers) == COVERS_MAX:
-            self.wake_up()  # there are more notify cells than one run covers
-        counters.commits += 1
-        counters.collapsed += verdict.collapsed
-        self._committed(txn, number, observer.id, change.key, trio.current_time() - began)
+        self._committed(txn, number, observer.id, change.key, verdict, trio.current_time() - began)
         return True
 
-    def _committed(self, txn: Transaction, number: int, id: str, key: Any, seconds: float) -> None:
+    def _committed(self, txn: Transaction, number: int, id: str, key: Any, verdict: Run, seconds: float) -> None:
+        counters = self.counters[id]
+        counters.commits += 1
+        counters.collapsed += verdict.collapsed
+        if len(verdict.covers) == COVERS_MAX:
+            self.wake_up()  # there are more notify cells than one run covers
         if self.breakers.failures and self._tripping.succeeded(id, number):
             self.wake_up()
         if self.durations is not None:

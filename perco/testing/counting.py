@@ -68,7 +68,7 @@ class Counting:
         async with db.snapshot() as snap:
             seen = await snap.get(world.turn, key)
         self._number += 1
-        expected = seen if rng.random() < 0.8 else -self._number  # which nobody puts
+        expected = seen if rng.random() < 0.8 else -self._number  # which is never put
         if await db.put_if(world.turn, key, self._number, expected=expected):
             if expected in self._replaced[key] or expected != seen:
                 self._problem(f"T1, C9: {expected} in {key} was replaced by {self._number}, and had been before")

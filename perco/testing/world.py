@@ -106,8 +106,7 @@ class World:
         derived = Table("derived", key=TEXT, splits=[self.keys[keys // 2]], keep=keep)
         self.values: Column[str, Any] = lists.column("values", MSGPACK)
         self.mirror: Column[str, Any] = lists.column("mirror", MSGPACK)  # the same, in a run of the kind "mirrored"
-        self.length = derived.column("length", INT64)
-        self.twice = derived.column("twice", INT64)
+        self.length, self.twice = derived.column("length", INT64), derived.column("twice", INT64)
         self.last = lists.column("last", INT64)
         self.handled = derived.column("handled", MSGPACK)  # the changes for which one observer's runs have committed
         accounts = Table("accounts", key=TEXT, splits=[ACCOUNTS[3]], keep=keep, changes=followed)
@@ -132,11 +131,7 @@ class World:
         meters = Table("meters", key=TEXT, splits=["m4"], keep=keep)
         self.meter = meters.column("value", INT64) if metered else None
         more += (meters,) if metered else ()
-        counters = Table("counters", key=TEXT, splits=["c1"], keep=keep)
-        self.count, self.doubled = counters.column("count", INT64), counters.column("doubled", INT64)
-        self.turn, self.flag = counters.column("turn", INT64), counters.column("flag", INT64)
-        self.log: Column[str, Any] = counters.column("log", MSGPACK)
-        more += (counters,) if counting else ()
+        more += (self._counters(keep),) if counting else ()
         self.schema = Schema(lists, derived, accounts, names, users, journal, *more)
         self.schema.observe(self.values, id="length")(self._length)
         self.schema.observe(self.values, id="last")(self._last)
@@ -155,6 +150,14 @@ class World:
             delay_s = 0.02 if grown > 1 else 0.0
             self.schema.observe(self.entry, id=GROWN, version=grown, delay_s=delay_s, priority=-grown)(self._copy)
         self.viewed = declare(self.schema, grown) if declare is not None else None
+
+    def _counters(self, keep: Keep | None) -> Table[str]:
+        """The table of `counting.py`."""
+        counters = Table("counters", key=TEXT, splits=["c1"], keep=keep)
+        self.count, self.doubled = counters.column("count", INT64), counters.column("doubled", INT64)
+        self.turn, self.flag = counters.column("turn", INT64), counters.column("flag", INT64)
+        self.log: Column[str, Any] = counters.column("log", MSGPACK)
+        return counters
 
     def derivatives(self) -> Iterator[tuple[Column[str, Any], Callable[[list[int]], int]]]:
         """Yields each column that an observer derives from a list, and the function that derives it."""

@@ -71,7 +71,7 @@ async def test_a_damaged_store_is_not_searched_again_at_once(web: Web, monkeypat
             nonlocal looked
             looked += 1
             assert looked < 50
-            worker._worker.again = True
+            worker._worker.waking.again = True
             raise Corruption("docs", "a row cannot be read")
 
         monkeypatch.setattr(scanner, "_tour", tour)

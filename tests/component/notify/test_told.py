@@ -15,7 +15,7 @@ import perco
 from perco.database.inside import inside
 from perco.errors import Corruption, Unavailable
 from perco.notify.scanner import Scanner
-from perco.notify.worker import _TOLD_MAX
+from perco.notify.waking import _TOLD_MAX
 from perco.notify.workers import WorkerHandle
 from perco.protocol.claim import COVERS_MAX
 from perco.storage import ScanPage, ScanRequest
@@ -398,10 +398,10 @@ async def test_when_it_is_time_for_a_tour_no_more_rows_are_followed(web: Web) ->
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker() as worker:
         await trio.sleep(1.0)
         it = worker.scanners[0]
-        it.worker.told.append(("docs", b"a"))
+        it.worker.waking.told.append(("docs", b"a"))
         async with trio.open_nursery() as nursery:
             assert not await it._follow_told(nursery, trio.current_time())
-            it.worker.told.append(("docs", b"a"))
+            it.worker.waking.told.append(("docs", b"a"))
             assert await it._follow_told(nursery, trio.current_time() + 1.0)
         assert it.counters.told == 1
 
