@@ -113,8 +113,7 @@ class World:
         self.balance = accounts.column("balance", INT64)
         names = Table("names", key=TEXT, keep=keep, changes=followed)
         users = Table("users", key=TEXT, keep=keep, changes=followed)
-        self.owner = names.column("owner", TEXT)
-        self.name = users.column("name", TEXT)
+        self.owner, self.name = names.column("owner", TEXT), users.column("name", TEXT)
         self.picked = derived.column("picked", INT64)
         self.first = derived.column("first", INT64) if late else None
         # The observer of version `grown` copies the journal, whose rows are written once, and puts its version into
