@@ -22,9 +22,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from perco.txn.operations import OPERATIONS
+
 ROOT = Path(__file__).resolve().parents[1]
 DATABASE, SNAPSHOT = ROOT / "perco/database/database.py", ROOT / "perco/txn/snapshot.py"
-OPERATIONS = {"put", "put_if", "add", "append", "delete"}  # an interrupt has to say what became of them (T10)
 NOTE = "# Written by tools/fronts.py: change the class that it is written from, and run that again.\n"
 
 
@@ -255,7 +256,7 @@ def _method(front: Front, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
         shape = shape.replace("Awaitable[T]", "T")
     call = _call(node)
     if not body:
-        ask = "_operate" if node.name in OPERATIONS else "_ask"
+        ask = "_operate" if node.name in OPERATIONS else "_ask"  # T10: an interrupt has to say what became of it
         body = f"return self.{ask}({call})"
         if front.blocking:
             body = (

@@ -26,14 +26,14 @@ class Calling:
 
     def _ask(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Coroutine[Any, Any, Any]:
         """The result of a method that may wait."""
-        asked = self._port.ask(getattr(self._of, name), args, kwargs)
-        asked.__qualname__ = f"{type(self).__name__}.{name}"  # type: ignore[attr-defined]  # "was never awaited"
-        return asked
+        return self._named(name, self._port.ask(getattr(self._of, name), args, kwargs))
 
     def _operate(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Coroutine[Any, Any, Any]:
         """The result of an operation on one cell."""
-        asked = self._operated(name, args, kwargs)
-        asked.__qualname__ = f"{type(self).__name__}.{name}"  # type: ignore[attr-defined]  # as in `_ask`
+        return self._named(name, self._operated(name, args, kwargs))
+
+    def _named(self, name: str, asked: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
+        asked.__qualname__ = f"{type(self).__name__}.{name}"  # type: ignore[attr-defined]  # "was never awaited"
         return asked
 
     async def _operated(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -37,10 +37,9 @@ class RowLocks:
         return self._held.get((table, row))
 
     def passed(self, table: str, row: bytes) -> None:
-        """Note that a scanner has found work in a row, and passes it, because the row is locked."""
-        where = (table, row)
-        if where in self._held:
-            self._passed.add(where)
+        """Note that a scanner has found work in a locked row, and passes it."""
+        assert (table, row) in self._held
+        self._passed.add((table, row))
 
     def release(self, table: str, row: bytes) -> bool:
         """Returns whether a scanner has passed the row since it was locked."""

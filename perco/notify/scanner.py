@@ -579,7 +579,6 @@ class Scanner:
     async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
         """Run the observers that wait on a row, one after the other."""
         worker = self.worker
-        plain = worker.is_plain
         try:
             claimed_at = trio.current_time()
             for at, ack in enumerate(acks):
@@ -592,7 +591,7 @@ class Scanner:
             passed = worker.options.row_locks and worker.rows.release(table, row)
             self._slots.release()
             # A scanner may have skipped another row, for want of room, or this one.
-            if room or not plain or not worker.is_plain:
+            if room or not worker.is_plain:
                 worker.wake_up()
             elif passed:
                 worker.notified([(table, row, ())])

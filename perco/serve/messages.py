@@ -56,9 +56,7 @@ class Method(IntEnum):
     LEAVES = 48  # (table, start, stop, a timestamp, how many cells) -> leaves with them (`Prompt.find_leaves`), or None
     APPLY = 3  # mutations -> verdicts
     COMMIT = 4  # (header, part, version) -> the result of a one-step commit (C1)
-    OPERATE = (
-        54  # (start_ts, token, and a `Shipped`) -> (what was done, a start timestamp for the next operation, or 0) (C9)
-    )
+    OPERATE = 54  # (start_ts, token, *a `Shipped`) -> (what was done, a start timestamp for the next one, or 0) (C9)
     DRAW = 5  # (how many start timestamps, how many others) -> timestamps, catalogue's version, wall time, last issued
     DONE = 6  # start timestamps whose transactions have ended -> no answer
     ALIVE = 24  # a start timestamp -> whether its transaction is alive

@@ -174,10 +174,8 @@ class Rows:
             answer(verdicts)
             self._sessions.applied(session)
             if notifies:
-                self.by, where = session, _notified(mutations)
-                if self._parts.driver.hints:
-                    self._parts.driver.hint(where)
-                self._parts.driver.notified(where)
+                self.by = session
+                self._parts.driver.notified(_notified(mutations))
                 self.by = None
             elif notifies is not None:
                 self._parts.driver.quiet()

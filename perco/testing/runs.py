@@ -100,7 +100,8 @@ class Outcome:
 
     `lives`: how many lives the `processes` had; `terms`: how many owners there were, one after the other; `servers`:
     how many tablet servers were started; `pins`, `splits`, `waits`: how many pins, splits and waits for observers were
-    completed; `followed`: how many transactions the follower of changes got; `fresh`, `compared`, `dropped`: how many
+    completed; `operations`: how many operations on single cells were carried out;
+    `followed`: how many transactions the follower of changes got; `fresh`, `compared`, `dropped`: how many
     waits for views were completed, how often all views were compared with the batch build before the end, and how many
     drops of a view were completed; `mistaken`: how often a live transaction was presumed dead; `grown`: the highest
     version of the observer that was added; `refused`: how often an older program with a lower version left it alone;
@@ -124,6 +125,7 @@ class Outcome:
     pins: int = 0
     splits: int = 0
     waits: int = 0
+    operations: int = 0
     followed: int = 0
     fresh: int = 0
     compared: int = 0
@@ -253,6 +255,7 @@ class Run(ABC):
         with record() as self._recorder:
             await self._processes()
             self.outcome.waits, self.outcome.followed = self._clients.waits, self._clients.follower.taken
+            self.outcome.operations = self._clients.counting.done.total()
             await self._end()
         if (viewing := self._clients.viewing) is not None:
             self.outcome.fresh, self.outcome.compared = viewing.waited, viewing.compared

@@ -13,7 +13,7 @@ T14 A serializable transaction's reads are validated between the draw of its com
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ from perco.txn.background import Background
 from perco.txn.chain import Chain, Settling
 from perco.txn.entered import Entry, Where
 from perco.txn.fates import Fates
-from perco.txn.resolver import Hint, Resolver, make_token
+from perco.txn.resolver import Resolver, make_token
 from perco.txn.shipping import Shipping
 from perco.txn.validation import Validation
 
@@ -156,14 +156,12 @@ class Driver(Resolver):
                 self._background.spawn(lambda: self._release_later(commit, observed=observed))
             raise
         self.committed(start_ts, commit.commit_ts, began)
-        if observed and self.hints:
-            self.hint(commit.notified())
         if commit.has_secondaries:
             if observed:
                 self.notified(commit.notified(0, 1))
             self._begin_phase_two(commit, observed=observed)
         elif observed:
-            self._observed_done(commit.notified(), observed=True)
+            self.tell_workers(commit.notified())
         return commit.commit_ts
 
     def committed(self, start_ts: int, commit_ts: int, began: float) -> None:
@@ -180,12 +178,6 @@ class Driver(Resolver):
         """End a transaction of which nothing was sent (T10)."""
         self.counters.aborts += 1
         self._settled(start_ts, 0, observed=observed)
-
-    def tell_workers(self, notified: Collection[Hint]) -> None:
-        """Tell workers where a commit has put notify cells (N7, N8)."""
-        if self.hints:
-            self.hint(notified)
-        self._observed_done(notified, observed=True)
 
     async def _prewritten(self, commit: Commit, version: int) -> None:
         """Send prewrites, and the primary's commit if it can follow at once (`Chain`)."""
@@ -531,11 +523,8 @@ class Driver(Resolver):
             self.orphaned.set()
         if self._event is not None:
             self._event("secondaries")
-        where = commit.notified(1) if observed else ()
-        if observed and self.hints:
-            self.hint(where)
-        # What could not be rolled forward becomes visible later, when a reader or the sweeper does it.
-        self._observed_done(where, observed=observed)
+        if observed:
+            self.tell_workers(commit.notified(1))  # a reader or the sweeper rolls forward the cells that are left
 
     async def _settle_all(self, settling: Settling) -> None:
         more = settling.groups
@@ -548,7 +537,8 @@ class Driver(Resolver):
         if start_ts not in self.entered.left:  # otherwise its records may still appear
             self.oracle.holds.open.discard(start_ts)
         self.fates.settle(start_ts, fate)
-        self._observed_done(() if fate == 0 else None, observed=observed)
+        if observed:
+            self.tell_workers(() if fate == 0 else None)
 
     def _waits_for_others(self, start_ts: int) -> None:
         """T7: before a transaction that has released its locks waits, mark it as aborted, so that no other transaction,

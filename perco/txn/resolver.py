@@ -105,19 +105,22 @@ class Resolver:
         self.quiet: Callable[[], None] = lambda: None  # called when no observed write is under way (N7)
         # Called when notify cells have become visible, with where they are; None: anywhere (N8).
         self.on_notified: list[Callable[[Collection[Hint] | None], None]] = []
-        self.hints: list[Callable[[Iterable[Hint]], None]] = []  # called earlier, or later, with where they are (N8)
+        self.hints: list[Callable[[Iterable[Hint]], None]] = []  # called with these rows, if they are known (N8)
 
     def measure(self, timings: Timings) -> None:
         """From now on, note how long operations take."""
         self.timings, self.reads = timings, TimedReads(self.store, timings)
 
     def notified(self, where: Collection[Hint] | None = None) -> None:
-        """Call `on_notified`: notify cells have become visible (N8). `where`: on which rows; None: anywhere."""
+        """Call `hints` and `on_notified`: notify cells have become visible (N8). `where`: on which rows; None:
+        anywhere."""
+        if where and self.hints:
+            self.hint(where)
         for act in self.on_notified:
             act(where)
 
     def hint(self, told: Iterable[Hint]) -> None:
-        """Call `hints`: notify cells have become visible, or will soon (N8)."""
+        """Call `hints`: notify cells have become visible on these rows (N8)."""
         for hear in self.hints:
             hear(told)
 
@@ -133,16 +136,15 @@ class Resolver:
         try:
             yield
         finally:
-            self._observed_done(where, observed=True)
+            self.tell_workers(where)
 
-    def _observed_done(self, where: Collection[Hint] | None = None, *, observed: bool) -> None:
-        """The end of a write that may have put or removed notify cells. `where`: on which rows they are visible now;
-        None: anywhere."""
-        if observed:
-            self.fates.observed -= 1
-            self.notified(where)
-            if not self.fates.observed:
-                self.quiet()
+    def tell_workers(self, where: Collection[Hint] | None) -> None:
+        """End a write that may have put or removed notify cells (N7). `where`: on which rows notify cells have become
+        visible; None: anywhere (N8)."""
+        self.fates.observed -= 1
+        self.notified(where)
+        if not self.fates.observed:
+            self.quiet()
 
     # ------------------------------------------------------------ damaged cells
 
@@ -344,7 +346,7 @@ class Resolver:
                 self._event("recovery")
             return recovery.fate
         finally:
-            self._observed_done(observed=True)
+            self.tell_workers(None)
 
     def _learn(self, cell: Cellref, start_ts: int, fate: int) -> None:
         known = self.fates.known(start_ts)

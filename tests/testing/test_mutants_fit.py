@@ -28,3 +28,6 @@ EVERY = {
 @pytest.mark.parametrize("name", EVERY)
 def test_it_can_be_switched_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     EVERY[name](monkeypatch)
+    changed = monkeypatch._setattr
+    assert changed
+    assert all(getattr(of, what) is not before for of, what, before in changed)

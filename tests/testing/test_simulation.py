@@ -6,10 +6,12 @@ import inspect
 import re
 from collections import Counter
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from perco.serve.messages import Method, Order
+from perco.serve.operating import Operating
 from perco.storage import lmdb_tablet, splitting
 from perco.testing import simulate as command
 from perco.testing.disk import MemoryEnvironment
@@ -55,6 +57,22 @@ def test_another_seed_is_another_run() -> None:
 def test_clients_wait_for_observers_and_find_what_they_waited_for() -> None:  # N7
     waits = [simulate(seed, SimulationOptions(processes=1)).waits for seed in (10, 28, 29)]
     assert sum(waits) >= 10
+
+
+def test_operations_are_carried_out_and_a_server_is_sent_some(monkeypatch: pytest.MonkeyPatch) -> None:  # C9
+    sent = 0
+    operate = Operating.operate
+
+    def counted(self: Operating, *args: Any) -> None:
+        nonlocal sent
+        sent += 1
+        operate(self, *args)
+
+    monkeypatch.setattr(Operating, "operate", counted)
+    found = [simulate(12, SimulationOptions(processes=processes)) for processes in (1, 3)]
+    assert [outcome.problems for outcome in found] == [[], []]
+    assert min(outcome.operations for outcome in found) >= 10
+    assert sent >= 5
 
 
 def test_the_table_names_what_never_happened() -> None:

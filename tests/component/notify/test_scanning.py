@@ -306,6 +306,8 @@ async def test_one_scanner_with_all_slots_taken_does_not_stop_the_others(web: We
             await until(lambda: len(seen) == 33)
             go_on.set()
             await settle(db)
+        assert len(seen) == 33
+        assert nothing_is_left(db)
 
 
 async def test_pages_of_one_row_find_all_rows(web: Web) -> None:  # N8
