@@ -36,3 +36,16 @@ def test_scanner_zero_holds_as_others_do() -> None:  # N8
     rows.take("docs", b"a", 0)
     assert rows.holder("docs", b"a") == 0
     assert not rows.take("docs", b"a", 1)
+
+
+def test_a_release_says_whether_a_scanner_has_passed_the_row() -> None:  # N8
+    """Its run may be for other observers than those for which the scanner wanted the row."""
+    rows = RowLocks()
+    rows.take("docs", b"a", 0)
+    assert not rows.release("docs", b"a")
+    for passes in (lambda: rows.take("docs", b"a", 1), lambda: rows.passed("docs", b"a")):
+        rows.take("docs", b"a", 0)
+        passes()
+        assert rows.release("docs", b"a")
+        rows.take("docs", b"a", 0)
+        assert not rows.release("docs", b"a")
