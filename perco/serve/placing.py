@@ -17,12 +17,15 @@ class ProcessOptions:
     """Attributes:
     servers: how many tablet servers, each a process.
     silence_s: seconds of silence after which a server is killed, and its tablets are given to other servers.
+    starts_s: how long, in seconds, a new server may take to greet; then another one is started. If it dies, that is
+        noticed at once.
     timeout_s: how long, in seconds, a write waits until a server has opened its tablet.
     mould: makes each process as a copy of this one; None: each is a new Python process.
     """
 
     servers: int = 2
     silence_s: float = 2.0
+    starts_s: float = 60.0
     timeout_s: float = 30.0
     mould: Mould | None = None
 

@@ -217,7 +217,7 @@ class TabletServers:
             lambda: hello(b"", "the owner", ()),
             self._welcomed,
             lambda what, value: self._told(server, what, value),
-            control(self._wire, self.options.silence_s),
+            control(self._wire, self.options.silence_s, self.options.starts_s),
             self._rng,
         )
         server = self.all[number] = TabletProcess(number, link, process)

@@ -77,7 +77,6 @@ from perco.txn.background import Background
 log: logging.Logger = logging.getLogger("perco.serve")
 
 _NOTICED_S: Final = 2.0
-_STARTS_S: Final = 60.0  # for a new process to greet, on a machine that is busy; its death is noticed at once
 _OWNER_SILENCE_S: Final = 60.0  # long, because the owner's end is noticed at once
 
 
@@ -131,7 +130,7 @@ class TabletServer(Door[str]):
 
     async def obey(self, stream: trio.abc.Stream) -> None:
         """Follow the owner's orders until the owner is gone. Raises: as `Channel.run`."""
-        channel = Channel(stream, control(self._options, _OWNER_SILENCE_S))
+        channel = Channel(stream, control(self._options, _OWNER_SILENCE_S, _OWNER_SILENCE_S))
         read_hello(await channel.greeting(alone=True))
         await channel.greet(welcome(True, True, {}))
         stop = self._background.start(self._flusher.run, "flusher")
@@ -416,9 +415,10 @@ class Serving:
     timeout_s: float
 
 
-def control(wire: WireOptions, silence_s: float) -> WireOptions:
-    """Options of the connection between an owner and a tablet server: a stopped side is noticed after `silence_s`."""
-    connect_s = max(wire.connect_s, _STARTS_S)
+def control(wire: WireOptions, silence_s: float, starts_s: float) -> WireOptions:
+    """Options of the connection between an owner and a tablet server: a stopped side is noticed after `silence_s`, one
+    that does not greet after `starts_s`."""
+    connect_s = max(wire.connect_s, starts_s)
     return replace(wire, heartbeat_s=min(silence_s, _NOTICED_S) / 8, silence_s=silence_s, connect_s=connect_s)
 
 

@@ -82,7 +82,7 @@ CALLED: Final = (
     *_MUTATED,
     *("read", "scan", "scan hints", "scan tickets", "look at the owner", "read the lease"),
 )
-_NOT_SENT: Final = ("READ", "SCAN", "APPLY", "COMMIT", "MOVED")  # direct clients do these themselves; no tablets move
+_NOT_SENT: Final = ("READ", "SCAN", "APPLY", "COMMIT", "OPERATE", "MOVED")  # direct clients do these; no tablets move
 SENT_BY_DIRECT: Final = (
     *(name for name in SENT if not name.startswith(_NOT_SENT)),
     *("TICKET", "TICKET answer", "NEWS"),

@@ -242,6 +242,7 @@ class Run(ABC):
         self._renewed = False  # a process has started with the late schema
         self._owners: dict[int, str] = {}
         self._again_s = 0.0  # a client's pause after the store could not be reached, or written to
+        self._unreached = 0  # transactions that such a pause followed
         self.digest = hashlib.sha256()
         self._clients = Clients(self.kinds, self._problem)
         self._clients.is_run = self._owners.__contains__
@@ -420,12 +421,13 @@ class Run(ABC):
     async def _transaction(self, db: Database, world: World, actor: Actor, name: str, rng: random.Random) -> None:
         """Run and record one attempt. Its outcome is unknown if the process died before the reply."""
         ops, begin = Ops(), trio.current_time()
-        if len(self._recorder.transactions) > _TRIES_MAX * self._options.commits:
+        if len(self._recorder.transactions) - self._unreached > _TRIES_MAX * self._options.commits:
             raise EndlessError("far too many transactions do not commit")
         began = Noted(self._clients, lambda start_ts: self._ran(start_ts, name))
         try:
             await self._clients.act(db, world, ops, rng, began)
         except StoreError:
+            self._unreached += 1
             if self._again_s:
                 await trio.sleep(self._again_s)
         except (TransientError, CommitUnknown, SnapshotTooOld, CrashedError):

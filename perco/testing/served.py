@@ -82,7 +82,7 @@ DISK_FAULTS: Final = ("FULL", "DIES_BEFORE", "DIES_AFTER", "STOPS_BEFORE")
 _CALLS: Final = (
     *("READ", "READS", "SCAN", "COMMIT", "COMMITS", "CLAIM", "CLAIMS", "DRAW", "TABLETS", "ADOPT", "WORKS", "ALIVE"),
     *("OUTLIVE", "IDLE", "UP_TO", "HOLD", "AT", "OLDEST", "LAST", "PIN", "DROP_PIN", "VACUUM", "BACKFILL", "TASKS"),
-    *("SERVERS", "NOW", "SPLIT", "BYE"),
+    *("SERVERS", "NOW", "SPLIT", "BYE", "OPERATE"),
 )
 _APPLIED: Final = (
     # (For a one-step commit, a client sends COMMIT to the owner.)
@@ -338,7 +338,7 @@ class Served(Run):
         )
         servers = None
         if self._servers:
-            processes = ProcessOptions(servers=self._servers, silence_s=2.0, timeout_s=6.0)
+            processes = ProcessOptions(servers=self._servers, silence_s=2.0, starts_s=WIRE.connect_s, timeout_s=6.0)
             servers = Servers(self, actor, processes, self._wire, rng.getrandbits(32))
             actor.children = servers.children
         local = DiskStore(self.disk, actor, self, actor.noise, elsewhere=servers)

@@ -96,7 +96,6 @@ def test_what_can_be_sent_is_in_the_table_or_left_out_on_purpose() -> None:
         *("PARK", "GO_ON"),  # the same: tests/integration/backup
         "LAG",  # it counts what waits: tests/component/notify/test_lagging.py
         *("HINTS", "USES", "USES_ARE"),  # tests/component/notify/test_hints.py, tests/component/serve/test_uses.py
-        "OPERATE",  # tests/component/serve/test_operating.py
         "FRESH",  # it asks what UP_TO asks, for each view: tests/component/notify/test_views_fresh.py
         *("TICKET", "NEWS"),  # clients that write to a database by themselves: tests/integration/databases
     }
