@@ -99,6 +99,8 @@ test-wheel: .venv/.python ## the sdist, and the wheel made of it, alone in an en
 	$(BIN)/pip install --quiet --disable-pip-version-check 'hatchling>=1.24' 'setuptools>=68'
 	$(BIN)/python -m hatchling build -t sdist -d build/wheel
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel build/wheel/perco-*.tar.gz
+	CC=/no/compiler $(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheel/slow build/wheel/perco-*.tar.gz
+	ls build/wheel/slow/perco-*-py3-none-any.whl
 	$(PYTHON) -m venv build/wheel/env
 	build/wheel/env/bin/pip install --quiet --disable-pip-version-check "$$(ls build/wheel/*.whl)[web]"
 	cd build/wheel && env/bin/perco --version && env/bin/perco demo

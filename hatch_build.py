@@ -20,7 +20,7 @@ class Extension(BuildHookInterface[Any]):
             return
         from setuptools import Distribution, Extension
         from setuptools.command.build_ext import build_ext
-        from setuptools.errors import BaseError
+        from setuptools.errors import BaseError, CCompilerError
 
         root = Path(self.root)
         folder = root / "perco" / "storage" / "native"
@@ -33,7 +33,7 @@ class Extension(BuildHookInterface[Any]):
         try:
             command.finalize_options()
             command.run()
-        except (BaseError, OSError) as error:
+        except (BaseError, CCompilerError, OSError) as error:
             self.app.display_warning(f"perco's C extension was not built, so its LMDB store is slower: {error}")
             return
         finally:

@@ -6,6 +6,9 @@ queue for it (`perco/txn/turns.py`); for the highest contention, the same load a
 update may be lost: the rows must add up to what was committed. Calls that are unfinished when the round ends count in
 the percentiles with the time that they have waited.
 
+Then one counter: callers in a closed loop add one to the same cell, by a transaction that reads and writes it, or by
+`db.add`, of which those that wait share a commit.
+
 Then one hot cell that counts every change. *Strong*: one observer adds one to it. *Weak*: the observer is split in two,
 as in the paper. The first writes a separate row for each change and raises a signal, which never conflicts. The second
 runs on the signal, once for many changes, and counts the rows.
@@ -25,13 +28,14 @@ from statistics import median
 import trio
 
 import perco
-from bench.against.load import Load, Measured, Zipf, rates
+from bench.against.load import Load, Measured, Zipf, medians, rates
 from bench.harness import Report, Run, interleaved
 
 ROWS = 10_000
 SECONDS = 1.0  # of a round; twice that with a thousand or more in flight, because many calls take longer
 SKEWS, COUNTS, IN_FLIGHT = (0.0, 0.6, 0.9, 1.2), (1, 2, 10), (1, 16, 128, 1024)
 CHANGES_STRONG, CHANGES_WEAK = 1000, 6000  # rates are compared
+CALLERS = 128  # of one counter
 OBSERVERS = 256  # runs of observers in flight
 WEAK_LEAST = 5.0
 ATTEMPTS = 1_000_000  # so no call gives up: the benchmark measures how long each takes
@@ -125,6 +129,48 @@ def must_add_up(total: int, committed: int, rows: int) -> None:
         raise AssertionError(f"{committed} transactions on {rows} rows each have added {total}")
 
 
+# ------------------------------------------------------------------ one counter
+
+
+def counter(adds: bool, folder: Path) -> Load:
+    """One round, on a new store."""
+    path = folder / f"counter-{random.getrandbits(32):x}"
+    try:
+        return trio.run(counting, adds, path, SECONDS)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+async def counting(adds: bool, path: Path | str, seconds: float) -> Load:
+    """Let the callers add one to the same cell for some seconds, then check that each call counts once. `adds`: by
+    `db.add`; otherwise by a transaction."""
+    found = Load()
+    options = perco.Options(retry=perco.options.RetryOptions(attempts=ATTEMPTS))
+
+    async def bump(txn: perco.Transaction, last: list[perco.Transaction]) -> None:
+        found.retries += bool(last)
+        last[:] = [txn]
+        txn.set(count, 0, (await txn.get(count, 0) or 0) + 1)
+
+    async def caller(db: perco.Database) -> None:
+        while not over:
+            began = time.perf_counter()
+            await (db.add(count, 0, 1) if adds else db.run(bump, []))
+            found.times.append(time.perf_counter() - began)
+
+    over = False
+    async with perco.open(path, schema, options=options) as db:
+        with Measured(found):
+            async with trio.open_nursery() as nursery:
+                for _ in range(CALLERS):
+                    nursery.start_soon(caller, db)
+                await trio.sleep(seconds)
+                over = True
+        async with db.snapshot() as snap:
+            must_add_up(await snap.get(count, 0) or 0, found.calls, 1)
+    return found
+
+
 # ------------------------------------------------------------------ strong and weak
 
 
@@ -211,6 +257,9 @@ def main(run: Run) -> None:
     chosen = QUICK if run.quick else scenes()
     with run.scratch() as folder:
         found = interleaved(run.rounds if run.quick else 3, {scene: partial(load, scene, folder) for scene in chosen})
+        counters = interleaved(
+            run.rounds, {"run": partial(counter, False, folder), "add": partial(counter, True, folder)}
+        )
         hot = interleaved(
             run.rounds,
             {
@@ -220,6 +269,7 @@ def main(run: Run) -> None:
             },
         )
     _tell_scenes(run, report, found)
+    _tell_counters(run, report, counters)
     _tell_hot(run, report, hot)
     if not run.quick:
         _draw(run, found)
@@ -242,6 +292,22 @@ def _tell_scenes(run: Run, report: Report, found: dict[Scene, list[Load]]) -> No
     )
     alone = next(scene for scene in found if not scene.turns and scene.rows == WORST.rows)
     report.ratio("turns_vs_pauses_zipf1.2_rows10_in_flight1024", rates(found[WORST]).of(rates(found[alone])))
+
+
+def _tell_counters(run: Run, report: Report, counters: dict[str, list[Load]]) -> None:
+    names = {"run": "db.run: read and write it", "add": "db.add"}
+    rows: list[Sequence[object]] = []
+    for name, loads in counters.items():
+        retries = median(load.retries_per_call for load in loads)
+        p50, p99, cpu = medians(loads)
+        rows.append((names[name], rates(loads), f"{retries:.2f}", f"{p50:.1f}", f"{p99:.1f}", f"{cpu:.0f}"))
+        report.figures |= {f"counter_{name}_per_s": rates(loads).median, f"counter_{name}_p99_ms": p99}
+    run.table(
+        f"one counter, {CALLERS} callers, durable",
+        ("", "additions a second (least - most)", "retries each", "p50 ms", "p99 ms", "CPU us each"),
+        rows,
+    )
+    report.ratio("counter_add_vs_run", rates(counters["add"]).of(rates(counters["run"])))
 
 
 def _tell_hot(run: Run, report: Report, hot: dict[str, list[Load]]) -> None:

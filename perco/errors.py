@@ -87,8 +87,9 @@ class WriteConflict(TransientError):
     """Another transaction got to a cell first (T7).
 
     Attributes: `cells`, a tuple of (table, key, column name); `other_ts`, the commit timestamp of the other
-    transaction, or its start timestamp while it is still undecided; `start_ts`, this transaction's start timestamp;
-    `read`, True if the other transaction has not written the cell, but read it under a lock (T14).
+    transaction, or its start timestamp while it is still undecided, or 0 if it has yet to commit, and this first
+    attempt gave way to it (W5); `start_ts`, this transaction's start timestamp; `read`, True if the other transaction
+    has not written the cell, but read it under a lock (T14).
     """
 
     cells: tuple[tuple[str, object, str], ...]
@@ -105,6 +106,8 @@ class WriteConflict(TransientError):
         super().__init__(
             f"{where}: {done} by another transaction (timestamp {other_ts}), which this transaction (begun at "
             f"{start_ts}) cannot see; this transaction wrote nothing"
+            if other_ts
+            else f"{where}: this transaction gave way to an older one, whose turn it is there; it wrote nothing"
         )
 
 
@@ -396,7 +399,7 @@ class CopiedWhileOpen(StoreError):
         super().__init__(
             f"{path} is a copy of a store that was not closed when it was copied, so it may mix pages of different "
             "moments. Copy a store with `perco backup` and `perco restore`. If this is the store itself, moved to "
-            "another disk after its process was killed, run `perco check` on it, then open it with accept_loss=True."
+            "another disk after its process was killed, run `perco check --accept` on it."
         )
 
 

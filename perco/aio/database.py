@@ -131,7 +131,8 @@ class Database(Calling):
 
             views = await db.add(pages.views, url, 1)
 
-        Every call is counted once. Before you repeat one that has raised CommitUnknown, ask `outcome`.
+        Every call is counted once. Calls of this process that add to the cell at the same time share commits (C10).
+        Before you repeat one that has raised CommitUnknown, ask `outcome`.
         Raises: as `put`; TypeError if the cell holds no number; Unavailable with its `commit_ts`, if the number was
         added, but the sum is not known.
         """
@@ -140,7 +141,9 @@ class Database(Calling):
     def append(self, column: Column[K, V], key: K, more: V) -> Coroutine[Any, Any, int]:
         """Append to the bytes, the text, or the list that a cell holds (none counts as empty); returns commit_ts.
 
-        Each append rewrites the whole value. Before you repeat one that has raised CommitUnknown, ask `outcome`.
+        Each append rewrites the whole value. Calls of this process that append to the cell at the same time share
+        commits (C10), so they may return the same commit_ts. Before you repeat one that has raised CommitUnknown, ask
+        `outcome`.
         Raises: as `put`; TypeError if the cell holds something else.
         """
         return self._operate("append", (column, key, more), {})

@@ -90,7 +90,10 @@ class Folder:
         try:
             found = (path / FORMAT_FILE).read_text().strip()
         except OSError as error:
-            raise UsageError(f"{path} is not a folder of backups: {error.strerror or error}") from error
+            wrong = "there is no such folder" if not path.exists() else f"it has no file {FORMAT_FILE}"
+            raise UsageError(
+                f"{path} is not a folder of backups, as `perco backup STORE FOLDER` makes: {wrong}"
+            ) from error
         if found != FORMAT:
             raise FormatUnknown(str(path), repr(found), repr(FORMAT))
 

@@ -229,7 +229,7 @@ def _restore(
     so (TimelineLost). The digests of all pages are compared. If the command is killed, there is no store.
 
     With --ts or --at, the new store is what the old one was at that earlier moment, as far back as the backup has the
-    history (perco tables keep it for a day by default; see Keep). Later commits are not in it. An observer
+    history (a day, unless its schema says otherwise). Later commits are not in it. An observer
     whose run came later runs again.
 
     \b

@@ -36,7 +36,7 @@ from perco.serve.messages import FolderIs
 from perco.serve.opening import joining, offline
 from perco.storage import PROTOCOL_GROUPS, Folder, LmdbTablet
 from perco.storage.damaged import DamagedTablet, verify
-from perco.storage.folder import accept, unsynced
+from perco.storage.folder import accept, doubt_of
 from perco.tablets.local import RESTORE
 
 _NOTES_SHOWN = 10
@@ -71,7 +71,7 @@ async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, 
         opening.damaged = watch.damaged
         async with opening as db:
             path = must_be_folder(inside(db).place.path, "perco check")
-            marked = unsynced(path)
+            marked = doubt_of(path)
             if not repairing or (accepting and marked):
                 _watched(db, watch)
                 with _progress(watch.terminal, _total(db), watch.step) as tell:
@@ -318,6 +318,8 @@ def _render_mark(path: Path, result: CheckResult, marked: str, *, accepted: bool
         print("not accepted, because of the errors: restore a copy, or open this store with accept_loss=True")
     elif marked == "before a restart":
         print(f"the store's newest writes may be lost (S2); to accept that: perco check --accept {path}")
+    elif marked == "copied while open":
+        print(f"this is a copy of a store that was open (I1); to accept it as a store: perco check --accept {path}")
 
 
 def _total(db: perco.Database) -> int:

@@ -69,7 +69,7 @@ async def show_one(store: str, observer: str, key: str, *, json: bool) -> int:
             ("change", f"of {change.column}, committed at {change.commit_ts}"),
             ("attempts", str(change.attempts)),
             ("given up", f"{ago(max(now - change.wall, 0.0))} ({when})"),
-            ("caused by", f"{change.cause}: {chain}"),
+            ("caused by", f"timestamp {change.cause}: {chain}"),
             ("error", change.error),
         ]
     )
@@ -86,7 +86,7 @@ async def replay(store: str, observer: str | None, key: str | None, *, everythin
     async def act(db: perco.Database, parsed: Any) -> int:
         return await db.replay_failed(observer, key=parsed)
 
-    return await _change(store, observer, key, act, "replayed", "they run when a program opens the store", json=json)
+    return await _change(store, observer, key, act, "replayed", "they run as soon as a worker does", json=json)
 
 
 async def drop(store: str, observer: str, key: str | None, *, everything: bool, json: bool) -> int:

@@ -44,10 +44,10 @@ async def schema(store: str, what: str | None, *, check: bool, json: bool) -> in
 
 def _print(kind: str, found: list[Difference]) -> None:
     heads = {
-        ADDS: "opening the store with this program adds:",
-        CHANGES: "it changes:",
-        LEAVES: "it leaves as they are:",
-        REFUSES: "it is refused, because of:",
+        ADDS: "opening the store with this program would add:",
+        CHANGES: "it would change:",
+        LEAVES: "it would leave as they are:",
+        REFUSES: "it would be refused, because of:",
     }
     if found:
         print(heads[kind])

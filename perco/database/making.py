@@ -97,7 +97,10 @@ async def make_beside(local: LocalStore, schema: Schema | None, options: Options
     if schema is None:
         known.borrow(catalogues.schema_of(catalogue))
     elif catalogue.declare(schema) is not catalogue:
-        raise SchemaMismatch("the store does not have all that the schema declares; open it once for writing")
+        raise SchemaMismatch(
+            "the store does not have all that the schema declares (`perco schema STORE app:schema` shows what is "
+            "missing); open it once for writing"
+        )
     await local.adapt(catalogue)
     background, fates = Background(), Fates()
     oracle = BesideOracle(local, options.oracle, options.wall)

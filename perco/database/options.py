@@ -78,7 +78,8 @@ class Statistics:
     Attributes: `prefetch`: counters by observer and by function that `db.run` has called; the names
     "transaction" and "snapshot" count the transactions and snapshots opened as `with` blocks. `damaged`: the first 1000
     stored cells that background tasks could not read, and skipped; `perco check` finds them all. `lag`: how far
-    observers lag behind, by id, as `db.lag()` last found it, `counted_s` ago; empty before its first call.
+    observers lag behind, by id, as `db.lag()` last found it, `counted_s` ago; empty before its first call. `combined`:
+    how many operations of this process on a cell shared the commit of another one (C10).
     """
 
     live_transactions: int
@@ -92,3 +93,4 @@ class Statistics:
     prefetch: Mapping[str, PrefetchCounters]
     damaged: tuple[str, ...] = ()
     lag: Mapping[str, Lag] = field(default_factory=dict)
+    combined: int = 0

@@ -5,6 +5,7 @@ N1  The lock on an observed cell stands for the pending notification: when the l
     are put. So the cell's observers run even if no transaction reads the cell.
 N5  Pending entries are settled, too: they are replaced with notify cells if their transaction has committed, and
     removed once its primary has been rolled back.
+N8  Workers look everywhere after a sweep: it finds no lock of a commit that was made, although its answer was lost.
 N7  A lock stays, and is reported once, if it or its primary is unreadable; all others are settled. Such a lock may
     stand for a notification, so it is kept in `stuck`.
 """
@@ -73,6 +74,7 @@ class Sweeper:
                 continue
             delay = _RETRY_S
             self.clean = True
+            self._driver.notified()  # N8: a commit whose answer was lost may have been made before the sweep came to it
             self.swept()
             await self._driver.orphaned.wait()
             self.clean = False

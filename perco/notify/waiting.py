@@ -40,7 +40,7 @@ from perco.txn.keeping import Keeper
 
 _CELLS_PER_ROW: Final = 1 << 12
 NOTHING_RUNS: Final = (
-    "changes wait for observers and no worker runs them; wait inside `async with db.worker():`, or start a worker in "
+    "changes wait for observers and no worker runs them; wait inside the block of `db.worker()`, or start a worker in "
     "another process"
 )
 _DROPPED: Final = " (dropped)"  # after the id of an observer

@@ -470,6 +470,7 @@ class Worker:
     ) -> bool | None:
         """Make one run. Returns whether everything that it saw has been handled; None: the observer must run later."""
         txn = await begin(self.engine, observer.isolation, observer.id, traced=False)
+        runs.first(txn, first=not conflicts)
         try:
             return await self._run_in(txn, observer, counters, table, row, ack, conflicts)
         finally:

@@ -518,7 +518,8 @@ class RemoteOwner:
             engine.known.borrow(catalogues.schema_of(catalogue))
         elif catalogue.declare(engine.known.schema) is not catalogue:
             raise SchemaMismatch(
-                "the store does not have all that the schema declares; open it once without readonly=True"
+                "the store does not have all that the schema declares (`perco schema STORE app:schema` shows what is "
+                "missing); open it once without readonly=True"
             )
         await self.keeper.adopt(catalogue)
         await self.keeper.announce()

@@ -41,6 +41,8 @@ async def can_listen(address: Address, tls: tuple[str, str] | None) -> None:
 
 def _secured(address: Address, tls: tuple[str, str] | None) -> ssl.SSLContext | None:
     if (tls is None) if address.tls else not address.on_this_host:
+        if address.tls:
+            raise UsageError(f"{address}: TLS needs a certificate and its key (--tls-cert, --tls-key)")
         raise UsageError(
             f"{address} can be reached from elsewhere: give a certificate and its key (--tls-cert, --tls-key), or "
             "listen on localhost, or on a Unix socket"

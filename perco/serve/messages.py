@@ -306,7 +306,7 @@ class FileOf(NamedTuple):
 
 
 class FolderIs(NamedTuple):
-    """A store's folder, as its owner sees it. `mark`: see `perco.storage.folder.unsynced`.
+    """A store's folder, as its owner sees it. `mark`: see `perco.storage.folder.doubt_of`.
 
     `clients`: how many are connected, besides the one that made the call; `workers`: how many processes run observers;
     `id`: the store's.

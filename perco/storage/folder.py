@@ -42,9 +42,10 @@ from perco.errors import (
     UnsuitableFolder,
     UsageError,
 )
-from perco.storage.identity import identify, identity_of, mark_closed, must_be_whole, put_identity
+from perco.storage.identity import identify, identity_of, is_torn_copy, mark_closed, must_be_whole, put_identity
 
 FORMAT = "perco 1"
+_ADDRESS = re.compile(r"(^|/)(unix|tcp|tls|postgresql|bigtable):/")  # as in the path that an address makes
 _PORT = re.compile(r"^[^:]+:[0-9]+$")  # a name like this was meant as a server's address
 _FORMAT_FILE = "perco-format"
 _OWNER_FILE = "owner"
@@ -142,6 +143,8 @@ class Folder:
                 str(path),
                 "it is a file"
                 if path.exists()
+                else "this takes a store's folder, and not an address: run it on the store's host"
+                if _ADDRESS.search(str(path))
                 else "there is no such folder; a store is made by the program that opens it with its schema"
                 + ("; where one is served, write tcp://HOST:PORT" if _PORT.search(path.name) else ""),
             )
@@ -424,9 +427,12 @@ def shared_by_owner(path: Path) -> bool:
     return len(lines) > 4 and lines[4] == "shared"
 
 
-def unsynced(path: Path) -> str:
-    """Whether a store's newest writes may be in memory only (S2): "", no; "since this boot": they are safe as long as
-    the machine runs; "before a restart": they may be lost or torn, and opening raises NeedsCheck."""
+def doubt_of(path: Path) -> str:
+    """Whether a store's newest writes are in doubt: "", no; "since this boot": they may be in memory only, and are safe
+    as long as the machine runs (S2); "before a restart": they may be lost or torn, and opening raises NeedsCheck;
+    "copied while open": opening raises CopiedWhileOpen (I1)."""
+    if is_torn_copy(path):
+        return "copied while open"
     try:
         boot = (path / _UNSYNCED_FILE).read_text().strip()
     except OSError:
@@ -435,7 +441,8 @@ def unsynced(path: Path) -> str:
 
 
 def accept(path: Path) -> None:
-    """Accept a store as it is, after a check: sync its tablets, and remove the "unsynced" mark (S2).
+    """Accept a store as it is, after a check: sync its tablets, and remove the "unsynced" mark (S2). A copy becomes a
+    store of its own (I1).
 
     Raises: StoreLocked, FormatUnknown, UnsuitableFolder, UsageError.
     """

@@ -55,6 +55,12 @@ def must_be_whole(folder: Path) -> str:
     return found.id
 
 
+def is_torn_copy(folder: Path) -> bool:
+    """Whether `must_be_whole` would raise CopiedWhileOpen."""
+    found = identity_of(folder)
+    return found.copied and not found.whole
+
+
 def identify(folder: Path) -> str:
     """The id of a store that is about to be written to; a new one, for a new store and for a copy. From now on, the
     store is not closed. Raises: OSError."""

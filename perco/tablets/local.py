@@ -52,7 +52,7 @@ from perco.storage import (
     Tablet,
 )
 from perco.storage.damaged import DamagedTablet
-from perco.storage.folder import tablet_path, unsynced
+from perco.storage.folder import doubt_of, tablet_path
 from perco.storage.tablet import Resubmit
 
 
@@ -486,8 +486,8 @@ class LocalStore:
         return self
 
     def where(self) -> tuple[str, str]:
-        """The folder, and whether its newest writes may be in memory only, as `unsynced` says (S2)."""
-        return ("memory:", "") if self.path is None else (str(self.path.absolute()), unsynced(self.path))
+        """The folder, and whether its newest writes may be in memory only, as `doubt_of` says (S2)."""
+        return ("memory:", "") if self.path is None else (str(self.path.absolute()), doubt_of(self.path))
 
     def write_from_thread(self, mutation: Mutation) -> None:
         """Write without the loop, on the thread of the tablet's writer, and do not wait for it."""

@@ -108,7 +108,9 @@ class Attempts(AsyncOnly):
         the loop (W3)."""
         turn = self._turn
         if turn is None:
-            return await begin(self._engine, self._isolation, self._function)
+            txn = await begin(self._engine, self._isolation, self._function)
+            txn._first = self._retry.attempts > 1
+            return txn
         await turn.take(self._left_s())
         try:
             self._check_time()
@@ -221,6 +223,7 @@ class AttemptsOutside(Attempts):
         """The first attempt, with a transaction that has already begun."""
         attempt = Attempt(self)
         attempt._txn = txn
+        txn._first = self._retry.attempts > 1
         return attempt
 
     def leave(self) -> None:

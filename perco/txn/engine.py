@@ -16,6 +16,7 @@ from perco.schema.known import Known
 from perco.settings import check_options
 from perco.storage import Tablet
 from perco.txn.background import Background
+from perco.txn.combining import Combining
 from perco.txn.driver import Driver, StaleAt
 from perco.txn.fates import Fates
 from perco.txn.prefetch import Predictor
@@ -123,6 +124,7 @@ class Engine:
     on_event: Callable[[str], None] | None
     readonly: bool
     lines: Lines
+    combining: Combining
     serializable: bool
     kept: dict[object, Any]
     spans: Spans | None
@@ -150,6 +152,7 @@ class Engine:
         self.on_asyncio = False
         self.readonly = place.readonly
         self.lines = Lines()  # queues of transactions that conflicted
+        self.combining = Combining()
         self.serializable = is_serializable(limits.isolation)
         self.renew: Callable[[], Awaitable[None]]
 

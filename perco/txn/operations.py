@@ -3,25 +3,27 @@
 `Operation.of` is a pure function of the cell's value, so any process that has the codec can carry out an operation.
 
 T2, T11 An operation is a transaction: it is isolated from others, notifies observers, and runs again after a conflict.
+C10 Operations of this process on one cell take turns, and may share a commit (`combining.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
 from typing import Any, Final, NamedTuple, TypeVar
 
 import trio
 
-from perco.errors import TransientError
+from perco.errors import CommitUnknown, TooLarge, TransientError
 from perco.protocol.records import Cellref
 from perco.schema.catalogue import Bound
 from perco.schema.codecs import Codec, decoded, encoded, is_own
 from perco.schema.schema import Column
 from perco.storage import VALUE_BYTES_MAX
 from perco.txn.attempts import late
+from perco.txn.combining import Asked, Combining
 from perco.txn.engine import Engine
 from perco.txn.running import run
+from perco.txn.runs import bytes_of
 from perco.txn.shipping import LOST, Shipped, Shipping, value_at
 from perco.txn.transaction import Transaction
 
@@ -59,6 +61,11 @@ class Operation(NamedTuple):
         """Whether what it does depends on the cell's value."""
         return self.what not in ("put", "delete")
 
+    @property
+    def adds(self) -> bool:
+        """Whether what the cell held stays in it, as a summand or as the beginning."""
+        return self.what in ("add", "append")
+
     def of(self, value: Any) -> Any:
         """The cell's new value, given its value; None: none. UNCHANGED: leave it alone.
 
@@ -91,15 +98,22 @@ def appending(more: Any) -> Operation:
 
 def _must_be_number(value: object, what: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
-        raise TypeError(f"{what} {value!r:.100}; only a number can be added to")
+        raise TypeError(
+            f"{what} {value!r:.100}; only a number can be added to (to append to text or a list, use db.append)"
+        )
 
 
 def _must_have_parts(value: object, what: str) -> None:
     if not isinstance(value, bytes | str | list | tuple):
-        raise TypeError(f"{what} {value!r:.100}; only bytes, text and lists can be appended to")
+        raise TypeError(
+            f"{what} {value!r:.100}; only bytes, text and lists can be appended to (to add to a number, use db.add)"
+        )
 
 
 _SHIPPED_BYTES_MAX: Final = 1 << 16  # of the encoded values
+# Operations that one commit carries out for others, and bytes that are encoded for them: each value contains the last.
+_COMBINED_MAX: Final = 1024
+_COMBINED_BYTES_MAX: Final = 1 << 20
 
 
 class Done(NamedTuple):
@@ -124,6 +138,8 @@ async def operate(engine: Engine, column: Column[K, V], key: K, operation: Opera
     raise late(engine.retry, [], None)
 
 
+# A Ctrl-C waits for the next checkpoint: otherwise, an operation might lead for ever.
+@trio.lowlevel.enable_ki_protection
 async def _operate(engine: Engine, column: Column[K, V], key: K, operation: Operation) -> Done:
     engine.usable(writing=True)
     bound = engine.known.bounds.get(column) or engine.known.bind(column)
@@ -131,12 +147,34 @@ async def _operate(engine: Engine, column: Column[K, V], key: K, operation: Oper
         what, argument, expected = operation
         codec = column.codec
         operation = Operation(what, _as_stored(codec, argument, column), _as_stored(codec, expected, column))
-    shipping = engine.driver.shipping
-    if shipping is not None and engine.spans is None:
-        shipped = await _shipped(engine, shipping, bound, column, key, operation)
-        if shipped is not None:
-            return shipped
-    done: Done = await run(engine, engine.retry, False, _of(operation), (column, key, operation), {})
+    if engine.spans is not None:  # each has a span of its own
+        return await _run(engine, column, key, operation, None)
+    combining, where = engine.combining, (bound.table, column.table.row(key), bound.column)
+    if not combining.leads(where):
+        done: Done | None = await combining.wait(where, Asked(operation, column if operation.adds else None))
+        if done is not None:
+            return done
+    try:
+        shipping = engine.driver.shipping
+        if shipping is not None and not (operation.adds and combining.are_adding(where, column)):
+            shipped = await _shipped(engine, shipping, bound, column, key, operation)
+            if shipped is not None:
+                return shipped
+        return await _run(engine, column, key, operation, where if operation.adds else None)
+    finally:
+        combining.pass_on(where)
+
+
+async def _run(
+    engine: Engine, column: Column[K, V], key: K, operation: Operation, where: tuple[str, bytes, int] | None
+) -> Done:
+    """Carry out an operation as an ordinary transaction. `where`: the cell, if it may take others."""
+    if not operation.reads:
+        done: Done = await run(engine, engine.retry, False, _written, (column, key, operation), {})
+    elif where is None:
+        done = await run(engine, engine.retry, False, _changed, (column, key, operation), {})
+    else:
+        done = await run(engine, engine.retry, False, _added, (engine.combining, where, column, key, operation), {})
     return done
 
 
@@ -170,10 +208,6 @@ async def _shipped(
     return Done(commit_ts, decoded(codec, data, column, key))
 
 
-def _of(operation: Operation) -> Callable[..., Awaitable[Done]]:
-    return _changed if operation.reads else _written
-
-
 async def _written(txn: Transaction, column: Column[K, V], key: K, operation: Operation) -> Done:
     if operation.what == "delete":
         txn.delete(column, key)
@@ -183,14 +217,57 @@ async def _written(txn: Transaction, column: Column[K, V], key: K, operation: Op
 
 
 async def _changed(txn: Transaction, column: Column[K, V], key: K, operation: Operation) -> Done:
-    value = await txn.get(column, key)
-    new = operation.of(value)
+    new = operation.of(await txn.get(column, key))
     if new is UNCHANGED:
         return Done(0, None)
     if new is None:
         txn.delete(column, key)
     else:
-        txn.set(column, key, new)
-        if operation.what == "add":  # 1 added to a FLOAT64 is 1.0
-            new = column.codec.decode(column.codec.encode(new))
+        new = _set(txn, column, key, operation, new)
     return Done(await txn.commit(), new)
+
+
+def _set(txn: Transaction, column: Column[K, V], key: K, operation: Operation, new: Any) -> Any:
+    """Write a value; returns it as it will be read. Raises: as `Transaction.set`."""
+    txn.set(column, key, new)
+    if operation.what == "add":  # 1 added to a FLOAT64 is 1.0
+        return column.codec.decode(column.codec.encode(new))
+    return new
+
+
+async def _added(
+    txn: Transaction,
+    combining: Combining,
+    where: tuple[str, bytes, int],
+    column: Column[K, V],
+    key: K,
+    operation: Operation,
+) -> Done:
+    """Like `_changed`, also for the operations that wait (C10)."""
+    value = await txn.get(column, key)
+    mine = value = _set(txn, column, key, operation, operation.of(value))
+    taken: list[Asked] = []
+    copied = 0
+    try:
+        while len(taken) < _COMBINED_MAX and copied < _COMBINED_BYTES_MAX and (each := combining.take(where, column)):
+            taken.append(each)
+            try:
+                value = each.value = _set(txn, column, key, each.operation, each.operation.of(value))
+            except (TypeError, ValueError, ArithmeticError, TooLarge) as error:
+                each.error = error
+            copied += bytes_of(txn)
+        commit_ts = await txn.commit()
+    except CommitUnknown as error:
+        combining.give_back(where, [each for each in taken if each.error is not None])  # they have done nothing
+        for each in taken:
+            if each.taken:
+                each.error = CommitUnknown(error.token, error.reason)
+                combining.done(each)
+        raise
+    except BaseException:
+        combining.give_back(where, taken)
+        raise
+    for each in taken:
+        each.value = Done(commit_ts, each.value)
+        combining.done(each)
+    return Done(commit_ts, mine)

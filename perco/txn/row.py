@@ -32,7 +32,10 @@ class Row(Generic[K]):
                     f"read a row by column, as made by Table.column, not by the name {column!r}; "
                     "row.values() has the values by name"
                 ) from None
-            raise UsageError(f"{column!r} was not asked for; name it in `columns`") from None
+            raise UsageError(
+                f"{column!r} was not asked for; name it among the columns to read: in `columns=[...]`, or in a view's "
+                "decorator"
+            ) from None
         return value
 
     @overload

@@ -44,9 +44,13 @@ def range_of(table: Table[Any], start: Any, stop: Any, prefix: Any) -> tuple[byt
     high = None if stop is None else table.row(stop)
     if prefix is not None:
         codec = table.key
-        begins = codec.part_prefix(prefix) if isinstance(codec, TupleCodec) else codec.encode(prefix)
         if codec.name == "int64":
-            raise UsageError(f"table {table.name!r}: numbers have no prefix; use start and stop")
+            raise UsageError(f"table {table.name!r}: numbers have no prefix; use start= and stop= (--start, --stop)")
+        try:
+            begins = codec.part_prefix(prefix) if isinstance(codec, TupleCodec) else codec.encode(prefix)
+        except TypeError as error:
+            example = ", as in prefix=('x',)" if isinstance(codec, TupleCodec) else ""
+            raise TypeError(f"prefix of table {table.name!r}: {error}{example}") from None
         low = max(low, begins)
         after = _after_prefix(begins)
         high = after if high is None else high if after is None else min(high, after)

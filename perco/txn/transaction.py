@@ -13,7 +13,7 @@ N5  A signal is never the primary. If the transaction writes no cell, its primar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from perco.errors import CatalogueChanged, CommitUnknown, TooLarge
@@ -38,6 +38,7 @@ from perco.txn.reader import WHERE
 from perco.txn.resolver import make_token
 from perco.txn.snapshot import Snapshot
 from perco.txn.spans import Span
+from perco.txn.turns import Lines
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -62,8 +63,8 @@ class Transaction(Snapshot):
     outcome: str
 
     __slots__ = (
-        *("_ack", "_bytes", "_depth", "_locked", "_path", "_primary", "_root", "_signals", "_span", "_version"),
-        *("commit_ts", "outcome"),
+        *("_ack", "_bytes", "_depth", "_first", "_locked", "_path", "_primary", "_root", "_signals", "_span"),
+        *("_version", "commit_ts", "outcome"),
     )
 
     _kind = "transaction"
@@ -79,6 +80,7 @@ class Transaction(Snapshot):
         self._locked: dict[WHERE, None] | None = None  # cells that were read under a lock (T14)
         self._ack: Intent | None = None  # an observer run's primary (N2)
         self._signals: dict[WHERE, Intent] | None = None  # signals raised, and those that a run has seen (N5)
+        self._first = False  # whether it is the first of several attempts, and has to give way (W5)
         self._root = self._depth = 0
         self._path = b""
         self._span: Span | None = None
@@ -200,6 +202,8 @@ class Transaction(Snapshot):
             if intent.observers:
                 observed = True
                 break
+        if self._first and engine.lines.favoured:
+            self._give_way(engine.lines, intents)
         if self._ack is not None:
             observed = True
             intents.insert(0, self._ack)
@@ -250,6 +254,13 @@ class Transaction(Snapshot):
         self.commit_ts = commit_ts
         self.outcome = "committed"
         return commit_ts
+
+    def _give_way(self, lines: Lines, intents: Sequence[Intent]) -> None:
+        """W5. Raises: WriteConflict if another attempt is favoured at one of the cells."""
+        for intent in intents:
+            if (where := intent[:3]) in lines.favoured:
+                lines.counters.gave_way += 1
+                raise conflict(ConflictAt(Cellref(*where), 0, self.start_ts), self._engine.known.name_of)
 
     def _parts(self, intents: list[Intent]) -> list[list[Intent]]:
         """The cells by tablet (or by row, if the store cannot change several rows in one mutation), the primary's part

@@ -10,14 +10,17 @@ queue, and begins at once.
                                              '-----conflict, on one more cell----'
 
 W1  Nothing is locked. The attempt that has the turn commits under the same checks as any other (T7). It may lose to an
-    attempt that is in no queue: a first attempt, or one of another process. After that, it pauses for a random time, as
-    it would without queues.
+    attempt that is in no queue: a first attempt, or one of another process. After the second such loss, and each later
+    one, it pauses for a random time, as it would without queues.
 W2  Older first: a queue is in the order of the first conflicts, except that the attempt that has the turn stays at its
     head. So an attempt waits only for older attempts, or for running ones, which do not wait: no two attempts wait for
     each other.
 W3  An attempt enters its queues before it begins (after the pause of W1, if there is one), and stays in them until it
     ends, however it ends.
 W4  No attempt waits longer than `turn_s` at a time; then it leaves its queues and tries out of turn.
+W5  An attempt that has the turn, and has lost in an earlier turn, is *favoured*: at its cells, first attempts of this
+    process that `db.run`, `db.attempts` or a worker would repeat give way to it, and queue behind it. So tasks that
+    commit to a hot cell again and again do not keep the others from it.
 """
 
 from __future__ import annotations
@@ -57,20 +60,27 @@ def _number(ticket: Ticket) -> int:
 
 @dataclass(slots=True)
 class TurnCounters:
-    """`turns`: turns given; `waits`: attempts that had to wait for one; `overdue`: waits that `turn_s` ended (W4)."""
+    """`turns`: turns given; `waits`: attempts that had to wait for one; `overdue`: waits that `turn_s` ended (W4);
+    `gave_way`: first attempts that gave way (W5)."""
 
     turns: int = 0
     waits: int = 0
     overdue: int = 0
+    gave_way: int = 0
 
 
 class Lines:
-    """The queues: one for each cell at which an attempt waits, or has the turn. Plain values: no I/O, no clock."""
+    """The queues: one for each cell at which an attempt waits, or has the turn. Plain values: no I/O, no clock.
+
+    Attributes: `favoured`, the tickets that first attempts give way to, by cell (W5).
+    """
 
     counters: TurnCounters
+    favoured: dict[Where, Ticket]
 
     def __init__(self) -> None:
         self._lines: dict[Where, list[Ticket]] = {}
+        self.favoured = {}
         self._given = 0
         self.counters = TurnCounters()
 
@@ -107,12 +117,20 @@ class Lines:
         self.counters.turns += first
         return first
 
+    def favour(self, ticket: Ticket) -> None:
+        """W5: let first attempts give way to a ticket, as long as it has the turn."""
+        assert ticket.has_turn
+        for cell in ticket.cells:
+            self.favoured[cell] = ticket
+
     def leave(self, ticket: Ticket) -> list[Ticket]:
         """Leave all queues; returns the tickets that get the turn because of that. Idempotent."""
         if not ticket.stands:
             return []
         ticket.stands = False
         for cell in ticket.cells:
+            if self.favoured.get(cell) is ticket:
+                del self.favoured[cell]
             line = self._lines[cell]
             at = 0 if line[0] is ticket else bisect_left(line, ticket.number, lo=int(line[0].has_turn), key=_number)
             assert line[at] is ticket
@@ -153,14 +171,14 @@ class Turn:
 
     def met(self, cells: Sequence[Where]) -> bool:
         """Record that an attempt has failed on these cells. Returns whether to pause before `take`: the attempt
-        was in their queues already, or there are no cells, so no queue helps (W1)."""
+        was in their queues already, and favoured, or there are no cells, so no queue helps (W1)."""
         self.leave()
         known = self._ticket.cells
         if self._turn_s > 0 and not all(cell in known for cell in cells):
             self._lines.met(self._ticket, cells)
             return False
         self.lost += 1
-        return True
+        return self.lost > 1 or not known
 
     @trio.lowlevel.enable_ki_protection
     async def take(self, at_most_s: float = inf) -> None:
@@ -173,14 +191,16 @@ class Turn:
         try:
             if lines.join(ticket):
                 await trio.lowlevel.checkpoint()
-                return
-            lines.counters.waits += 1
-            ticket.called = trio.Event()
-            with trio.move_on_after(max(0.0, min(self._turn_s, at_most_s))):
-                await ticket.called.wait()
+            else:
+                lines.counters.waits += 1
+                ticket.called = trio.Event()
+                with trio.move_on_after(max(0.0, min(self._turn_s, at_most_s))):
+                    await ticket.called.wait()
             if not ticket.has_turn:
                 lines.counters.overdue += 1
                 self.leave()
+            elif self.lost:
+                lines.favour(ticket)
         except BaseException:
             self.leave()
             raise

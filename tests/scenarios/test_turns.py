@@ -19,6 +19,7 @@ from perco.txn.turns import Lines, Turn
 
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
+seen = docs.column("seen", perco.INT64)
 SCHEMA = perco.Schema(docs)
 MANY = 12
 
@@ -200,10 +201,94 @@ async def test_who_lost_though_it_had_the_turn_pauses(autojump_clock: trio.testi
             with pytest.raises(perco.WriteConflict, match="8 attempts"):
                 await way(db, body)
             pauses = [later - sooner for sooner, later in pairwise(at)]
-            assert pauses[0] == 0.0, "the first time it goes to the cell's line, where nobody is"
-            assert all(0 < pause <= 2.0 ** (i + 1) for i, pause in enumerate(pauses[1:]))
+            assert pauses[:2] == [0.0, 0.0], "first it goes to the cell's line, where nobody is; then it is favoured"
+            assert all(0 < pause <= 2.0 ** (i + 2) for i, pause in enumerate(pauses[2:]))
             assert max(pauses) > 4.0
             assert len(inside(db).engine.lines) == 0
+
+
+class Favoured:
+    """Is overtaken at its first two attempts; in the third, it waits at the gate, and then writes the cell."""
+
+    def __init__(self, db: perco.Database) -> None:
+        self.db, self.gate, self.tried = db, trio.Event(), 0
+        self.third, self.done = trio.Event(), trio.Event()
+
+    async def __call__(self, txn: perco.Transaction) -> None:
+        self.tried += 1
+        if self.tried <= 2:
+            await overtaken(self.db, txn, "k")
+        else:
+            value = await txn.get(n, "k") or 0
+            self.third.set()
+            await self.gate.wait()
+            txn.set(n, "k", value + 1)
+
+    async def _go(self) -> None:
+        await self.db.run(self)
+        self.done.set()
+
+    async def begin(self, nursery: trio.Nursery) -> None:
+        nursery.start_soon(self._go)
+        await self.third.wait()
+        await trio.testing.wait_all_tasks_blocked()
+
+
+@BOTH
+async def test_a_first_attempt_gives_way_to_one_that_lost_in_its_turn(
+    autojump_clock: trio.testing.MockClock, way: Callable[[perco.Database, Body], Awaitable[None]]
+) -> None:  # W5
+    async with perco.open("memory:", SCHEMA, options=options()) as db, trio.open_nursery() as nursery:
+        waits, add, elsewhere = Favoured(db), Counter(seconds=0.0), Counter("other", seconds=0.0)
+        await waits.begin(nursery)
+        await way(db, elsewhere)
+        nursery.start_soon(way, db, add)
+        await trio.testing.wait_all_tasks_blocked()
+        assert add.tried == 1
+        assert await value_of(db) == -1, "it has written nothing"
+        assert db.statistics().turns.gave_way == 1
+        waits.gate.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert waits.tried == 3
+        assert add.tried == 2
+        assert await value_of(db) == 1  # -1 by whom the favoured one met, and two added
+        assert not inside(db).engine.lines.favoured
+
+
+async def test_what_nobody_would_repeat_gives_way_to_nobody(autojump_clock: trio.testing.MockClock) -> None:  # W5
+    async with perco.open("memory:", SCHEMA, options=options()) as db, trio.open_nursery() as nursery:
+        waits = Favoured(db)
+        await waits.begin(nursery)
+        async with db.transaction() as txn:
+            txn.set(n, "k", 10)
+        await db.options(attempts=1).run(Counter(seconds=0.0))
+        assert await value_of(db) == 11
+        assert db.statistics().turns.gave_way == 0
+        waits.gate.set()
+        await waits.done.wait()
+        assert waits.tried == 4
+        assert await value_of(db) == 12
+
+
+async def test_the_run_of_an_observer_gives_way(autojump_clock: trio.testing.MockClock) -> None:  # W5
+    schema = perco.Schema(docs)
+    ran: list[int] = []
+
+    @schema.observe(seen, id="adds")
+    async def adds(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+        ran.append(change.attempt)
+        txn.set(n, "k", (await txn.get(n, "k") or 0) + 1)
+
+    async with perco.open("memory:", schema, options=options()) as db, db.worker(), trio.open_nursery() as nursery:
+        waits = Favoured(db)
+        await waits.begin(nursery)
+        await db.put(seen, "k", 1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (ran, db.statistics().turns.gave_way) == ([1], 1)
+        waits.gate.set()
+        await db.wait_idle()
+        assert ran == [1, 2]
+        assert await value_of(db) == 1
 
 
 async def test_nobody_waits_for_longer_than_turn_s(autojump_clock: trio.testing.MockClock) -> None:  # W4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -242,6 +243,23 @@ async def test_where_nothing_is_in_doubt_there_is_nothing_to_accept(store: Path)
     done = await run("check", store, "--accept")
     assert done.code == 0
     assert "nothing to accept" in done.out
+
+
+async def test_a_copy_of_an_open_store_is_checked_and_accepted(store: Path, tmp_path: Path) -> None:  # I1
+    copy = tmp_path / "copy"
+    async with owned(store):
+        shutil.copytree(store, copy, ignore=lambda _, names: {"socket"} & set(names))
+    refused = await run("status", copy)
+    assert refused.code == 2
+    assert "perco check --accept" in refused.err
+    done = await run("check", copy)
+    assert done.code == 0
+    assert f"perco check --accept {copy}" in done.out
+    done = await run("check", copy, "--accept")
+    assert done.code == 0
+    assert "accepted" in done.out
+    assert (await run("status", copy)).code == 0
+    assert "nothing to accept" in (await run("check", copy, "--accept")).out
 
 
 async def test_a_store_that_somebody_has_open_cannot_be_accepted(store: Path) -> None:

@@ -333,11 +333,11 @@ def test_what_a_program_would_change(place: Path) -> None:
     told = run(place, "schema", "store", "newer:schema")
     assert told.returncode == 0
     assert told.stdout.splitlines() == [
-        "opening the store with this program adds:",
+        "opening the store with this program would add:",
         "  + column docs.length: int64",
-        "it changes:",
+        "it would change:",
         "  ~ observer slow: version 1 becomes 2; runs for all existing data",
-        "it leaves as they are:",
+        "it would leave as they are:",
         "    column docs.size: this program does not declare it",
     ]
     assert run(place, "schema", "store", "newer:schema", "--check").returncode == 1

@@ -34,6 +34,14 @@ def test_a_lost_update_is_found_out() -> None:
             contention.must_add_up(total, committed=2, rows=10)
 
 
+@pytest.mark.parametrize("adds", [False, True])
+async def test_every_addition_to_the_counter_is_counted(adds: bool) -> None:
+    found = await contention.counting(adds, "memory:", 0.05)  # it checks the sum
+    assert found.calls >= contention.CALLERS
+    assert not found.unfinished
+    assert (found.retries > 0) == (not adds)
+
+
 @pytest.mark.parametrize("make", [contention.strong, contention.weak])
 @pytest.mark.parametrize("concurrency", [1, 16])
 async def test_every_change_is_counted(make: Callable[[], Counted], concurrency: int) -> None:

@@ -15,6 +15,7 @@ import perco
 from perco.database.inside import inside
 from perco.errors import Corruption, Unavailable
 from perco.notify.scanner import Scanner
+from perco.notify.sweeper import Sweeper
 from perco.notify.waking import _TOLD_MAX
 from perco.notify.workers import WorkerHandle
 from perco.protocol.claim import COVERS_MAX
@@ -22,6 +23,7 @@ from perco.storage import ScanPage, ScanRequest
 from tests.component.notify.kit import LONG_S, OPTIONS, Web, get, nothing_is_left, put, settle
 from tests.component.serve.kit import Place
 from tests.support import everywhere
+from tests.support.faults import Fault, faulty, on
 
 Txn = perco.Transaction
 Change = perco.Change[Any, Any]
@@ -456,3 +458,31 @@ def test_a_free_row_is_run_at_once_while_there_are_places(seed: int) -> None:
         assert not wrong
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def test_a_commit_whose_answer_was_lost_and_that_is_made_before_the_sweep_is_found(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A secondary's commit arrives late: after the worker has looked, and before the sweeper does."""
+    web.counting(web.body, id="count")
+    right = Sweeper._sweep
+    late: list[int] = []
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        await trio.sleep(1.0)
+
+        async def sweep(self: Sweeper) -> None:
+            await trio.sleep(1.0)
+            late.append(await store.deliver_late())
+            await right(self)
+
+        monkeypatch.setattr(Sweeper, "_sweep", sweep)
+        store = faulty(db, on(["commit"], Fault.DELAY))
+        async with db.transaction() as txn:
+            txn.set(web.note, "a", "the primary")
+            txn.set(web.note, "b", "the most cells are in its tablet")
+            txn.set(web.body, "z", "hello")
+        await settle(db)
+        assert store.fired == {Fault.DELAY: 1}
+        assert late == [1]
+        assert await get(db, web.count, "count/z") == 1
