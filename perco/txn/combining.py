@@ -100,7 +100,7 @@ class Combining:
     def pass_on(self, where: Where) -> None:
         """End leading on a cell: the operation that waits next leads."""
         waiting = self._waiting[where]
-        if not waiting or not trio.lowlevel.in_trio_run():  # after the end of the loop, nobody waits
+        if not waiting or not trio.lowlevel.in_trio_run():  # after the end of the loop, no task waits
             del self._waiting[where]
         else:
             waiting.popleft().wake()

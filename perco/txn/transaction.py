@@ -197,13 +197,13 @@ class Transaction(Snapshot):
         intents = [
             write_of(*where, data, bound.group, bound.observers) for where, (bound, data) in self._writes.items()
         ]
+        if self._first and engine.lines.favoured:
+            self._give_way(engine.lines, intents)
         observed = False
         for intent in intents:
             if intent.observers:
                 observed = True
                 break
-        if self._first and engine.lines.favoured:
-            self._give_way(engine.lines, intents)
         if self._ack is not None:
             observed = True
             intents.insert(0, self._ack)
@@ -223,14 +223,12 @@ class Transaction(Snapshot):
             observed = True
             parts = self._with_more(parts, signals)
         first = parts[0][0]
-        primary = Cellref(first.table, first.row, first.column)
-        driver = self._driver
+        primary, driver = Cellref(first.table, first.row, first.column), self._driver
         one_step = self._reads is None and driver.one_step
         lane = one_step and len(parts) == 1 and self._locked is None and self._signals is None and has_lane(driver)
         header = Header(self.start_ts, primary, self._root, self._depth, engine.lease_token, self._path)
         version = self._version or engine.known.catalogue.binds
-        self._primary = primary
-        self.outcome = "unknown"
+        self._primary, self.outcome = primary, "unknown"
         self._open = False  # from here on, the driver decides when the transaction is done (G1)
         if self._ahead is not None:
             self._ahead.end()
