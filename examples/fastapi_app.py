@@ -10,8 +10,8 @@ What to look at:
 - `lifespan` opens the store once, with `perco.aio`, and runs the observers beside the requests, in the server's own
   loop. Requests that arrive together share a write and an fsync.
 - `visit` reads and writes one cell that many requests want. If two of them conflict, `db.run` runs one again, so no
-  count is lost. If the store cannot do something in time, or has no space left, the response is a 503 that says why;
-  nothing was written then.
+  count is lost. If the store cannot do something in time, or has no space left, the response is a 503 that says why,
+  and whether the write was made nevertheless.
 - `/tags` answers from an index. With `fresh=true`, it first waits until the index has caught up with all writes that
   were answered before.
 """
@@ -109,7 +109,13 @@ def make_app(folder: str | Path) -> FastAPI:
 
     @app.exception_handler(perco.StoreError)
     async def unavailable(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": str(error)}, 503)  # nothing was written: try again
+        written = isinstance(error, perco.Unavailable) and error.commit_ts != 0  # it was late, and has committed
+        return JSONResponse({"detail": str(error), "written": written}, 503)
+
+    @app.exception_handler(perco.CommitUnknown)
+    async def unknown(_: Request, error: perco.CommitUnknown) -> JSONResponse:
+        # Whether it was written is not known yet: `await db.outcome(token)` says so later.
+        return JSONResponse({"detail": str(error), "written": None, "token": error.token}, 503)
 
     @app.put("/links/{name}")
     async def put_link(name: str, link: Link, db: Store) -> dict[str, bool]:

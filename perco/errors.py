@@ -616,9 +616,11 @@ class Corruption(PercoError):
     part: str
     where: str
 
+    _remedy = "Stop writing to this store and run `perco check`."
+
     def __init__(self, where: str, what: str, cell: tuple[str, object, str] | None = None) -> None:
         self.where, self.what, self.cell, self.part = where, what, cell, where
-        remedy = "Stop writing to this store and run `perco check`."
+        remedy = self._remedy
         if cell is not None:
             table, key, column = cell
             self.where = f"{table}[{key!r}].{column}" + (f", {where}" if where else "")
@@ -632,6 +634,13 @@ class Corruption(PercoError):
     def again(self) -> Corruption:
         """A copy without traceback and causes, to be kept or raised once more."""
         return Corruption(self.part, self.what, self.cell)
+
+
+class BackupDamaged(Corruption):
+    """A backup, or one that it needs, is not what was written, or parts of it are missing (B4). The store is not
+    affected."""
+
+    _remedy = "The store itself is not affected: take a full backup (`perco backup --full`)."
 
 
 class BackgroundFailure(PercoError):

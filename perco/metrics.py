@@ -222,6 +222,12 @@ def _until_closed(end: Callable[[], None]) -> Callable[[], Any]:
     return wait
 
 
+def must_be_possible(address: str) -> None:
+    """Raises: UsageError if `serve` would refuse this address, or prometheus_client is missing."""
+    _prometheus()
+    _parsed(address)
+
+
 def _parsed(address: str) -> tuple[str, int]:
     try:
         parsed = addresses.parse(f"tcp://{address}")

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from perco.backup.layout import INDEX, PAGES, Index, Manifest, TabletFiles, Used, digest
-from perco.backup.places import Place
-from perco.errors import Corruption
+from perco.backup.places import Folder, Place, chain_of
+from perco.errors import BackupDamaged
 
 
 def indexes_of(
     place: Place, chain: Sequence[Manifest], table: str, number: int
 ) -> Iterator[tuple[Manifest, TabletFiles, Index]]:
-    """A tablet's index in each backup of a chain that has the tablet. Raises: Corruption."""
+    """A tablet's index in each backup of a chain that has the tablet. Raises: BackupDamaged."""
     for manifest in chain:
         for files in manifest.tablets:
             if (files.table, files.number) == (table, number):
@@ -25,9 +25,25 @@ def indexes_of(
                 yield manifest, files, Index.unpack(where, data, files.index)
 
 
+def must_be_whole(folder: Folder, name: str) -> list[Manifest]:
+    """The chain of a backup that a new one can be based on. The files are there, and their indexes are right; their
+    pages are not read. Raises: BackupDamaged."""
+    chain = chain_of(folder, name)
+    for manifest in chain:
+        if why := folder.mark_of(manifest.name):
+            raise BackupDamaged(f"{folder.path}, backup {manifest.name}", f"it was found damaged ({why})")
+    for tablet in chain[-1].tablets:
+        for manifest, files, index in indexes_of(folder, chain, tablet.table, tablet.number):
+            with folder.open(manifest.name, f"{files.name}{PAGES}") as part:
+                if part.size != (wanted := files.size - len(index.pack())):
+                    where = f"{folder.path}, backup {manifest.name}, {files.name}{PAGES}"
+                    raise BackupDamaged(where, f"it has {part.size} bytes, and was written with {wanted}")
+    return chain
+
+
 def pages_of(place: Place, chain: Sequence[Manifest], tablet: TabletFiles) -> Iterator[tuple[Index, int, bytes]]:
     """The pages of a tablet: those of the full backup first, each to be replaced with later ones of the same number.
-    Yields also the index in the backup that they are in. Raises: Corruption, at the end also for what is missing."""
+    Yields also the index in the backup that they are in. Raises: BackupDamaged, at the end also for what is missing."""
     used = Used()
     for manifest, files, index in indexes_of(place, chain, tablet.table, tablet.number):
         used.apply(index)
@@ -36,8 +52,8 @@ def pages_of(place: Place, chain: Sequence[Manifest], tablet: TabletFiles) -> It
             for number, count, wanted in index.stored:
                 data = part.read(at, count * index.page)
                 if digest(data) != wanted:
-                    raise Corruption(where, f"the page at byte {at} is not what was written: its digest differs")
+                    raise BackupDamaged(where, f"the page at byte {at} is not what was written: its digest differs")
                 yield index, number, data
                 at += len(data)
     if used.state() != tablet.state:
-        raise Corruption(f"{place.path}, table {tablet.table!r}", "the digest of its pages differs")
+        raise BackupDamaged(f"{place.path}, table {tablet.table!r}", "the digest of its pages differs")

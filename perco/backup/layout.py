@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
 
-from perco.errors import Corruption
+from perco.errors import BackupDamaged
 
 FORMAT: Final = "perco backups 1"
 FORMAT_FILE: Final = "perco-backups"
@@ -110,19 +110,19 @@ class Manifest:
 
     @classmethod
     def unpack(cls, where: str, data: bytes) -> Manifest:
-        """Raises: Corruption."""
+        """Raises: BackupDamaged."""
         try:
             told = json.loads(data)
             found = told.pop("digest")
             if told.get("format") != FORMAT:
-                raise Corruption(where, f"its format is {told.get('format')!r}, and this version reads {FORMAT!r}")
+                raise BackupDamaged(where, f"its format is {told.get('format')!r}, and this version reads {FORMAT!r}")
             if found != _digest_of(told):
-                raise Corruption(where, "it is not what was written: its digest differs")
+                raise BackupDamaged(where, "it is not what was written: its digest differs")
             tablets = tuple(TabletFiles(**each) for each in told.pop("tablets"))
             del told["format"]
             return cls(**told, tablets=tablets)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise Corruption(where, f"it cannot be read: {error}") from error
+            raise BackupDamaged(where, f"it cannot be read: {error}") from error
 
 
 def _digest_of(told: dict[str, Any]) -> str:
@@ -154,9 +154,9 @@ class Index:
 
     @classmethod
     def unpack(cls, where: str, data: bytes, wanted: str) -> Index:
-        """`wanted`: its digest, in hex. Raises: Corruption."""
+        """`wanted`: its digest, in hex. Raises: BackupDamaged."""
         if digest(data).hex() != wanted:
-            raise Corruption(where, "it is not what was written: its digest differs")
+            raise BackupDamaged(where, "it is not what was written: its digest differs")
         magic, page, total, stored, gone = _HEAD.unpack_from(data)
         assert magic == _MAGIC, "its digest is right"
         at = _HEAD.size + page

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import IO, Final, Protocol
 
 from perco.backup.layout import FORMAT, FORMAT_FILE, MANIFEST, Manifest
-from perco.errors import Corruption, FormatUnknown, StoreFull, StoreLocked, UnsuitableFolder, UsageError
+from perco.errors import BackupDamaged, FormatUnknown, StoreFull, StoreLocked, UnsuitableFolder, UsageError
 
 FILE_SUFFIX: Final = ".tar"
 """A path that ends so is that of a file with one backup."""
+_DAMAGED: Final = "damaged"  # in a backup of which a check has found that it cannot be restored
 _NAME: Final = re.compile(r"\d{8}T\d{6}-(\d+)")
 _NEW: Final = ".new"
 _BLOCK: Final = 512  # of a tar archive
@@ -59,25 +60,25 @@ class Place(Protocol):
         ...
 
     def open(self, name: str, file: str) -> Part:
-        """A file of a backup. Raises: Corruption: it is missing."""
+        """A file of a backup. Raises: BackupDamaged: it is missing."""
         ...
 
 
 def manifest_of(place: Place, name: str) -> Manifest:
-    """Raises: Corruption."""
+    """Raises: BackupDamaged."""
     with place.open(name, MANIFEST) as part:
         found = Manifest.unpack(f"{place.path}, backup {name}", part.read(0, part.size))
     if found.name != name:
-        raise Corruption(str(place.path), f"backup {name} says that it is {found.name}")
+        raise BackupDamaged(str(place.path), f"backup {name} says that it is {found.name}")
     return found
 
 
 def chain_of(place: Place, name: str) -> list[Manifest]:
-    """A backup and all those that it needs, the full one first (B2). Raises: Corruption."""
+    """A backup and all those that it needs, the full one first (B2). Raises: BackupDamaged."""
     chain = [manifest_of(place, name)]
     while chain[-1].base:
         if chain[-1].base in {each.name for each in chain}:
-            raise Corruption(str(place.path), f"backup {chain[-1].base} is its own base")
+            raise BackupDamaged(str(place.path), f"backup {chain[-1].base} is its own base")
         chain.append(manifest_of(place, chain[-1].base))
     return chain[::-1]
 
@@ -106,7 +107,7 @@ class Folder:
         try:
             return Part(path)
         except OSError as error:
-            raise Corruption(str(path), error.strerror or str(error)) from error
+            raise BackupDamaged(str(path), error.strerror or str(error)) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -124,6 +125,22 @@ class Folder:
             yield
         finally:
             os.close(lock)
+
+    def mark(self, name: str, why: str) -> None:
+        """Note that a backup cannot be restored, or, with "", that it can. No later backup is based on it. Raises:
+        OSError."""
+        mark = self.path / name / _DAMAGED
+        if why:
+            mark.write_text(f"{why}\n")
+        else:
+            mark.unlink(missing_ok=True)
+
+    def mark_of(self, name: str) -> str:
+        """Why a backup cannot be restored, if that was found out; else ""."""
+        try:
+            return (self.path / name / _DAMAGED).read_text().strip()
+        except OSError:
+            return ""
 
     def next_name(self, taken: float) -> str:
         number = max([int(_NAME.fullmatch(name)[1]) for name in self.names()], default=0) + 1  # type: ignore[index]
@@ -157,7 +174,7 @@ class File:
     def open(self, name: str, file: str) -> Part:
         found = self._members.get(f"{name}/{file}")
         if found is None:
-            raise Corruption(str(self.path), f"{name}/{file} is missing")
+            raise BackupDamaged(str(self.path), f"{name}/{file} is missing")
         return Part(self.path, found.offset_data, found.size)
 
 

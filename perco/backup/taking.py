@@ -13,6 +13,7 @@ B2, B3  See `layout.py`. A page in use is stored unless the base has a page with
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from perco.backup.chains import indexes_of
+from perco.backup.chains import indexes_of, must_be_whole
 from perco.backup.layout import INDEX, MANIFEST, PAGES, Index, Manifest, TabletFiles, Used, digest
 from perco.backup.owners import Moment, Owner, Parked
 from perco.backup.places import (
@@ -35,11 +36,18 @@ from perco.backup.places import (
     Making,
     Place,
     absolute,
-    chain_of,
     make_folder,
 )
 from perco.clock.oracle import BOUND_ROW
-from perco.errors import Corruption, StoreError, Unavailable, UnsuitableFolder, UsageError, must_be_number
+from perco.errors import (
+    BackupDamaged,
+    Corruption,
+    StoreError,
+    Unavailable,
+    UnsuitableFolder,
+    UsageError,
+    must_be_number,
+)
 from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue
 from perco.schema.marker import MARKER_TS, refusal, unpack_marker
 from perco.storage import DATA, LOCK, PENDING, SHARED, TS_MAX
@@ -48,6 +56,8 @@ from perco.storage.identity import identity_of
 from perco.storage.keys import cell_key, escape, split_key
 from perco.storage.pages import PageDamaged, Unit
 from perco.storage.pinned import PinnedFile
+
+log: logging.Logger = logging.getLogger("perco.backup")
 
 _TRIES: Final = 8
 _TOLD_BYTES: Final = 8 << 20  # between two reports
@@ -141,9 +151,13 @@ async def take(store: str, to: str, options: BackupOptions, tell: Tell = lambda 
 
 
 def _base_of(folder: Folder, pinned: _Pinned) -> list[Manifest]:
-    """The newest backup of this store, and those below it; empty: there is none."""
+    """The newest backup of this store, and those below it; empty: there is none, or it is damaged."""
     for name in reversed(folder.names()):
-        chain = chain_of(folder, name)
+        try:
+            chain = must_be_whole(folder, name)
+        except BackupDamaged as error:
+            log.warning("the last backup is damaged, so this one is full: %s: %s", error.where, error.what)
+            return []
         sizes = {(files.table, files.number): files.page for files in chain[-1].tablets}
         if chain[-1].store == pinned.store:
             same = all(sizes.get(where, each.file.page) == each.file.page for where, each in pinned.tablets.items())

@@ -186,7 +186,13 @@ def _backup(
         float, typer.Option("--rate", min=0.0, metavar="MIB", help="Read at most so many MiB a second; 0: no limit.")
     ] = 64.0,
     keep: Annotated[
-        int | None, typer.Option("--keep", min=1, metavar="N", help="Afterwards, remove all but the newest N backups.")
+        int | None,
+        typer.Option(
+            "--keep",
+            min=1,
+            metavar="N",
+            help="Afterwards, keep the newest N backups, and those that they need; remove the others.",
+        ),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Afterwards, read the backup and compare digests.")] = False,
     json: _JSON = False,
@@ -264,7 +270,7 @@ def _prune(
     keep: Annotated[int, typer.Option("--keep", min=1, metavar="N", help="How many of the newest to keep.")],
     json: _JSON = False,
 ) -> None:
-    """Remove old backups: all but the newest N, and those that these need.
+    """Remove old backups: keep the newest N, and those that these need.
 
     An incremental backup needs the one before it, down to the last full one. So take a full backup now and then:
     perco backup STORE BACKUPS --full.

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import trio
 
 import perco
+from perco import metrics
 from perco.cli import systemd
 from perco.cli.keeping import keep
 from perco.cli.screen import FINE, complain, is_new, tell_new
@@ -117,16 +118,15 @@ async def serve(
             await opening.owned.serve_at(str(addresses.parse(also.advertise or _reached_at(at))))
         if opening.tablet_servers is not None:
             await _started(opening.tablet_servers)
+        measured = metrics.serve(db, also.metrics) if also.metrics is not None else ""
         helped = f", {processes} tablet servers" if processes > 1 else ""
         print(f"serving {opening.shown or store} at {', '.join(at)} (process {os.getpid()}{helped})", flush=True)
         if made:
             tell_new(store)
         if any(address.path is None for address in wanted):
             print(f"clients on TCP must present the token {_OWN if remote else _in_folder(path)}", flush=True)
-        if also.metrics is not None:
-            from perco.metrics import serve as serve_metrics  # which needs an extra
-
-            print(f"metrics at {serve_metrics(db, also.metrics)}", flush=True)
+        if measured:
+            print(f"metrics at {measured}", flush=True)
         if page is not None:
             seen = await _beside(stack, server) if remote else str(path)
             _keep(db, partial(listening.keep_page, page, seen, tls, own, also.logs), page)
@@ -200,6 +200,8 @@ def _must_make_sense(store: str, also: Also) -> None:
     """Check the options. Raises: UsageError."""
     if also.ui is not None and not page_command.is_installed():
         raise UsageError(page_command.MISSING)
+    if also.metrics is not None:
+        metrics.must_be_possible(also.metrics)
     if also.standby and not is_database(store):
         raise UsageError("--standby is for a store on PostgreSQL or Bigtable")
     if (also.direct or also.advertise) and not is_database(store):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Final
 
@@ -288,7 +289,7 @@ class Oracle:
             if again and verdict is APPLIED:
                 return
             if isinstance(verdict, Failed):
-                raise verdict.error
+                raise copy(verdict.error)
         raise Unavailable("the watermark could not be made durable")
 
     async def watermark(self) -> int:

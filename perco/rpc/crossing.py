@@ -86,6 +86,10 @@ _TABLE: Final[dict[type[PercoError], tuple[_Parts, Callable[..., PercoError]]]] 
         lambda e: (e.part, e.what, e.cell),
         lambda where, what, cell: errors.Corruption(where, what, cell),
     ),
+    errors.BackupDamaged: (
+        lambda e: (e.part, e.what, e.cell),
+        lambda where, what, cell: errors.BackupDamaged(where, what, cell),
+    ),
 }
 _SAID: Final = (
     errors.PercoError,

@@ -93,7 +93,7 @@ def _float64(value: float) -> bytes:
     try:
         return _FLOAT64.pack(value)
     except (OverflowError, struct.error) as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(f"{value!r:.40} is too large for a float") from error
 
 
 def _to_float64(data: bytes) -> float:

@@ -12,6 +12,11 @@ Rows are written in transactions, as everywhere in perco, so observers are notif
 to the process that serves the store; on its machine, they also read tables' files.
 """
 
+from importlib.util import find_spec
+
+if find_spec("pyspark") is None:
+    raise ImportError("perco.spark needs pyspark: pip install 'perco[spark]'")
+
 from perco.spark.building import Built as Built, build as build
 from perco.spark.bulk import BulkLoaded as BulkLoaded, bulk_load as bulk_load
 from perco.spark.draining import Drained as Drained, drain as drain

@@ -28,13 +28,14 @@ class Asked(Awaited):
 
     taken: bool
 
-    __slots__ = ("adds_to", "operation", "taken")
+    __slots__ = ("adds_to", "cancelled", "operation", "taken")
 
     def __init__(self, operation: Any, adds_to: object) -> None:
         """`adds_to`: the column, if it adds to the cell; else None."""
         super().__init__(None)
         self.operation, self.adds_to = operation, adds_to
         self.taken = False
+        self.cancelled: trio.lowlevel.RaiseCancelT | None = None  # while it was taken
 
 
 class Combining:
@@ -63,8 +64,9 @@ class Combining:
         """What the operation that took this one has done for it; None: this one leads now. Raises: its error."""
         waiting = self._waiting[where]
 
-        def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+        def abort(raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
             if asked.taken:
+                asked.cancelled = raise_cancel
                 return trio.lowlevel.Abort.FAILED
             waiting.remove(asked)
             return trio.lowlevel.Abort.SUCCEEDED
@@ -87,10 +89,18 @@ class Combining:
         return asked
 
     def give_back(self, where: Where, taken: list[Asked]) -> None:
-        """Let operations wait again, before all others: the commit has failed."""
+        """Let operations wait again, before all others: the commit has failed. Those that were cancelled meanwhile
+        end."""
         for asked in reversed(taken):
             asked.taken, asked.value, asked.error = False, None, None
-            self._waiting[where].appendleft(asked)
+            if asked.cancelled is None:
+                self._waiting[where].appendleft(asked)
+                continue
+            try:
+                asked.cancelled()
+            except BaseException as error:
+                asked.error = error
+            asked.wake()
 
     def done(self, asked: Asked) -> None:
         """Give an operation that was taken its value or error."""

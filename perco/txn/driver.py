@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -323,7 +324,7 @@ class Driver(Resolver):
                 if commit.state is State.COMMITTED:
                     return
                 if commit.failure is not None:
-                    raise commit.failure
+                    raise copy(commit.failure)  # all commits of a batch have the same
                 raise RolledBack(commit.header.start_ts)
             else:  # pragma: no cover
                 raise AssertionError(state)

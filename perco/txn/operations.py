@@ -8,12 +8,13 @@ C10 Operations of this process on one cell take turns, and may share a commit (`
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
 from typing import Any, Final, NamedTuple, TypeVar
 
 import trio
 
-from perco.errors import CommitUnknown, TooLarge, TransientError
+from perco.errors import CommitUnknown, TransientError
 from perco.protocol.records import Cellref
 from perco.schema.catalogue import Bound
 from perco.schema.codecs import Codec, decoded, encoded, is_own
@@ -22,7 +23,7 @@ from perco.storage import VALUE_BYTES_MAX
 from perco.txn.attempts import late
 from perco.txn.combining import Asked, Combining
 from perco.txn.engine import Engine
-from perco.txn.running import run
+from perco.txn.running import attempts
 from perco.txn.runs import bytes_of
 from perco.txn.shipping import LOST, Shipped, Shipping, value_at
 from perco.txn.transaction import Transaction
@@ -69,7 +70,7 @@ class Operation(NamedTuple):
     def of(self, value: Any) -> Any:
         """The cell's new value, given its value; None: none. UNCHANGED: leave it alone.
 
-        Raises: TypeError.
+        Raises: TypeError, ValueError.
         """
         if self.what == "put_if":
             return self.argument if bool(value == self.expected) else UNCHANGED
@@ -80,7 +81,12 @@ class Operation(NamedTuple):
             raise TypeError(f"the cell holds {type(value).__name__}, to which no {type(self.argument).__name__} fits")
         if isinstance(value, Decimal) or isinstance(self.argument, Decimal):
             return _EXACT.add(value, self.argument)
-        return value + self.argument
+        try:
+            return value + self.argument
+        except OverflowError as error:  # an int that no float can hold, and a float
+            raise ValueError(
+                f"the sum of {value!r:.40} and {self.argument!r:.40} cannot be computed: {error}"
+            ) from None
 
 
 def adding(n: Any) -> Operation:
@@ -131,16 +137,19 @@ def _as_stored(codec: Codec[Any], value: Any, column: object) -> Any:
 
 async def operate(engine: Engine, column: Column[K, V], key: K, operation: Operation) -> Done:
     """Carry out an operation. Raises: as `Database.run`; TypeError or ValueError for a value that does not fit."""
+    met: list[TransientError] = []
     if (timeout_s := engine.retry.timeout_s) is None:
-        return await _operate(engine, column, key, operation)
+        return await _operate(engine, column, key, operation, met)
     with trio.move_on_after(timeout_s):
-        return await _operate(engine, column, key, operation)
-    raise late(engine.retry, [], None)
+        return await _operate(engine, column, key, operation, met)
+    raise late(engine.retry, met, None)
 
 
 # A Ctrl-C waits for the next checkpoint: otherwise, an operation might lead for ever.
 @trio.lowlevel.enable_ki_protection
-async def _operate(engine: Engine, column: Column[K, V], key: K, operation: Operation) -> Done:
+async def _operate(
+    engine: Engine, column: Column[K, V], key: K, operation: Operation, met: list[TransientError]
+) -> Done:
     engine.usable(writing=True)
     bound = engine.known.bounds.get(column) or engine.known.bind(column)
     if operation.reads:
@@ -148,7 +157,7 @@ async def _operate(engine: Engine, column: Column[K, V], key: K, operation: Oper
         codec = column.codec
         operation = Operation(what, _as_stored(codec, argument, column), _as_stored(codec, expected, column))
     if engine.spans is not None:  # each has a span of its own
-        return await _run(engine, column, key, operation, None)
+        return await _run(engine, column, key, operation, None, met)
     combining, where = engine.combining, (bound.table, column.table.row(key), bound.column)
     if not combining.leads(where):
         done: Done | None = await combining.wait(where, Asked(operation, column if operation.adds else None))
@@ -160,22 +169,26 @@ async def _operate(engine: Engine, column: Column[K, V], key: K, operation: Oper
             shipped = await _shipped(engine, shipping, bound, column, key, operation)
             if shipped is not None:
                 return shipped
-        return await _run(engine, column, key, operation, where if operation.adds else None)
+        return await _run(engine, column, key, operation, where if operation.adds else None, met)
     finally:
         combining.pass_on(where)
 
 
 async def _run(
-    engine: Engine, column: Column[K, V], key: K, operation: Operation, where: tuple[str, bytes, int] | None
+    engine: Engine,
+    column: Column[K, V],
+    key: K,
+    operation: Operation,
+    where: tuple[str, bytes, int] | None,
+    met: list[TransientError],
 ) -> Done:
-    """Carry out an operation as an ordinary transaction. `where`: the cell, if it may take others."""
-    if not operation.reads:
-        done: Done = await run(engine, engine.retry, False, _written, (column, key, operation), {})
-    elif where is None:
-        done = await run(engine, engine.retry, False, _changed, (column, key, operation), {})
-    else:
-        done = await run(engine, engine.retry, False, _added, (engine.combining, where, column, key, operation), {})
-    return done
+    """Carry out an operation as an ordinary transaction. `where`: the cell, if it may take others. `met`: filled with
+    the last failure."""
+    function: Callable[..., Awaitable[Done]] = _changed if operation.reads else _written
+    args: tuple[Any, ...] = (column, key, operation)
+    if where is not None:
+        function, args = _added, (engine.combining, where, *args)
+    return await attempts(engine, engine.retry, False, function, args, {}, met)
 
 
 async def _shipped(
@@ -253,7 +266,7 @@ async def _added(
             taken.append(each)
             try:
                 value = each.value = _set(txn, column, key, each.operation, each.operation.of(value))
-            except (TypeError, ValueError, ArithmeticError, TooLarge) as error:
+            except Exception as error:  # of a codec, for example: only this one fails
                 each.error = error
             copied += bytes_of(txn)
         commit_ts = await txn.commit()

@@ -37,7 +37,7 @@ def run(
     kwargs: dict[str, Any],
 ) -> Coroutine[Any, Any, T]:
     """The coroutine that `db.run` returns."""
-    how = _attempts if retry.timeout_s is None else _until
+    how = attempts if retry.timeout_s is None else _until
     running = how(engine, retry, serializable, function, args, kwargs)
     running.__qualname__ = "Database.run"  # type: ignore[attr-defined]  # for Python's "never awaited" warning
     return running
@@ -62,11 +62,11 @@ async def _until(
         return function(txn, *args, **kwargs)
 
     with trio.move_on_after(retry.timeout_s):
-        return await _attempts(engine, retry, serializable, noted, args, kwargs, met)
+        return await attempts(engine, retry, serializable, noted, args, kwargs, met)
     raise late(retry, met, last[0] if last else None)
 
 
-async def _attempts(
+async def attempts(
     engine: Engine,
     retry: RetryOptions,
     serializable: bool,

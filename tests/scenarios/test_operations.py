@@ -23,6 +23,7 @@ body = docs.column("body", perco.BYTES, group="raw")
 tags = docs.column("tags", perco.MSGPACK)
 own: perco.Codec[str] = Codec("own", lambda value: value.upper().encode(), lambda data: data.decode().lower())
 named = docs.column("named", own)
+json = docs.column("json", perco.JSON)
 copied = docs.column("copied", perco.INT64)
 
 
@@ -109,6 +110,16 @@ async def test_add(autojump_clock: trio.testing.MockClock) -> None:
             with pytest.raises(error):
                 await db.add(column, "a", by)  # type: ignore[misc]
             assert await value(db, column) == before
+
+
+async def test_a_sum_that_no_float_can_hold(autojump_clock: trio.testing.MockClock) -> None:
+    async with perco.open("memory:", schema()) as db:
+        with pytest.raises(ValueError, match="is too large for a float"):
+            await db.add(share, "a", 10**400)
+        await db.put(json, "a", 10**400)
+        with pytest.raises(ValueError, match="too large"):
+            await db.add(json, "a", 0.5)
+        assert await value(db, json) == 10**400
 
 
 async def test_append(autojump_clock: trio.testing.MockClock) -> None:

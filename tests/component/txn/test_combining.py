@@ -139,7 +139,7 @@ async def test_one_that_does_not_fit_fails_alone(autojump_clock: trio.testing.Mo
         nursery.start_soon(db.add, n, "a", 2)
         nursery.start_soon(fails, ValueError, r"value of docs\.n", db.add(n, "a", 2**63 - 1))
         nursery.start_soon(db.add, n, "a", 4)
-        nursery.start_soon(db.append, log, "a", [1])
+        await db.append(log, "a", [1])
         nursery.start_soon(fails, TypeError, "to which no str fits", db.append(log, "a", "text"))
         nursery.start_soon(db.append, log, "a", [2])
         await trio.testing.wait_all_tasks_blocked()
@@ -259,6 +259,73 @@ async def test_one_that_leads_and_is_cancelled_lets_the_next_one_lead(
         assert len(inside(db).engine.combining) == 0
 
 
+async def test_one_that_is_cancelled_while_it_was_taken_ends_if_the_commit_fails(
+    autojump_clock: trio.testing.MockClock, commits: Commits
+) -> None:  # T10
+    commits.errors = [None, conflict(), None]
+    async with perco.open("memory:", SCHEMA) as db, trio.open_nursery() as nursery:
+        scope, sums = trio.CancelScope(), list[int]()
+
+        async def add(scope: trio.CancelScope) -> None:
+            with scope:
+                sums.append(await db.add(n, "a", 1))
+
+        nursery.start_soon(add, trio.CancelScope())
+        await trio.testing.wait_all_tasks_blocked()
+        for each in (trio.CancelScope(), scope, trio.CancelScope()):
+            nursery.start_soon(add, each)
+            await trio.testing.wait_all_tasks_blocked()
+        second, third = trio.Event(), trio.Event()
+        first, commits.gate = commits.gate, second
+        first.set()
+        await trio.testing.wait_all_tasks_blocked()
+        scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not scope.cancelled_caught, "it was taken"
+        commits.gate = third
+        second.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert scope.cancelled_caught, "the commit that would have been its own has failed"
+        third.set()
+        await trio.sleep(10)
+        assert sorted(sums) == [1, 2, 3]
+        assert await value(db) == 3
+
+
+async def test_an_error_of_a_codec_is_that_of_its_caller_alone(
+    autojump_clock: trio.testing.MockClock, commits: Commits
+) -> None:
+    class OddError(Exception):
+        pass
+
+    def encode(text: str) -> bytes:
+        if text.count("!") == 1 and len(text) > 1:
+            raise OddError(text)
+        return text.encode()
+
+    marks = perco.Table("marks", key=perco.TEXT)
+    mark = marks.column("mark", perco.Codec("odd", encode, bytes.decode))
+    commits.errors = [None]
+    done: dict[str, str] = {}
+
+    async with perco.open("memory:", perco.Schema(marks)) as db, trio.open_nursery() as nursery:
+
+        async def append(more: str) -> None:
+            try:
+                done[more] = str(await db.append(mark, "a", more) > 0)
+            except OddError as error:
+                done[more] = str(error)
+
+        for more in ("a", "b", "!", "c"):
+            nursery.start_soon(append, more)
+            await trio.testing.wait_all_tasks_blocked()
+        commits.gate.set()
+        await trio.testing.wait_all_tasks_blocked()
+        async with db.snapshot() as snap:
+            assert await snap.get(mark, "a") == "abc"
+    assert done == {"a": "True", "b": "True", "!": "ab!", "c": "True"}
+
+
 async def test_what_waits_when_the_store_is_closed_gets_an_error(autojump_clock: trio.testing.MockClock) -> None:
     errors: list[BaseException] = []
 
@@ -279,6 +346,21 @@ async def test_what_waits_when_the_store_is_closed_gets_an_error(autojump_clock:
             await trio.testing.wait_all_tasks_blocked()
         leads.pass_on(where)
     assert [type(error) for error in errors] == [perco.errors.TransactionClosed] * 3
+
+
+@pytest.mark.parametrize("call", ["add", "put", "put_if"])
+async def test_one_that_is_late_says_what_it_met(
+    call: str, autojump_clock: trio.testing.MockClock, commits: Commits
+) -> None:
+    commits.errors = [conflict() for _ in range(1000)]
+    commits.gate.set()
+    options = perco.Options(retry=perco.options.RetryOptions(timeout_s=5.0, attempts=1000))
+    async with perco.open("memory:", SCHEMA, options=options) as db:
+        done = {"add": lambda: db.add(n, "a", 1), "put": lambda: db.put(n, "a", 1)}
+        with pytest.raises(perco.Unavailable, match=r"in \d+ attempts that failed") as late:
+            await (done[call]() if call in done else db.put_if(n, "a", 1, expected=None))
+        assert isinstance(late.value.__cause__, WriteConflict)
+        assert trio.current_time() == pytest.approx(5.0)
 
 
 async def test_an_operation_that_leads_is_not_interrupted(

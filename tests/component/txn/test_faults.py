@@ -11,6 +11,7 @@ import trio.testing
 import perco
 from perco.database.inside import inside, local_owner
 from perco.storage import APPLIED, LOCK, WRITE, Mutation
+from perco.testing import faults
 from tests.support import bank
 from tests.support.faults import Fault, FaultyRowStore, at, faulty, on, use
 from tests.support.machines import CrashedError, Machine
@@ -505,3 +506,22 @@ async def test_reads_that_fail_while_asking_leave_the_outcome_open(groups: bool)
         assert await db.outcome(txn.token) > txn.start_ts
     await machine.swept()
     await intact(machine, moved=True)
+
+
+async def test_each_caller_gets_an_error_of_its_own(groups: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All mutations of a batch fail with the same error; each raised one has its own traceback and notes."""
+    shared = perco.errors.StoreFull("the tests", "full")
+    monkeypatch.setattr(faults, "StoreFull", lambda *_: shared)
+    machine = await opened(groups)
+    async with machine.opened() as db:
+        store = faulty(db, on(["prewrite"], Fault.FAIL, times=1000))
+        met: list[perco.errors.StoreFull] = []
+        for i in range(3):
+            with pytest.raises(perco.errors.StoreFull) as found:
+                await db.run(bank.scatter, SOURCE, 55)
+            found.value.add_note(f"caller {i}")
+            met.append(found.value)
+        assert store.fired[Fault.FAIL] >= 3
+        assert [error.__notes__ for error in met] == [[f"caller {i}"] for i in range(3)]
+        assert {str(error) for error in met} == {str(shared)}
+        assert not hasattr(shared, "__notes__")

@@ -57,6 +57,7 @@ MADE: list[PercoError] = [
     errors.ChainTooLong("docs", ("a", "b", "a", "b"), 101, 100, 3),
     errors.UsedAfterFork("/x"),
     errors.Corruption("write group", "it is bad"),
+    errors.BackupDamaged("backups/1", "it is bad"),
     errors.Corruption("write group", "it is bad", CELL),
     errors.BackgroundFailure("died"),
     errors.PercoError("any"),

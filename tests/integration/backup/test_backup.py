@@ -19,6 +19,7 @@ from perco.backup.places import Folder, chain_of, manifest_of, open_place
 from perco.backup.restoring import RestoreOptions, restore
 from perco.backup.taking import BackupOptions, take
 from perco.errors import (
+    BackupDamaged,
     CopiedWhileOpen,
     Corruption,
     FormatUnknown,
@@ -203,9 +204,7 @@ async def test_every_damage_to_a_backup_is_found(tmp_path: Path, which: str) -> 
     path.unlink()
     with pytest.raises(Corruption):
         verify(place, last)
-    assert [bool(each.error) for each in kept_in(place)] == (
-        [path.parent.name == first, True] if which == "manifest" else [False, False]
-    )
+    assert [bool(each.error) for each in kept_in(place)] == [path.parent.name == first, True]
 
 
 # ------------------------------------------------------------ what is removed
@@ -234,6 +233,75 @@ async def test_old_backups_go_but_for_those_that_are_needed(tmp_path: Path) -> N
 
 
 # ------------------------------------------------------------ timelines and identities
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        old = file.read(1)
+        file.seek(at)
+        file.write(bytes((old[0] ^ 1,)))
+
+
+async def test_after_a_damaged_backup_comes_a_full_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:  # B4
+    store, to = str(tmp_path / "store"), tmp_path / "backups"
+    async with opened(tmp_path / "store") as db:
+        await begin(db)
+    first = await take(store, str(to), BackupOptions())
+    second = await take(store, str(to), BackupOptions())
+    assert second.base == first.name
+    place = Folder(to)
+    damaged = max((to / first.name).glob("*.pages"), key=lambda path: path.stat().st_size)
+    flip(damaged, 5000)
+    assert (await take(store, str(to), BackupOptions())).base == second.name, "no page is read for it"
+    with pytest.raises(BackupDamaged, match=r"digest differs\. The store itself is not affected"):
+        verify(place, second.name)
+    assert [bool(each.error) for each in kept_in(place)] == [False, True, True]
+    third = await take(store, str(to), BackupOptions())
+    assert third.base == ""
+    assert "the last backup is damaged, so this one is full" in caplog.text
+    fourth = await take(store, str(to), BackupOptions())
+    assert fourth.base == third.name
+    verify(place, fourth.name)
+    async with opened(await restored(to, tmp_path / "restored")) as db:
+        await must_be_sound(db)
+    flip(damaged, 5000)  # it is as it was
+    verify(place, second.name)
+    assert not any(each.error for each in kept_in(place))
+
+
+@pytest.mark.parametrize("what", ["manifest.json", "*.index", "*.pages", "folder", "short"])
+async def test_after_a_backup_of_which_something_is_gone_comes_a_full_one(tmp_path: Path, what: str) -> None:  # B4
+    store, to = str(tmp_path / "store"), tmp_path / "backups"
+    async with opened(tmp_path / "store") as db:
+        await begin(db)
+    first = await take(store, str(to), BackupOptions())
+    second = await take(store, str(to), BackupOptions())
+    if what == "folder":
+        shutil.rmtree(to / first.name)
+    elif what == "short":
+        largest = max((to / first.name).glob("*.pages"), key=lambda path: path.stat().st_size)
+        os.truncate(largest, largest.stat().st_size - 4096)
+    else:
+        next((to / first.name).glob(what)).unlink()
+    with pytest.raises(BackupDamaged, match="perco backup --full"):
+        verify(Folder(to), second.name)
+    third = await take(store, str(to), BackupOptions())
+    assert third.base == ""
+    verify(Folder(to), third.name)
+
+
+async def test_damaged_backups_do_not_count_as_kept(tmp_path: Path) -> None:  # B2
+    store, to = str(tmp_path / "store"), tmp_path / "backups"
+    async with opened(tmp_path / "store") as db:
+        await begin(db)
+    made = [(await take(store, str(to), BackupOptions(full=True))).name for _ in range(4)]
+    place = Folder(to)
+    for name in (made[0], made[3]):
+        shutil.rmtree(to / name)
+        (to / name).mkdir()
+    assert prune(place, 1) == made[:2]
+    assert place.names() == made[2:], "what is newer than the ones that are kept stays, to be looked at"
 
 
 async def test_a_restored_store_goes_on_above_all_timestamps_of_the_lost_one(tmp_path: Path) -> None:  # B5, O1
