@@ -190,7 +190,7 @@ def replayed(patch: pytest.MonkeyPatch) -> None:
                 txn.discard()
         raise TransientError
 
-    patch.setattr(running, "_attempts", attempts)
+    patch.setattr(running, "attempts", attempts)
 
 
 @mutant("T12 another primary is chosen after a lost reply")

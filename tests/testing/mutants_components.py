@@ -15,11 +15,15 @@ from perco.history.changes import ChangeStream
 from perco.history.slices import Slice, _Counted
 from perco.notify.rowlocks import DONE, HELD, RowLocks
 from perco.notify.scanner import Scanner
+from perco.notify.sweeper import Sweeper
 from perco.protocol.changes import Source, Taken
 from perco.serve import sessions, wakes
 from perco.serve.pulse import Pulse
 from perco.storage import TS_MAX, lmdb_engine, splitting
 from perco.storage.lmdb_engine import LmdbEngine
+from perco.txn.combining import Combining
+from perco.txn.operations import Done, Operation
+from perco.txn.transaction import Transaction
 from tests.testing.mutants import MUTANTS, Mutant
 from tests.testing.mutants_served import SERVED
 
@@ -197,6 +201,72 @@ def no_mark(patch: pytest.MonkeyPatch) -> None:
             patch.setattr(lmdb_engine, "_STOP", mark)
 
     patch.setattr(LmdbEngine, "remove_from", remove_from)
+
+
+@by(
+    f"{_NOTIFY}/test_told.py::test_a_commit_whose_answer_was_lost_and_that_is_made_before_the_sweep_is_found[owner]",
+    "N8 workers do not look after a sweep",
+)
+def unswept(patch: pytest.MonkeyPatch) -> None:
+    right = Sweeper.run
+
+    async def run(self: Any) -> None:
+        self._driver.on_notified = [lambda where: None]  # of these, the worker's is the only one
+        await right(self)
+
+    patch.setattr(Sweeper, "run", run)
+
+
+# ------------------------------------------------------------ turns, and operations that share commits
+
+
+@by(
+    "tests/scenarios/test_turns.py::test_a_first_attempt_gives_way_to_one_that_lost_in_its_turn[owner-by_run]",
+    "W5 no first attempt gives way",
+)
+def gives_no_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Transaction, "_give_way", lambda self, lines, intents: None)
+
+
+_COMBINING: Final = "tests/component/txn/test_combining.py"
+
+
+@by(
+    f"{_COMBINING}::test_after_a_conflict_each_is_carried_out_once",
+    "C10 operations that shared a commit end although it has failed",
+)
+def never_given_back(patch: pytest.MonkeyPatch) -> None:
+    def give_back(self: Combining, where: Any, taken: list[Any]) -> None:
+        for asked in taken:
+            asked.value = Done(1, asked.value)
+            self.done(asked)
+
+    patch.setattr(Combining, "give_back", give_back)
+
+
+@by(
+    f"{_COMBINING}::test_only_those_that_add_share_a_commit",
+    "C10 operations that replace the value share a commit",
+)
+def all_combined(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Operation, "adds", property(lambda self: self.what in ("add", "append", "put")))
+
+
+@by(
+    f"{_COMBINING}::test_one_that_waits_can_be_cancelled_and_one_that_was_taken_has_an_outcome",
+    "C10, T10 an operation that was taken ends when it is cancelled",
+)
+def ends_though_taken(patch: pytest.MonkeyPatch) -> None:
+    right = Combining.take
+
+    def take(self: Combining, where: Any, column: object) -> Any:
+        asked = right(self, where, column)
+        if asked is not None:
+            asked.taken = False
+            self._waiting[where].append(asked)  # from where its cancellation removes it
+        return asked
+
+    patch.setattr(Combining, "take", take)
 
 
 # ------------------------------------------------------------ faults that few runs show
