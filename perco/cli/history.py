@@ -63,7 +63,7 @@ async def vacuum(store: str, *, json: bool) -> int:
     print(f"removed {', '.join(kinds) or 'nothing'}; {after} of {counted(before, 'record')} {left}")
     looked = f"looked at {counted(result.rows, 'row')}, settled {counted(result.locks, 'lock')}"
     print(f"{looked}, in {result.seconds:.1f} s")
-    print(f"the past can be read from {watermark_line({'ts': result.watermark, 'age_s': age_s, 'holder': holder})}")
+    print(f"all tables can be read from {watermark_line({'ts': result.watermark, 'age_s': age_s, 'holder': holder})}")
     if result.blocked:
         wait = "waits for observers, and stays" if result.blocked == 1 else "wait for observers, and stay"
         print(f"{counted(result.blocked, 'deleted row')} {wait} until these have run")

@@ -229,7 +229,10 @@ def _render(found: dict[str, Any], *, groups: bool) -> None:
             ("catalogue", f"version {found['catalogue']}"),
             ("clock", noted),
             ("locks", str(found["locks"])),
-            ("history", "readable from " + watermark_line(found["watermark"], alive=found["owner"]["alive"])),
+            (
+                "history",
+                "readable in all tables from " + watermark_line(found["watermark"], alive=found["owner"]["alive"]),
+            ),
             ("waiting", f"{found['waiting']} change{'' if found['waiting'] == 1 else 's'} for observers"),
             *([("failing", _failing_line(found["observers"]))] if found["failing"] else []),
             *(

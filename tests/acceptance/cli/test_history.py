@@ -93,7 +93,7 @@ async def test_pins_are_listed_and_dropped(history: Path) -> None:
 
 
 async def test_status_says_who_holds_the_watermark_back(history: Path) -> None:
-    assert "readable from its beginning" in (await run("status", history)).out
+    assert "readable in all tables from its beginning" in (await run("status", history)).out
     await run("vacuum", history)
     done = await run("status", history)
     assert "held back by pin 'export' of the nightly job" in done.out
