@@ -26,7 +26,10 @@ Where = tuple[str, bytes, int]  # table, row, column
 class Asked(Awaited):
     """An operation that waits. It gets a value, or an error, from the operation that took it; None: it leads."""
 
+    operation: Any
+    adds_to: object
     taken: bool
+    cancelled: trio.lowlevel.RaiseCancelT | None
 
     __slots__ = ("adds_to", "cancelled", "operation", "taken")
 
@@ -35,7 +38,7 @@ class Asked(Awaited):
         super().__init__(None)
         self.operation, self.adds_to = operation, adds_to
         self.taken = False
-        self.cancelled: trio.lowlevel.RaiseCancelT | None = None  # while it was taken
+        self.cancelled = None  # while it was taken
 
 
 class Combining:
