@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
+import trio
+
 from perco.errors import CatalogueChanged, CommitUnknown, TooLarge
 from perco.protocol.commit import Commit
 from perco.protocol.mutations import Header, Intent, write_of
@@ -256,7 +258,8 @@ class Transaction(Snapshot):
     def _give_way(self, lines: Lines, intents: Sequence[Intent]) -> None:
         """W5. Raises: WriteConflict if another attempt is favoured at one of the cells."""
         for intent in intents:
-            if (where := intent[:3]) in lines.favoured:
+            ticket = lines.favoured.get(where := intent[:3])
+            if ticket is not None and ticket.task is not trio.lowlevel.current_task():
                 lines.counters.gave_way += 1
                 raise conflict(ConflictAt(Cellref(*where), 0, self.start_ts), self._engine.known.name_of)
 

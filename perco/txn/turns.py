@@ -20,7 +20,8 @@ W3  An attempt enters its queues before it begins (after the pause of W1, if the
 W4  No attempt waits longer than `turn_s` at a time; then it leaves its queues and tries out of turn.
 W5  An attempt that has the turn, and has lost in an earlier turn, is *favoured*: at its cells, first attempts of this
     process that `db.run`, `db.attempts` or a worker would repeat give way to it, and queue behind it. So tasks that
-    commit to a hot cell again and again do not keep the others from it.
+    commit to a hot cell again and again do not keep the others from it. (Not in the same task: the favoured attempt
+    waits for a transaction that its own function makes.)
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Ticket:
     stands: bool
     has_turn: bool
 
-    __slots__ = ("called", "cells", "has_turn", "number", "stands")
+    __slots__ = ("called", "cells", "has_turn", "number", "stands", "task")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -52,6 +53,7 @@ class Ticket:
         self.stands = False  # whether it is in the queues of all these cells
         self.has_turn = False
         self.called: trio.Event | None = None  # set when it gets the turn
+        self.task: trio.lowlevel.Task | None = None  # that makes the attempt, if it is favoured
 
 
 def _number(ticket: Ticket) -> int:
@@ -200,6 +202,7 @@ class Turn:
                 lines.counters.overdue += 1
                 self.leave()
             elif self.lost:
+                ticket.task = trio.lowlevel.current_task()
                 lines.favour(ticket)
         except BaseException:
             self.leave()

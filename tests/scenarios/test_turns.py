@@ -270,6 +270,26 @@ async def test_what_nobody_would_repeat_gives_way_to_nobody(autojump_clock: trio
         assert await value_of(db) == 12
 
 
+async def test_a_transaction_within_the_favoured_one_does_not_wait_for_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:  # W5
+    async with perco.open("memory:", SCHEMA, options=options()) as db:
+        tried = 0
+
+        async def body(txn: perco.Transaction) -> None:
+            nonlocal tried
+            tried += 1
+            await txn.get(n, "k")
+            if tried <= 3:
+                await db.run(Counter(seconds=0.0))
+            txn.set(n, "k", 100)
+
+        await db.run(body)
+        assert (tried, await value_of(db)) == (4, 100)
+        assert trio.current_time() < 10.0, "it did not wait for turn_s"
+        assert db.statistics().turns.gave_way == 0
+
+
 async def test_the_run_of_an_observer_gives_way(autojump_clock: trio.testing.MockClock) -> None:  # W5
     schema = perco.Schema(docs)
     ran: list[int] = []

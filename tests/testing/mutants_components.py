@@ -109,8 +109,8 @@ def passed_for_ever(patch: pytest.MonkeyPatch) -> None:
 def no_tour(patch: pytest.MonkeyPatch) -> None:
     right = Scanner._follow_told
 
-    async def follow(self: Any, nursery: Any) -> bool:
-        await right(self, nursery)
+    async def follow(self: Any, nursery: Any, until: float) -> bool:
+        await right(self, nursery, until)
         return True
 
     patch.setattr(Scanner, "_follow_told", follow)
