@@ -56,6 +56,10 @@ async def test_backups_are_listed_verified_and_removed(store: Path, tmp_path: Pa
     assert refused.code == 2
     assert not (tmp_path / "again").exists()
     pruned = await run("backups", "prune", backups, "--keep", "1")
+    assert pruned.out == "0 backups removed, 2 kept\n", "the damaged one does not count"
+    pages.write_bytes(data)
+    assert (await run("backups", "verify", backups)).code == 0
+    pruned = await run("backups", "prune", backups, "--keep", "1")
     assert pruned.out == "1 backup removed, 1 kept\n"
 
 

@@ -67,7 +67,7 @@ async def test_waiting_without_a_worker_is_refused(web: Web) -> None:  # N7
     web.counting(web.body, id="count")
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
         commit_ts = await put(db, web.body, "a", "hello")
-        with pytest.raises(perco.UsageError, match=r"changes wait .* db\.worker"):
+        with pytest.raises(perco.UsageError, match=r"changes wait .*db\.worker"):
             await settle(db)
         with pytest.raises(perco.UsageError, match=r"db\.worker"):
             await db.wait_for(commit_ts, timeout=LONG_S)
