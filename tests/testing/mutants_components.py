@@ -280,6 +280,10 @@ _SENT: Final = "D7 a waiting read is sent although its session has ended"
 by("tests/component/batching/test_window.py::test_a_read_whose_session_ends_while_it_waits_is_not_sent", _SENT)(
     SERVED[_SENT]
 )
+_COMBINED: Final = "D8 a combined read ignores entered cells instead of answering None"
+by(f"{_SERVE}/test_together.py::test_what_a_commit_is_under_way_in_is_read_alone", _COMBINED)(SERVED[_COMBINED])
+_IN_TWO: Final = "P3 a mutation whose rows lie in two tablets is written to one of them"
+by("tests/scenarios/test_splits.py::test_a_split_at_any_step[owner-two phases-c-4]", _IN_TWO)(SERVED[_IN_TWO])
 
 
 # ------------------------------------------------------------ logs of changes
