@@ -171,6 +171,7 @@ class RemoteOwner:
         self._session = secrets.token_hex(16)  # not from the seed: other clients may have the same seed
         self._ticket = ""  # presented to tablet servers
         self._too_much = False  # this client holds more than fits in a greeting
+        self._greetings = 0  # how many it has sent
         self._wire, self._connect, self._rng = wire, connect, rng
         unmet = f"if this server uses TLS, open {name.replace('tcp:', 'tls:', 1)}" if name.startswith("tcp:") else ""
         self.link = Link(name, partial(connect, 0, 0), self._hello, self._welcomed, self._pushed, wire, rng, unmet)
@@ -228,11 +229,12 @@ class RemoteOwner:
     # ------------------------------------------------------------ the link
 
     def _hello(self) -> Message:
-        greeting = hello(self._token(), self._session, sorted(self._oracle.holds.open))
+        self._greetings += 1
+        greeting = hello(self._token(), self._session, sorted(self._oracle.holds.open), number=self._greetings)
         self._too_much = (
             len(packed(greeting)) > GREETING_BYTES_MAX or len(packed(self._holding())) > self._wire.message_bytes_max
         )
-        return hello(self._token(), self._session, ()) if self._too_much else greeting
+        return hello(self._token(), self._session, (), number=self._greetings) if self._too_much else greeting
 
     def _holding(self) -> Message:
         """The holds and claims that this client has (R7)."""

@@ -71,8 +71,9 @@ class Door(ABC, Generic[Who]):
         self._serving: dict[Peer, Who] = {}
 
     @abstractmethod
-    def _let_in(self, name: str, held: Sequence[int]) -> tuple[Who, Message]:
-        """Greet a client whose token is right. Raises: PercoError, the reason for turning the client away."""
+    def _let_in(self, name: str, held: Sequence[int], number: int) -> tuple[Who, Message] | None:
+        """Greet a client whose token is right. None: the client has sent a later greeting, over another connection.
+        Raises: PercoError, the reason for turning the client away."""
 
     def _let_in_pulse(self, name: str, channel: Channel) -> tuple[Callable[[list[Message]], None], Message]:
         """Greet a client's pulse (R10). Returns (the function to call with the pulse's messages, the greeting).
@@ -85,8 +86,9 @@ class Door(ABC, Generic[Who]):
         """Called when a pulse's connection has ended."""
 
     @abstractmethod
-    def _begun(self, peer: Peer, who: Who) -> None:
-        """Called when a client has been greeted, before its first call."""
+    def _begun(self, peer: Peer, who: Who, number: int) -> bool:
+        """Called when a client has been greeted, before its first call. `number`: of its greeting. Returns False if the
+        client has sent a later one meanwhile."""
 
     @abstractmethod
     def _ended(self, peer: Peer, who: Who) -> None:
@@ -182,7 +184,10 @@ class Door(ABC, Generic[Who]):
                 if said.pulse:
                     hear, welcome = self._let_in_pulse(said.session, channel)
                 else:
-                    who, welcome = self._let_in(said.session, said.held)
+                    let_in = self._let_in(said.session, said.held, said.number)
+                    if let_in is None:
+                        return
+                    who, welcome = let_in
             except PercoError as error:
                 log.log(self._noticed(error), "a client was refused: %s", error)
                 await channel.greet(turned_away(error))
@@ -200,8 +205,9 @@ class Door(ABC, Generic[Who]):
             return
         peer = Peer(channel, self._options, self._handle, said.session)
         peer.at = at
+        if not self._begun(peer, who, said.number):
+            return
         self._serving[peer] = who
-        self._begun(peer, who)
         try:
             await peer.run()
         finally:

@@ -39,7 +39,7 @@ from perco.storage.walking import Leaves
 from perco.txn.operations import OPERATIONS
 from perco.txn.shipping import Shipped
 
-WIRE_VERSION: Final = 17
+WIRE_VERSION: Final = 18
 # Limits of one call. A client keeps within them; a server ends the connection on a call that exceeds them (R1).
 DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows
@@ -172,6 +172,7 @@ class Hello(NamedTuple):
         session: the client's session, or a name for a new one.
         held: start timestamps that the client still needs.
         pulse: the connection is a pulse (R10).
+        number: the greeting's, of those that the client has sent; 0: it does not matter.
     """
 
     version: int
@@ -179,20 +180,21 @@ class Hello(NamedTuple):
     session: str
     held: tuple[int, ...]
     pulse: bool = False
+    number: int = 0
 
 
-def hello(token: bytes, session: str, held: Sequence[int], *, pulse: bool = False) -> Message:
+def hello(token: bytes, session: str, held: Sequence[int], *, pulse: bool = False, number: int = 0) -> Message:
     """See `Hello`."""
-    return _MAGIC, *Hello(WIRE_VERSION, token, session, tuple(held), pulse)
+    return _MAGIC, *Hello(WIRE_VERSION, token, session, tuple(held), pulse, number)
 
 
 def read_hello(message: Message) -> Hello:
     """Decode a client's greeting. Raises: WireError."""
     if len(message) < 5 or message[0] != _MAGIC:
         raise WireError("not a perco greeting")
-    said = Hello(*message[1:6])  # a client of another version may send fewer fields, or more
+    said = Hello(*message[1:7])  # a client of another version may send fewer fields, or more
     kinds = [type(part) for part in said]
-    right = kinds == [int, bytes, str, tuple, bool] and 0 < len(said.session) <= 64
+    right = kinds == [int, bytes, str, tuple, bool, int] and 0 < len(said.session) <= 64
     if not right or any(type(ts) is not int for ts in said.held):
         raise WireError("not a perco greeting")
     return said

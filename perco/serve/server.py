@@ -254,23 +254,24 @@ class Server(Door[Session]):
             for session in list(self.sessions.all.values()):
                 self.sessions.end(session)
 
-    def _let_in(self, name: str, held: Sequence[int]) -> tuple[Session, Message]:
+    def _let_in(self, name: str, held: Sequence[int], number: int) -> tuple[Session, Message] | None:
         before = self.sessions.all.get(name)
+        if before is not None and number < before.greeting:
+            return None
         if before is not None and before.peer is not None:
             # R4: nothing more is read from its former connection.
             self._serving.pop(before.peer, None)
             before.peer.channel.close_soon()
             before.peer.ended = True
             before.peer = None
-        session, new, kept = self.sessions.greet(name, held, trio.current_time())
+        session, new, kept = self.sessions.greet(name, held, trio.current_time(), number)
         return session, welcome(new, kept, {**self._info(), "ticket": session.ticket})
 
     def _let_in_pulse(self, name: str, channel: Channel) -> tuple[Callable[[list[Message]], None], Message]:
         session = self.sessions.all.get(name)
         if session is None:
             raise Unavailable("the session of that pulse has ended, or has not begun here yet")
-        former = self._pulses_of.get(name)
-        if former is not None:
+        if (former := self._pulses_of.get(name)) is not None:
             former.close_soon()
         self._pulses_of[name] = channel
 
@@ -299,8 +300,10 @@ class Server(Door[Session]):
                 *(session.name, pid, seconds, where),
             )
 
-    def _begun(self, peer: Peer, session: Session) -> None:
-        session.peer = peer
+    def _begun(self, peer: Peer, session: Session, number: int) -> bool:
+        if newest := number >= session.greeting:
+            session.peer = peer
+        return newest
 
     def _ended(self, peer: Peer, session: Session) -> None:
         if session.peer is peer:
@@ -308,8 +311,7 @@ class Server(Door[Session]):
             session.last_heard = trio.current_time()
 
     def _replaces(self, name: str) -> bool:
-        before = self.sessions.all.get(name)
-        return before is not None and before.peer is not None
+        return (before := self.sessions.all.get(name)) is not None and before.peer is not None
 
     def _info(self) -> dict[str, Any]:
         parts = self._parts

@@ -91,6 +91,7 @@ class Session:
         "claims",
         "ended",
         "full",
+        "greeting",
         "held",
         "last_heard",
         "loads",
@@ -105,8 +106,9 @@ class Session:
         "works",
     )
 
-    def __init__(self, name: str, now: float) -> None:
-        self.name, self.last_heard = name, now
+    def __init__(self, name: str, now: float, greeting: int = 0) -> None:
+        """`greeting`: the number of the client's last greeting."""
+        self.name, self.last_heard, self.greeting = name, now, greeting
         self.ticket = secrets.token_hex(16)
         self.open: set[int] = set()
         self.held: dict[int, int] = {}
@@ -190,9 +192,9 @@ class Sessions:
 
     # ------------------------------------------------------------ begin, end
 
-    def greet(self, name: str, held: Iterable[int], now: float) -> tuple[Session, bool, bool]:
+    def greet(self, name: str, held: Iterable[int], now: float, number: int = 0) -> tuple[Session, bool, bool]:
         """Return (the session of that name, whether it is `new`, whether the server holds all that its client needs)
-        (R7, R8)."""
+        (R7, R8). `number`: the greeting's; it must not come before the session's last one."""
         session = self.all.get(name)
         if session is not None:
             # Timestamps that the client did not list: it never received them, or their transactions have ended.
@@ -201,13 +203,14 @@ class Sessions:
                 self._new_ticket(session)
                 self.done(session, lost)
                 self._orphaned()
-            session.last_heard = now
+            assert number >= session.greeting, "R7: a late greeting would release what the client has got since"
+            session.last_heard, session.greeting = now, number
             kept = session.open.issuperset(held)
             if not kept:
                 self._new_ticket(session)
                 self.done(session, list(session.open))  # its client abandons its transactions
             return session, session.new, kept
-        session = self.all[name] = Session(name, now)
+        session = self.all[name] = Session(name, now, number)
         self.on_begin(session.ticket)
         needed = set(held)
         watermark = self._holds.watermark

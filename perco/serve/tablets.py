@@ -141,7 +141,7 @@ class TabletServer(Door[str]):
             self._owner = None
             stop()
 
-    def _let_in(self, name: str, held: Sequence[int]) -> tuple[str, Message]:
+    def _let_in(self, name: str, held: Sequence[int], number: int) -> tuple[str, Message]:
         if name not in self._sessions:  # F3
             raise Unavailable("the store's owner has not announced that client to this tablet server")
         return name, welcome(False, True, {})
@@ -150,8 +150,8 @@ class TabletServer(Door[str]):
         # Unavailable: the client's greeting came before the owner's announcement of its session.
         return logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
 
-    def _begun(self, peer: Peer, who: str) -> None:
-        """Nothing to do."""
+    def _begun(self, peer: Peer, who: str, number: int) -> bool:
+        return True  # nothing depends on the order of a client's greetings
 
     def _ended(self, peer: Peer, who: str) -> None:
         """Nothing is kept for a client."""

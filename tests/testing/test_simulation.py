@@ -20,14 +20,8 @@ from perco.testing.network import FAULTS as WIRE_FAULTS, LOCAL_FAULTS
 from perco.testing.served import DISK_FAULTS, ORDERED, SENT, WRITTEN
 from perco.testing.simulation import SimulationOptions, simulate
 
-# A snapshot of a served store reads no version of a row that it has to see, after the owner was stopped for seconds,
-# while a tablet is being split. This is a fault of perco that is not understood yet.
-_READ_SKEW = pytest.mark.xfail(reason="a fault that is not understood yet: see the comment", strict=True)
 
-
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=_READ_SKEW) if seed == 106 else seed for seed in range(100, 250)]
-)
+@pytest.mark.parametrize("seed", range(100, 250))
 def test_nothing_goes_wrong(seed: int) -> None:
     nothing_goes_wrong(seed)
 

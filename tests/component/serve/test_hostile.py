@@ -673,6 +673,36 @@ async def test_a_session_may_have_another_connection_before_its_old_one_has_ende
     assert "a bug in perco" not in caplog.text
 
 
+async def test_a_greeting_that_arrives_after_a_later_one_changes_nothing(place: Place) -> None:  # R7
+    """The client has given its connection up, and may have ended transactions, and begun others, since."""
+    async with place.served() as owner, place.client() as db, db.snapshot() as snap:
+        client = remote_owner(db)
+        late = Channel(await place._connect(0, 0), WIRE)
+        await late.greet(hello(b"", client._session, (snap.start_ts, snap.start_ts + 1), number=client._greetings - 1))
+        with pytest.raises(trio.BrokenResourceError):
+            await late.greeting(alone=False)
+        assert snap.start_ts in inside(owner).oracle.holds.open, "G1"
+        assert client.link.connected.is_set()
+        await db.run(put, "a", 1)
+        assert client.link.connections == 1
+
+
+async def test_a_greeting_that_is_answered_after_a_later_one_does_not_begin(place: Place) -> None:  # R7
+    async with place.served():
+        server = place.server
+        assert server is not None
+        let_in = server._let_in("abc", (), 1)
+        assert let_in is not None
+        session, _ = let_in
+        assert server._let_in("abc", (), 2) is not None
+        peer: Any = object()
+        assert not server._begun(peer, session, 1)
+        assert session.peer is None
+        assert server._begun(peer, session, 2)
+        assert session.peer is peer
+        session.peer = None
+
+
 @pytest.mark.parametrize("held", [None, {"a": 1}, "xy", (None,)])
 async def test_a_greeting_that_does_not_read_ends_its_connection_alone(
     place: Place, held: Any, caplog: pytest.LogCaptureFixture

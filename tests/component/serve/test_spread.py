@@ -276,7 +276,7 @@ async def test_a_session_that_has_begun_anew_reads_nothing_of_the_former_one(
         async with _reached(place), place.client(SCHEMA, 2) as other:
             await other.run(_append, 2, 2)
         await place.owner.vacuum()
-        place.server._let_in(remote_owner(db)._session, [snap.start_ts])
+        place.server._let_in(remote_owner(db)._session, [snap.start_ts], remote_owner(db)._greetings)
         await trio.testing.wait_all_tasks_blocked()
         assert len(place.servers.here[1]._sessions) == 1
         with pytest.raises((perco.errors.SessionEnded, perco.Unavailable)):
