@@ -127,7 +127,7 @@ class StoreCollector:
                     failed = False
                 except PercoError as error:  # the last sample stays, and `perco_sample_age_seconds` grows
                     if not failed:
-                        log.warning("metrics stay as they are for now: %s", error)
+                        log.warning("the metrics are those of an earlier sample, because this one failed: %s", error)
                     failed = True
                 await trio.sleep(self._every_s)
         finally:

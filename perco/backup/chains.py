@@ -25,13 +25,19 @@ def indexes_of(
                 yield manifest, files, Index.unpack(where, data, files.index)
 
 
-def must_be_whole(folder: Folder, name: str) -> list[Manifest]:
-    """The chain of a backup that a new one can be based on. The files are there, and their indexes are right; their
-    pages are not read. Raises: BackupDamaged."""
+def restorable(folder: Folder, name: str) -> list[Manifest]:
+    """A backup's chain, of which all manifests are there, and no check has found one damaged. Raises: BackupDamaged."""
     chain = chain_of(folder, name)
     for manifest in chain:
         if why := folder.mark_of(manifest.name):
             raise BackupDamaged(f"{folder.path}, backup {manifest.name}", f"it was found damaged ({why})")
+    return chain
+
+
+def base_for_more(folder: Folder, name: str) -> list[Manifest]:
+    """`restorable`, for a new backup to be based on: the files are there, too, and their indexes are right. Their pages
+    are not read. Raises: BackupDamaged."""
+    chain = restorable(folder, name)
     for tablet in chain[-1].tablets:
         for manifest, files, index in indexes_of(folder, chain, tablet.table, tablet.number):
             with folder.open(manifest.name, f"{files.name}{PAGES}") as part:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from perco.backup.chains import must_be_whole, pages_of
+from perco.backup.chains import pages_of, restorable
 from perco.backup.layout import Manifest
 from perco.backup.places import Folder, Place, chain_of
 from perco.errors import BackupDamaged, UsageError
@@ -33,7 +33,7 @@ def kept_in(place: Place) -> list[Kept]:
     found: list[Kept] = []
     for name in place.names():
         try:
-            chain = must_be_whole(place, name) if isinstance(place, Folder) else chain_of(place, name)
+            chain = restorable(place, name) if isinstance(place, Folder) else chain_of(place, name)
         except BackupDamaged as error:
             found.append(Kept(name, None, str(error)))
         else:

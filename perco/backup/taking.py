@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from perco.backup.chains import indexes_of, must_be_whole
+from perco.backup.chains import base_for_more, indexes_of
 from perco.backup.layout import INDEX, MANIFEST, PAGES, Index, Manifest, TabletFiles, Used, digest
 from perco.backup.owners import Moment, Owner, Parked
 from perco.backup.places import (
@@ -154,7 +154,7 @@ def _base_of(folder: Folder, pinned: _Pinned) -> list[Manifest]:
     """The newest backup of this store, and those below it; empty: there is none, or it is damaged."""
     for name in reversed(folder.names()):
         try:
-            chain = must_be_whole(folder, name)
+            chain = base_for_more(folder, name)
         except BackupDamaged as error:
             log.warning("the last backup is damaged, so this one is full: %s: %s", error.where, error.what)
             return []

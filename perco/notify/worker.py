@@ -469,8 +469,7 @@ class Worker:
         self, observer: Observer, counters: ObserverCounters, table: str, row: bytes, ack: int, conflicts: int
     ) -> bool | None:
         """Make one run. Returns whether everything that it saw has been handled; None: the observer must run later."""
-        txn = await begin(self.engine, observer.isolation, observer.id, traced=False)
-        runs.first(txn, first=not conflicts)
+        txn = await begin(self.engine, observer.isolation, observer.id, traced=False, first=not conflicts)
         try:
             return await self._run_in(txn, observer, counters, table, row, ack, conflicts)
         finally:

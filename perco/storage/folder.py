@@ -42,7 +42,7 @@ from perco.errors import (
     UnsuitableFolder,
     UsageError,
 )
-from perco.storage.identity import identify, identity_of, is_torn_copy, mark_closed, must_be_whole, put_identity
+from perco.storage.identity import identify, identity_of, mark_closed, must_be_whole, put_identity
 
 FORMAT = "perco 1"
 _ADDRESS = re.compile(r"(^|/)(unix|tcp|tls|postgresql|bigtable):/")  # as in the path that an address makes
@@ -431,7 +431,7 @@ def doubt_of(path: Path) -> str:
     """Whether a store's newest writes are in doubt: "", no; "since this boot": they may be in memory only, and are safe
     as long as the machine runs (S2); "before a restart": they may be lost or torn, and opening raises NeedsCheck;
     "copied while open": opening raises CopiedWhileOpen (I1)."""
-    if is_torn_copy(path):
+    if identity_of(path).is_torn:
         return "copied while open"
     try:
         boot = (path / _UNSYNCED_FILE).read_text().strip()

@@ -34,6 +34,11 @@ class Identity(NamedTuple):
     copied: bool
     whole: bool
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether the folder is a copy that may mix pages of different moments."""
+        return self.copied and not self.whole
+
 
 def identity_of(folder: Path) -> Identity:
     """Raises: OSError."""
@@ -50,15 +55,9 @@ def identity_of(folder: Path) -> Identity:
 def must_be_whole(folder: Path) -> str:
     """The id of a store that is about to be read. Raises: CopiedWhileOpen, OSError."""
     found = identity_of(folder)
-    if found.copied and not found.whole:
+    if found.is_torn:
         raise CopiedWhileOpen(str(folder))
     return found.id
-
-
-def is_torn_copy(folder: Path) -> bool:
-    """Whether `must_be_whole` would raise CopiedWhileOpen."""
-    found = identity_of(folder)
-    return found.copied and not found.whole
 
 
 def identify(folder: Path) -> str:

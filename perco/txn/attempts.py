@@ -108,9 +108,7 @@ class Attempts(AsyncOnly):
         the loop (W3)."""
         turn = self._turn
         if turn is None:
-            txn = await begin(self._engine, self._isolation, self._function)
-            txn._first = self._retry.attempts > 1
-            return txn
+            return await begin(self._engine, self._isolation, self._function, first=self._retry.attempts > 1)
         await turn.take(self._left_s())
         try:
             self._check_time()

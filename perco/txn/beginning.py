@@ -11,18 +11,24 @@ BLOCK = "transaction"  # the function's name for transactions opened as blocks: 
 
 
 async def begin(
-    engine: Engine, isolation: Isolation | None, function: str = BLOCK, *, traced: bool = True
+    engine: Engine,
+    isolation: Isolation | None,
+    function: str = BLOCK,
+    *,
+    traced: bool = True,
+    first: bool = False,
 ) -> Transaction:
     """Begin a transaction.
 
     Args:
         function: the function's name; its past runs decide what is read ahead.
         traced: False: it gets a span later, or none.
+        first: it is the first of several attempts, and gives way (W5).
     """
     engine.usable(writing=True)
     serializable = engine.is_serializable(isolation)
     start_ts = engine.oracle.draw_nowait() or await engine.oracle.draw()
-    return begun(engine, start_ts, serializable, function, traced=traced)
+    return begun(engine, start_ts, serializable, function, traced=traced, first=first)
 
 
 def begin_nowait(engine: Engine, isolation: Isolation | None, function: str = BLOCK) -> Transaction | None:
@@ -33,9 +39,12 @@ def begin_nowait(engine: Engine, isolation: Isolation | None, function: str = BL
     return begun(engine, start_ts, serializable, function) if start_ts else None
 
 
-def begun(engine: Engine, start_ts: int, serializable: bool, function: str, *, traced: bool = True) -> Transaction:
+def begun(
+    engine: Engine, start_ts: int, serializable: bool, function: str, *, traced: bool = True, first: bool = False
+) -> Transaction:
     """A transaction at a timestamp that was drawn for it."""
     txn = Transaction(engine, start_ts)
+    txn._first = first
     if traced and engine.spans is not None:
         txn._span = engine.spans.begun(txn, function)
     if engine.prefetch.on:

@@ -64,7 +64,8 @@ class Combining:
         return True
 
     async def wait(self, where: Where, asked: Asked) -> Any:
-        """What the operation that took this one has done for it; None: this one leads now. Raises: its error."""
+        """Wait until another operation has carried this one out, and return the result; None: this one leads now.
+        Raises: the error that this one has met."""
         waiting = self._waiting[where]
 
         def abort(raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:

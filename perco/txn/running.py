@@ -84,8 +84,8 @@ async def attempts(
             engine.usable(writing=True)
         start_ts = engine.oracle.draw_nowait() or await engine.oracle.draw()
         named = engine.prefetch.on or engine.spans is not None
-        txn = begun(engine, start_ts, serializable, name_of(function) if named else "")
-        txn._first = turn is None and retry.attempts > 1
+        first = turn is None and retry.attempts > 1
+        txn = begun(engine, start_ts, serializable, name_of(function) if named else "", first=first)
         running: Awaitable[T] | None = None
         try:
             running = function(txn, *args, **kwargs)

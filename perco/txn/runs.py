@@ -25,11 +25,6 @@ def under(txn: Transaction, version: int) -> None:
     txn._version = version
 
 
-def first(txn: Transaction, *, first: bool) -> None:
-    """Say whether it is the first attempt (W5)."""
-    txn._first = first
-
-
 def caused(txn: Transaction, root: int, depth: int, path: bytes) -> None:
     """Note the cause of the run, for the changes that it makes."""
     txn._root, txn._depth, txn._path = root, depth, path

@@ -126,7 +126,7 @@ def _search(name: str, seeds: Sequence[int], answer: Connection, stack: str) -> 
     sys.unraisablehook = lambda _: None  # leftovers complain when they are collected
     with open(stack, "w") as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Driver, "laned", False)  # the faults are in what the lane hands over to
-        ALL[name](patch)
+        _EVERY[name](patch)
         found = None
         for seed in seeds:
             print(f"seed {seed}", file=file, flush=True)

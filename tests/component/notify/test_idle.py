@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,13 +116,22 @@ async def test_several_may_wait(web: Web) -> None:  # N7
 
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
         commit_ts = await put(db, web.body, "a", "hello")
+        waited = 0
+
+        async def wait(for_it: Callable[[], Awaitable[object]]) -> None:
+            nonlocal waited
+            await for_it()
+            waited += 1
+
         async with trio.open_nursery() as nursery:
             for _ in range(3):
-                nursery.start_soon(settle, db)
+                nursery.start_soon(wait, lambda: settle(db))
                 await trio.sleep(1.0)
-            nursery.start_soon(lambda: db.wait_for(commit_ts, timeout=LONG_S))
+            nursery.start_soon(wait, lambda: db.wait_for(commit_ts, timeout=LONG_S))
             await trio.sleep(1.0)
+            assert waited == 0
             go_on.set()
+        assert waited == 4
 
 
 async def test_it_waits_for_the_whole_chain(web: Web) -> None:  # N7, N9

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import random
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 
@@ -147,3 +149,34 @@ def test_what_threads_did_and_saw_was_snapshot_isolation(tmp_path: Path) -> None
     assert report.ok, report.anomalies
     assert report.transactions == 8 * 15 + 1
     assert sum(one.status == OK for one in recorder.transactions) > 8
+
+
+@pytest.mark.parametrize("where", ["owner", "client"])
+def test_additions_of_threads_and_of_tasks_share_commits_and_count_once(tmp_path: Path, where: str) -> None:  # C10
+    path = tmp_path / "store"
+
+    async def by_tasks(url: str) -> int:
+        async with perco.aio.open(url, SCHEMA, options=OPTIONS) as db:
+
+            async def client() -> list[int]:
+                return [await db.add(balance, 2, 1) for _ in range(TRANSFERS)]
+
+            sums = await asyncio.gather(*(client() for _ in range(CLIENTS)))
+            assert sorted(chain.from_iterable(sums)) == [*range(1, CLIENTS * TRANSFERS + 1)]
+            return db.statistics().combined
+
+    with perco.sync.open(path, SCHEMA, options=OPTIONS) as owner:
+        url = f"unix:{path}/socket"
+        with perco.sync.open(url, SCHEMA, options=OPTIONS) if where == "client" else nullcontext(owner) as db:
+
+            def client(_: int) -> list[int]:
+                return [db.add(balance, 1, 1) for _ in range(TRANSFERS)]
+
+            with ThreadPoolExecutor(CLIENTS) as pool:
+                sums = [*chain.from_iterable(pool.map(client, range(CLIENTS)))]
+            assert sorted(sums) == [*range(1, CLIENTS * TRANSFERS + 1)]
+            assert db.statistics().combined > 0
+        if where == "client":
+            assert asyncio.run(by_tasks(url)) > 0
+    if where == "owner":
+        assert asyncio.run(by_tasks(str(path))) > 0
