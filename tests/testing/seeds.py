@@ -40,10 +40,7 @@ FILE: Final = Path(__file__).with_name("seeds.json")
 SEEDS_MAX: Final = 200  # a mutant must die within this many
 RUN_S: Final = 200  # real seconds for one run, which takes some 5: below the limit for a whole test
 _OTHERS: Final[dict[str, Mutant]] = {**FAILING, **GROWING, **AHEAD, **SERVED, **DIRECT, **CHANGES, **VIEWED}
-# Few runs show it, so a component test must find it (`mutants_components.py`).
-SELDOM: Final = frozenset({"D7 a waiting read is sent although its session has ended"})
-_EVERY: Final[dict[str, Mutant]] = {**MUTANTS, **ONE_STEP, **SIGNALS, **_OTHERS}
-ALL: Final[dict[str, Mutant]] = {name: found for name, found in _EVERY.items() if name not in SELDOM}
+ALL: Final[dict[str, Mutant]] = {**MUTANTS, **ONE_STEP, **SIGNALS, **_OTHERS}
 
 _CANDIDATES: Final = 4  # seeds that find a mutant; the one with the shortest run is kept
 _LOOKED_AT: Final = 12  # first seeds among which more candidates are sought, once one is found
@@ -120,7 +117,7 @@ def _search(name: str, seeds: Sequence[int], answer: Connection, stack: str) -> 
     sys.unraisablehook = lambda _: None  # leftovers complain when they are collected
     with open(stack, "w") as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Driver, "laned", False)  # the faults are in what the lane hands over to
-        _EVERY[name](patch)
+        ALL[name](patch)
         found = None
         for seed in seeds:
             print(f"seed {seed}", file=file, flush=True)
