@@ -44,7 +44,7 @@ test: .venv/.dev ## tests, ruff, mypy
 
 SOME ?= 1
 test-faults: .venv/.dev ## every fault at every step of the scenarios; processes killed at any moment; power failures; slow tests; SOME=3: one in 3 of them, others for each commit
-	$(BIN)/pytest -q -n auto --dist worksteal --some $(SOME) $(FAULTS) $(SLOW)
+	$(BIN)/pytest -q -n auto --dist worksteal -o faulthandler_timeout=600 --some $(SOME) $(FAULTS) $(SLOW)
 
 test-mutants: .venv/.dev ## each rule of the protocol broken, one at a time: the simulation has to find it
 	$(BIN)/pytest -q -n auto --dist worksteal -o faulthandler_timeout=900 --some $(SOME) tests/testing/test_mutants.py tests/testing/test_components.py

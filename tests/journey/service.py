@@ -22,6 +22,7 @@ summary = links.column("summary", perco.TEXT)
 by_tag = perco.Table("by_tag", key=perco.Tuple(perco.TEXT, perco.TEXT))
 target = by_tag.column("url", perco.TEXT)
 schema = perco.Schema(links, by_tag)
+options = perco.WorkerOptions(concurrency=16, breaker=perco.options.BreakerOptions(trial_s=5))
 
 
 @schema.observe(tags, id="tags", was="index tags")
@@ -42,7 +43,7 @@ async def summarise(txn: perco.Transaction, change: perco.Change[str, str]) -> N
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with perco.aio.open(os.environ["STORE"], schema) as db, db.worker(concurrency=16):
+    async with perco.aio.open(os.environ["STORE"], schema) as db, db.worker(options=options):
         app.state.db = db
         yield
 
