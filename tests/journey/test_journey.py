@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceW
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-TEXTS, TAGS, AT_ONCE, KILLS = 3000, 50, 32, 3
+TEXTS, TAGS, AT_ONCE, KILLS = 5000, 50, 32, 3
 WITHIN_S = 120.0
 CHROMIUM = shutil.which("chromium")
 
