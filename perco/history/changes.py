@@ -51,6 +51,7 @@ _BYTES_PER_READ: Final = 4 << 20
 _LOCKS: Final = 1 << 16
 _ROUNDS_MAX: Final = 16  # passes over the locks, before a step is given up
 _LONG: Final = bytes([PUT_DATA])
+_Values = dict[tuple[str, bytes, int, Long], bytes | None]  # long values, by their cells
 _LONG_AT_ONCE: Final = 64  # long values of transactions that are read together, unless a single one has more
 
 
@@ -192,17 +193,13 @@ class ChangeStream(AsyncOnly):
         long = 0
         while long < _LONG_AT_ONCE and (found := merge.take()) is not None:
             taken.append(found)
-            long += sum(record[:1] == _LONG for _, entry in found.entries for record in (entry.record, entry.before))
+            for _, entry in found.entries:
+                long += (entry.record[:1] == _LONG) + (entry.before[:1] == _LONG)
         taken = await self._completed(taken)
         values = await self._long_values(taken)
         await self._must_be_kept()
         self._merge = None if merge.over else merge
-        names = [self._columns(table) for table in self._tables]
-        for each in taken:
-            rows = self._rows(each, names, values)
-            if rows:
-                self._ready.append(Changes(each.commit_ts, rows))
-            self._reached = each.commit_ts  # E3: also if the next one cannot be read
+        self._make(taken, values)
         if merge.over:
             self._reached, self._stepped_at = merge.frontier, trio.current_time() or 1e-9
             self._ended = not self._follow
@@ -276,7 +273,7 @@ class ChangeStream(AsyncOnly):
         """The transactions, with the entries that make their rows."""
         return taken
 
-    async def _long_values(self, taken: Sequence[Taken]) -> dict[tuple[str, bytes, int, Long], bytes | None]:
+    async def _long_values(self, taken: Sequence[Taken]) -> _Values:
         """The values that are not in their records; None for one that is missing."""
         wanted: dict[tuple[str, bytes, int, Long], None] = {}
         for transaction in taken:
@@ -285,7 +282,7 @@ class ChangeStream(AsyncOnly):
                     if record[:1] == _LONG and isinstance(value := value_of(record), Long):
                         wanted[self._tables[table].name, entry.row, entry.column, value] = None
         keys = list(wanted)
-        found: dict[tuple[str, bytes, int, Long], bytes | None] = {}
+        found: _Values = {}
         while len(found) < len(keys):
             requests: list[ReadRequest] = [
                 (table, row, ((long.group, column, long.start_ts, long.start_ts, 1),))
@@ -309,37 +306,42 @@ class ChangeStream(AsyncOnly):
         columns = known.catalogue.tables[table.name].columns
         return {column_of(columns[name].number): column for name, column in table.columns.items()}
 
-    def _rows(
-        self,
-        taken: Taken,
-        names: Sequence[dict[int, Column[Any, Any]]],
-        values: dict[tuple[str, bytes, int, Long], bytes | None],
-    ) -> tuple[RowChange, ...]:
-        """The rows of a transaction, with the values of their columns."""
-        rows: list[RowChange] = []
-        last: tuple[int, bytes] | None = None
-        for number, entry in taken.entries:
-            column = names[number].get(entry.column)
-            if column is None:
-                continue  # a column of perco's own, or one that this program does not declare
-            table = self._tables[number]
-            if not entry.record:
-                what = f"the log has an entry at {entry.commit_ts}, and there is no write record"
-                raise self._engine.driver.at(Cellref(table.name, entry.row, entry.column), Corruption("", what))
-            if last != (number, entry.row):
-                last = number, entry.row
-                key = decoded_key(table.key, entry.row, table.name)
-                rows.append(RowChange(table.title, key, {}, {}))
-            row = rows[-1]
-            for record, into in ((entry.before, row.before), (entry.record, row.after)):
-                value = value_of(record)
-                if isinstance(value, Long):
-                    start_ts, value = value.start_ts, values[table.name, entry.row, entry.column, value]
-                    if value is None:
-                        error = Corruption("", f"the value written at {start_ts} is missing")
-                        raise self._engine.driver.at(Cellref(table.name, entry.row, entry.column), error)
-                into[column.name] = None if value is None else decoded(column.codec, value, column, row.key)
-        return tuple(rows)
+    def _make(self, taken: Sequence[Taken], values: _Values) -> None:
+        """Decode transactions, and make them ready."""
+        known = [(table, self._columns(table)) for table in self._tables]
+        for commit_ts, entries in taken:
+            rows: list[RowChange] = []
+            last: tuple[int, bytes] | None = None
+            for number, (_, at, cell, record, before) in entries:
+                table, columns = known[number]
+                column = columns.get(cell)
+                if column is None:
+                    continue  # a column of perco's own, or one that this program does not declare
+                if not record:
+                    what = f"the log has an entry at {commit_ts}, and there is no write record"
+                    raise self._engine.driver.at(Cellref(table.name, at, cell), Corruption("", what))
+                if last != (number, at):
+                    last = number, at
+                    row = RowChange(table.title, decoded_key(table.key, at, table.name), {}, {})
+                    rows.append(row)
+                where = table.name, at, cell
+                row.before[column.name] = self._value(before, column, row.key, where, values)
+                row.after[column.name] = self._value(record, column, row.key, where, values)
+            if rows:
+                self._ready.append(Changes(commit_ts, tuple(rows)))
+            self._reached = commit_ts  # E3: also if the next one cannot be read
+
+    def _value(
+        self, record: bytes, column: Column[Any, Any], key: Any, where: tuple[str, bytes, int], values: _Values
+    ) -> Any:
+        value = value_of(record)
+        if isinstance(value, Long):
+            start_ts, value = value.start_ts, values[(*where, value)]
+            if value is None:
+                raise self._engine.driver.at(
+                    Cellref(*where), Corruption("", f"the value written at {start_ts} is missing")
+                )
+        return None if value is None else decoded(column.codec, value, column, key)
 
     # ------------------------------------------------------------ waiting
 

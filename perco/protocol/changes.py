@@ -8,13 +8,15 @@ E3  A transaction is taken as a whole, once no source can have another entry of 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from perco.errors import Corruption
 from perco.protocol.records import ACK, DELETE, PUT, PUT_DATA, RECORD_HEAD, data_group, unpack_record
-from perco.storage import ScanRow
+from perco.storage import TS_MAX, ScanRow
 from perco.storage.keys import escape, log_key
 
 
@@ -40,6 +42,7 @@ class Source:
 
     Attributes:
         table: the number of the table.
+        entries: those that have not been taken, as the log has them: by time, then by row and column.
         ended: True if the log has no further entries up to the frontier.
     """
 
@@ -47,12 +50,13 @@ class Source:
     low: bytes
     high: bytes | None
     position: bytes
+    entries: list[Entry]
     ended: bool
 
     def __init__(self, table: int, low: bytes, high: bytes | None, position: bytes = b"") -> None:
         self.table, self.low, self.high, self.position = table, low, high, position
         self.ended = False
-        self.entries: deque[Entry] = deque()
+        self.entries = []
 
     def divide(self, row: bytes) -> Source:
         """Leave the rows from `row` on to another source, which is returned: they lie in another tablet (P4)."""
@@ -63,10 +67,11 @@ class Source:
     def fill(self, rows: Sequence[ScanRow], *, full: bool) -> None:
         """Add a page of the log. `full`: there may be more entries."""
         low, high = self.low, self.high
-        for row, [cells] in rows:
-            column, ts, record = cells[0]
-            if row >= low and (high is None or row < high):
-                self.entries.append(Entry(ts, row, column, record, cells[1][2] if len(cells) > 1 else b""))
+        self.entries += [
+            Entry(cells[0][1], row, cells[0][0], cells[0][2], cells[1][2] if len(cells) > 1 else b"")
+            for row, [cells] in rows
+            if row >= low and (high is None or row < high)
+        ]
         if rows:
             row, [cells] = rows[-1]
             position = log_key(escape(row), cells[0][0], cells[0][1])
@@ -85,44 +90,66 @@ class Merge:
     def __init__(self, sources: list[Source], after: int, frontier: int) -> None:
         self.sources, self.frontier = sources, frontier
         self._last = after
-        self._open: Taken | None = None
+        self._whole: deque[Taken] = deque()
 
     def hungry(self) -> list[Source]:
         """The sources to fill before the next transaction can be taken."""
-        return [source for source in self.sources if not source.entries and not source.ended]
+        if self._whole:
+            return []
+        open = self._open()
+        return [source for source in self.sources if not source.ended and _last_of(source) == open]
 
     @property
     def over(self) -> bool:
         """Whether everything has been taken."""
-        return self._open is None and all(source.ended and not source.entries for source in self.sources)
+        return not self._whole and all(source.ended and not source.entries for source in self.sources)
 
     def take(self) -> Taken | None:
         """The next transaction; None if a source must be filled first, or if it is over."""
-        while True:
-            lowest = 0
-            for source in self.sources:
-                if source.entries:
-                    ts = source.entries[0].commit_ts
-                    if not lowest or ts < lowest:
-                        lowest = ts
-                elif not source.ended:
-                    return None
-            found = self._open
-            if found is not None and found.commit_ts != lowest:  # E3: no source has another entry of it
-                self._open = None
-                self._last = found.commit_ts
-                if len(found.entries) > 1:
-                    found.entries.sort()
-                return found
-            if not lowest:
-                return None
-            assert self._last < lowest <= self.frontier, "E3: in the order of time, and no further than the frontier"
-            if found is None:
-                found = self._open = Taken(lowest, [])
-            for source in self.sources:
-                entries = source.entries
-                while entries and entries[0].commit_ts == lowest:
-                    found.entries.append((source.table, entries.popleft()))
+        if not self._whole:
+            self._gather()
+        return self._whole.popleft() if self._whole else None
+
+    def _open(self) -> int:
+        """E3: the earliest timestamp at which a source may have further entries."""
+        return min((_last_of(source) for source in self.sources if not source.ended), default=TS_MAX + 1)
+
+    def _gather(self) -> None:
+        """Put together the transactions before `_open`."""
+        open = self._open()
+        found: list[tuple[int, Entry]] = []
+        for source in self.sources:
+            table, entries = source.table, source.entries
+            cut = bisect_left(entries, open, key=_time_of)
+            found += [(table, entry) for entry in entries[:cut]]
+            del entries[:cut]
+        if not found:
+            return
+        if len(self.sources) > 1:
+            found.sort(key=lambda each: each[1].commit_ts)
+        last = self._last
+        taken: list[tuple[int, Entry]] = []
+        assert last < found[0][1].commit_ts, "E3: in the order of time"
+        assert found[-1][1].commit_ts <= self.frontier, "E3: no further than the frontier"
+        for each in found:
+            ts = each[1].commit_ts
+            if ts == last:
+                taken.append(each)
+            else:
+                last, taken = ts, [each]
+                self._whole.append(Taken(ts, taken))
+        self._last = last
+        if len(self.sources) > 1:
+            for transaction in self._whole:
+                transaction.entries.sort()
+
+
+_time_of: Final = attrgetter("commit_ts")
+
+
+def _last_of(source: Source) -> int:
+    """The timestamp up to which a source has been read; 0: not at all."""
+    return source.entries[-1].commit_ts if source.entries else 0
 
 
 class Long(NamedTuple):

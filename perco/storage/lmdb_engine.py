@@ -300,9 +300,13 @@ class LmdbEngine:
             raise self._unreadable(error) from error
 
     def _scan(self, request: ScanRequest) -> ScanPage:
-        if self.native is not None and not request.reverse and request.log is None:
-            _, start, stop, queries, _, rows_max, bytes_max, seeks_max, _ = request
-            if (made := self.native.scan(start, stop, queries, rows_max, bytes_max, seeks_max)) is not None:
+        if self.native is not None and not request.reverse:
+            _, start, stop, queries, _, rows_max, bytes_max, seeks_max, after = request
+            if after is not None:
+                [(_, _, from_ts, to_ts, n, _)] = queries
+                if (rows := self.native.scan_log(after, from_ts, to_ts, n, rows_max, bytes_max)) is not None:
+                    return ScanPage(rows, None)
+            elif (made := self.native.scan(start, stop, queries, rows_max, bytes_max, seeks_max)) is not None:
                 return ScanPage(*made)
         logs = () if request.log is None else (LOG,)
         missing = [group for group in (*logs, *(query.group for query in request.queries)) if group not in self._dbs]

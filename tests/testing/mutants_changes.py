@@ -108,7 +108,7 @@ def taken_early(patch: pytest.MonkeyPatch) -> None:
         first = min(heads, key=lambda source: source.entries[0].commit_ts)
         found = Taken(first.entries[0].commit_ts, [])
         while first.entries and first.entries[0].commit_ts == found.commit_ts:
-            found.entries.append((first.table, first.entries.popleft()))
+            found.entries.append((first.table, first.entries.pop(0)))
         return found
 
     patch.setattr(Merge, "take", take)

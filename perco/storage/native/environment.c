@@ -351,6 +351,7 @@ static PyMethodDef Environment_methods[] = {
     {"fence", (PyCFunction)Environment_fence, METH_O, NULL},
     {"read", (PyCFunction)(void (*)(void))Environment_read, METH_FASTCALL, NULL},
     {"scan", (PyCFunction)Environment_scan, METH_VARARGS, NULL},
+    {"scan_log", (PyCFunction)Environment_scan_log, METH_VARARGS, NULL},
     {"apply", (PyCFunction)Environment_apply, METH_VARARGS, NULL},
     {"end_shared", (PyCFunction)Environment_end_shared, METH_NOARGS, NULL},
     {"close", (PyCFunction)Environment_close, METH_NOARGS, NULL},

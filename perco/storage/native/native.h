@@ -1,7 +1,7 @@
 /* The hot path of an LMDB environment, outside the interpreter (perco/storage/lmdb_native.py says when it is used).
 
    environment.c   Environment: an environment that py-lmdb has opened
-   reading.c       reads of rows, and pages of scans, in an Environment
+   reading.c       reads of rows, and pages of scans and logs, in an Environment
    writing.c       batches of mutations; Writer: the loop of a writer's thread; Completions: what writers have done
 
    There is one copy of LMDB in the process: its functions are those that py-lmdb's shared object exports. The
@@ -101,6 +101,7 @@ void end_view(Environment *self);
 extern PyTypeObject EnvironmentType, WriterType, CompletionsType;
 PyObject *Environment_read(Environment *self, PyObject *const *args, Py_ssize_t count);
 PyObject *Environment_scan(Environment *self, PyObject *args);
+PyObject *Environment_scan_log(Environment *self, PyObject *args);
 PyObject *Environment_apply(Environment *self, PyObject *args);
 extern PyObject *api; /* the address of py-lmdb's table of the functions of LMDB 0.9; None: it has only these */
 

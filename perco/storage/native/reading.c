@@ -456,3 +456,102 @@ Environment_scan(Environment *self, PyObject *args)
     }
     return Py_BuildValue("(NN)", page.rows, page.next);
 }
+
+/* ------------------------------------------------------------ a page of a log (`_scan_log` in row.py) */
+
+/* Add the cell of an entry, whose key is given, and, if n is above 1, its column's newest older one. */
+static int
+logged_cells(MDB_cursor *records, const char *at, size_t size, int64_t n, PyObject *cells, int64_t *bytes)
+{
+    MDB_val key = {size, (void *)at}, value;
+    int rc = n ? mdb.cursor_get(records, &key, &value, MDB_SET_RANGE) : MDB_NOTFOUND;
+    if (rc && rc != MDB_NOTFOUND)
+        return BACK;
+    if (rc || compare(key.mv_data, key.mv_size, at, size)) {
+        MDB_val entry = {size, (void *)at};
+        return add_cell(cells, &entry, &(MDB_val){0, ""}, 1);
+    }
+    if (add_scanned(cells, &key, &value, bytes))
+        return -1;
+    if (n < 2)
+        return 0;
+    rc = step(records, &key, &value);
+    if (!rc && key.mv_size == size && !memcmp(key.mv_data, at, size - 8))
+        return add_scanned(cells, &key, &value, bytes);
+    return rc == BACK ? BACK : 0;
+}
+
+/* scan_log(after, from_ts, to_ts, n, rows_max, bytes_max) -> rows, or None: Python has to read the page. */
+PyObject *
+Environment_scan_log(Environment *self, PyObject *args)
+{
+    const char *after;
+    Py_ssize_t after_size;
+    unsigned long long low, high;
+    long long n, rows_max, bytes_max;
+    char from[KEY_MAX + 1];
+    int64_t bytes = 0;
+    if (!PyArg_ParseTuple(args, "y#KKLLL", &after, &after_size, &low, &high, &n, &rows_max, &bytes_max))
+        return NULL;
+    if (self->log < 0 || self->write < 0 || after_size >= KEY_MAX)
+        Py_RETURN_NONE;
+    /* An entry's key is its timestamp, the prefix of its row, and its column; no key is equal to `from`. */
+    uint64_t first = __builtin_bswap64(low);
+    size_t size = (size_t)after_size + 1;
+    memcpy(from, after, (size_t)after_size);
+    from[after_size] = 0;
+    if (compare(from, size, &first, 8) < 0) {
+        memcpy(from, &first, 8);
+        size = 8;
+    }
+    PyObject *rows = PyList_New(0);
+    if (!rows)
+        return NULL;
+    end_view(self); /* a page is read from the newest state */
+    MDB_cursor *log = cursor_of(self, self->log), *records = log ? cursor_of(self, self->write) : NULL;
+    int rc = records ? 0 : BACK;
+    MDB_val key = {size, from}, unused;
+    if (!rc)
+        rc = mdb.cursor_get(log, &key, &unused, MDB_SET_RANGE);
+    while (!rc && PyList_GET_SIZE(rows) < rows_max && bytes < bytes_max) {
+        char at[KEY_MAX];
+        uint64_t ts;
+        if (!is_cells(&key)) {
+            rc = BACK;
+            break;
+        }
+        memcpy(&ts, key.mv_data, 8);
+        ts = __builtin_bswap64(ts);
+        if (ts > high)
+            break;
+        size_t where = key.mv_size - 8; /* prefix and column: of an entry first its timestamp, of a cell last */
+        memcpy(at, (char *)key.mv_data + 8, where);
+        uint64_t tail = __builtin_bswap64(~ts);
+        memcpy(at + where, &tail, 8);
+        PyObject *cells = PyList_New(0), *lists = cells ? PyList_New(1) : NULL;
+        PyObject *row = lists ? row_of(at, where - 4) : NULL, *pair = row ? PyTuple_New(2) : NULL;
+        if (!pair) {
+            if (lists)
+                Py_DECREF(lists);
+            Py_XDECREF(cells);
+            Py_XDECREF(row);
+            rc = BACK;
+            break;
+        }
+        PyList_SET_ITEM(lists, 0, cells);
+        PyTuple_SET_ITEM(pair, 0, row);
+        PyTuple_SET_ITEM(pair, 1, lists);
+        rc = logged_cells(records, at, where + 8, n, cells, &bytes);
+        if (!rc)
+            rc = PyList_Append(rows, pair);
+        Py_DECREF(pair);
+        if (!rc)
+            rc = mdb.cursor_get(log, &key, &unused, MDB_NEXT);
+    }
+    end_view(self);
+    if (!rc || rc == MDB_NOTFOUND)
+        return rows;
+    PyErr_Clear(); /* out of memory, or damage: Python says so */
+    Py_DECREF(rows);
+    Py_RETURN_NONE;
+}

@@ -28,6 +28,7 @@ from perco.storage import (
     DATA,
     LOG,
     TS_MAX,
+    WRITE,
     Failed,
     LmdbOptions,
     Mutation,
@@ -37,13 +38,17 @@ from perco.storage import (
     ScanRequest,
     lmdb_native,
 )
+from perco.storage.keys import cell_key, escape, log_key
 from perco.storage.lmdb_engine import MapTooSmall
 from tests.component.storage.stores import GROUPS, TABLE, lmdb_engine, open_lmdb, put, value_of
-from tests.core.storage.model import mutations, queries, rows, scan_requests, unhurried
+from tests.core.storage.model import mutations, queries, ranges, rows, scan_requests, timestamps, unhurried
 from tests.support.zeros import dense_rows
 
 _REASON = lmdb_native.native_why_not()
 pytestmark = pytest.mark.skipif(bool(_REASON), reason=f"no extension here: {_REASON}")
+
+
+NEVER = {"read": 0, "scan": 0, "scan_log": 0, "apply": 0}
 
 
 class Dictated:
@@ -51,7 +56,7 @@ class Dictated:
 
     def __init__(self, native: Any) -> None:
         self._native = native
-        self.answered = {"read": 0, "scan": 0, "apply": 0}
+        self.answered = dict(NEVER)
 
     def __getattr__(self, name: str) -> Any:
         asked = getattr(self._native, name)
@@ -94,7 +99,7 @@ def test_both_paths_answer_alike_and_write_the_same_bytes(logs: bool, history: l
         native, slow = (lmdb_engine(Path(folder) / name, groups=groups) for name in ("native", "slow"))
         slow.stay_slow()
         asked = native.native = Dictated(native.native)
-        done = {"read": 0, "scan": 0, "apply": 0}
+        done = dict(NEVER)
         try:
             for step in history:
                 if step[0] == "commit":
@@ -117,6 +122,51 @@ def test_both_paths_answer_alike_and_write_the_same_bytes(logs: bool, history: l
             native.close()
             slow.close()
         assert (native.path / "data.mdb").read_bytes() == (slow.path / "data.mdb").read_bytes()
+
+
+few_rows = st.sampled_from([b"a", b"a\x00", b"ab"]) | dense_rows
+
+
+@st.composite
+def log_requests(draw: st.DrawFn) -> ScanRequest:
+    at = draw(st.none() | st.tuples(few_rows, st.integers(0, 1), timestamps))
+    return ScanRequest(
+        TABLE,
+        b"",
+        None,
+        (ScanQuery(WRITE, None, *draw(ranges), draw(st.integers(0, 3))),),
+        rows_max=draw(st.integers(1, 5)),
+        bytes_max=draw(st.integers(1, 9)),
+        log=b"" if at is None else log_key(escape(at[0]), *at[1:]),
+    )
+
+
+logged = st.tuples(
+    few_rows, st.integers(0, 1), timestamps, st.binary(max_size=3), st.sampled_from([False, False, True])
+)
+
+
+@settings(unhurried, max_examples=150)
+@given(st.lists(logged, min_size=5, max_size=20), st.lists(log_requests(), min_size=1, max_size=8))
+def test_both_paths_read_the_same_log(entries: list[Any], requests: list[ScanRequest]) -> None:  # E1
+    with tempfile.TemporaryDirectory() as folder:
+        engine = lmdb_engine(Path(folder), groups=(*GROUPS, LOG))
+        for row, column, ts, record, lost in entries:
+            engine.commit([Mutation(TABLE, [(row, [], [(WRITE, column, ts, record)])])], 0)
+            if lost:
+                with engine._env.begin(engine._dbs[WRITE], write=True) as txn:
+                    txn.delete(cell_key(escape(row), column, ts))
+        asked = engine.native = Dictated(engine.native)
+        try:
+            for request in requests:
+                found = engine.scan(request)
+                engine.native = None
+                assert engine.scan(request) == found
+                engine.native = asked
+            assert asked.answered["scan_log"] == len(requests), "nothing was handed back"
+        finally:
+            engine.native = asked._native
+            engine.close()
 
 
 @settings(unhurried, max_examples=100)
@@ -298,6 +348,7 @@ def test_a_damaged_page_is_pythons_to_report(tmp_path: Path) -> None:
     engine = lmdb_engine(tmp_path)
     engine.native.close()  # type: ignore[union-attr]
     assert engine.native.read(b"a", [(DATA, 1, 0, TS_MAX, 1)], frozenset(), False) is None  # type: ignore[union-attr]
+    assert engine.native.scan_log(b"", 0, TS_MAX, 2, 9, 99) is None  # type: ignore[union-attr]
     assert engine.native.apply([put(b"a")], 0, 0, frozenset()) is None  # type: ignore[union-attr]
     assert engine.read(b"a", [(DATA, 1, 0, TS_MAX, 1)]) == [[]]
     engine.close()
