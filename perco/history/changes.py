@@ -40,7 +40,7 @@ from perco.protocol.snapshot import Blocked
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.schema.codecs import decoded, decoded_key
 from perco.schema.schema import Column, Table, must_be_table
-from perco.storage import LOCK, TS_MAX, WRITE, ReadRequest, ScanQuery, ScanRequest
+from perco.storage import LOCK, TS_MAX, WRITE, ReadRequest, ScanPage, ScanQuery, ScanRequest
 from perco.storage.cells import is_logged
 from perco.txn.beginning import begin_snapshot
 from perco.txn.engine import Engine
@@ -261,8 +261,8 @@ class ChangeStream(AsyncOnly):
         page = await self._engine.driver.reads.scan(request)
         if page.next is not None and (source.high is None or page.next < source.high):
             merge.sources.append(source.divide(page.next))  # its tablet has been split meanwhile
-        size = sum(len(value) for _, [cells] in page.rows for _, _, value in cells)
-        source.fill(page.rows, full=len(page.rows) >= request.rows_max or size >= request.bytes_max)
+        full = len(page.rows) >= request.rows_max or _size(page) >= request.bytes_max
+        source.fill(page.rows, full=full)
 
     def _request(self, source: Source, after: int, upto: int, n: int, entries: int) -> ScanRequest:
         query = ScanQuery(WRITE, None, after + 1, upto, n)
@@ -308,12 +308,13 @@ class ChangeStream(AsyncOnly):
 
     def _make(self, taken: Sequence[Taken], values: _Values) -> None:
         """Decode transactions, and make them ready."""
-        known = [(table, self._columns(table)) for table in self._tables]
+        tables = [(table, table.title, self._columns(table)) for table in self._tables]
+        ready = self._ready
         for commit_ts, entries in taken:
             rows: list[RowChange] = []
-            last: tuple[int, bytes] | None = None
+            last = -1, b""
             for number, (_, at, cell, record, before) in entries:
-                table, columns = known[number]
+                table, title, columns = tables[number]
                 column = columns.get(cell)
                 if column is None:
                     continue  # a column of perco's own, or one that this program does not declare
@@ -322,26 +323,28 @@ class ChangeStream(AsyncOnly):
                     raise self._engine.driver.at(Cellref(table.name, at, cell), Corruption("", what))
                 if last != (number, at):
                     last = number, at
-                    row = RowChange(table.title, decoded_key(table.key, at, table.name), {}, {})
-                    rows.append(row)
-                where = table.name, at, cell
-                row.before[column.name] = self._value(before, column, row.key, where, values)
-                row.after[column.name] = self._value(record, column, row.key, where, values)
+                    key = decoded_key(table.key, at, table.name)
+                    old: dict[str, Any] = {}
+                    new: dict[str, Any] = {}
+                    rows.append(RowChange(title, key, old, new))
+                name = column.name
+                old[name] = self._value(before, column, key, at, cell, values) if before else None
+                new[name] = self._value(record, column, key, at, cell, values)
             if rows:
-                self._ready.append(Changes(commit_ts, tuple(rows)))
+                ready.append(Changes(commit_ts, tuple(rows)))
             self._reached = commit_ts  # E3: also if the next one cannot be read
 
-    def _value(
-        self, record: bytes, column: Column[Any, Any], key: Any, where: tuple[str, bytes, int], values: _Values
-    ) -> Any:
+    def _value(self, record: bytes, column: Column[Any, Any], key: Any, row: bytes, cell: int, values: _Values) -> Any:
         value = value_of(record)
-        if isinstance(value, Long):
-            start_ts, value = value.start_ts, values[(*where, value)]
-            if value is None:
-                raise self._engine.driver.at(
-                    Cellref(*where), Corruption("", f"the value written at {start_ts} is missing")
-                )
-        return None if value is None else decoded(column.codec, value, column, key)
+        if value.__class__ is bytes:  # the hot path
+            return decoded(column.codec, value, column, key)
+        if not isinstance(value, Long):
+            return None
+        found = values[column.table.name, row, cell, value]
+        if found is None:
+            error = Corruption("", f"the value written at {value.start_ts} is missing")
+            raise self._engine.driver.at(Cellref(column.table.name, row, cell), error)
+        return decoded(column.codec, found, column, key)
 
     # ------------------------------------------------------------ waiting
 
@@ -366,6 +369,10 @@ class ChangeStream(AsyncOnly):
                 if page.rows:
                     return True
         return False
+
+
+def _size(page: ScanPage) -> int:
+    return sum(len(value) for _, [cells] in page.rows for _, _, value in cells)
 
 
 def _logged(engine: Engine, table: Table[Any] | str) -> Table[Any]:

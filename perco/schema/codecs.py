@@ -81,7 +81,9 @@ def _int64(value: int) -> bytes:
 
 
 def _to_int64(data: bytes) -> int:
-    return int(_exactly(_INT64, data)) - _OFFSET
+    if len(data) != 8:
+        raise _wrong_size(8, data)
+    return int.from_bytes(data, "big") - _OFFSET
 
 
 _FLOAT64: Final = struct.Struct(">d")
@@ -97,13 +99,14 @@ def _float64(value: float) -> bytes:
 
 
 def _to_float64(data: bytes) -> float:
-    return float(_exactly(_FLOAT64, data))
+    if len(data) != 8:
+        raise _wrong_size(8, data)
+    value: float = _FLOAT64.unpack(data)[0]
+    return value
 
 
-def _exactly(form: struct.Struct, data: bytes) -> Any:
-    if len(data) != form.size:
-        raise ValueError(f"expected {form.size} bytes, found {len(data)}")
-    return form.unpack(data)[0]
+def _wrong_size(size: int, data: bytes) -> ValueError:
+    return ValueError(f"expected {size} bytes, found {len(data)}")
 
 
 def _bool(value: bool) -> bytes:
@@ -157,8 +160,10 @@ def _date(value: date) -> bytes:
 
 
 def _to_date(data: bytes) -> date:
+    if len(data) != 4:
+        raise _wrong_size(4, data)
     try:
-        return date.fromordinal(_exactly(_DAYS, data) - _DAY_OFFSET + _DAY_0)
+        return date.fromordinal(int.from_bytes(data, "big") - _DAY_OFFSET + _DAY_0)
     except OverflowError as error:
         raise ValueError(str(error)) from error
 
