@@ -109,7 +109,7 @@ def _tell_one_call(run: Run, report: Report, in_flight: int, found: dict[str, li
         report.ratio("vs_zodb_128", mine.of(zodb), valid=kept, at_least=2.0)
     kept = report.floor("SQLite, batching writer, is 4x its one writer", batching.of(one), 4)
     times = mine.of(batching)
-    report.ratio("vs_sqlite_batching_128", times, valid=kept)
+    report.ratio("vs_sqlite_batching_128", times, valid=kept, at_least=1.0)
     winner = "perco" if times > 1 else "SQLite behind a batching writer"
     run.say(
         f"{winner} is the faster of the two, {1 / times:.1f} times. It runs calls one after the other,\n"

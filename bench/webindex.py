@@ -42,6 +42,7 @@ KEY_PAGES, QUICK_KEY_PAGES = 1_000, 300
 LOADERS = 48
 SEED = 1
 YARD_S = 0.005  # CPU time of the yardstick: builds that run one after the other are compared at this speed
+PAGES_PER_S_LEAST = 300.0  # with the largest web
 FLAT_MOST = 1.3  # the largest web's CPU per page over the smallest's
 
 
@@ -302,6 +303,7 @@ def _tell(run: Run, report: Report, webs: Sequence[Built]) -> None:
             for id, counters in largest.observers.items()
         ],
     )
+    report.figure("pages_per_s_largest", largest.pages_per_s, at_least=PAGES_PER_S_LEAST)
     flat = largest.cpu_ms / webs[0].cpu_ms
     report.ratios["cpu_per_page_largest_vs_smallest"] = round(flat, 3)
     report.bars.append(("CPU of a page, the largest web's over the smallest's", flat, "at most", FLAT_MOST))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import trio
 
@@ -36,42 +36,52 @@ _TELLING: Final = (
     "DirDeletedEvent",
 )  # of watchdog's events; others tell of reads, or only repeat that something in a folder has changed
 
+_AHEAD_MAX: Final = 100  # paths of which something waits that was done ahead
 
-class Notices:
-    """Paths that have changed since they were last taken."""
+A = TypeVar("A")
 
-    def __init__(self) -> None:
-        self._paths: set[str] = set()
+
+class Notices(Generic[A]):
+    """Paths that have changed since they were last taken.
+
+    Args: `ahead`: called with each path, in watchdog's thread. `take` gives what it returned last for the path.
+    """
+
+    def __init__(self, ahead: Callable[[str], A | None]) -> None:
+        self._paths: dict[str, A | None] = {}
+        self._ahead, self._done_ahead = ahead, 0
         self._any = trio.Event()
         self._run = trio.lowlevel.current_trio_token()
 
     def dispatch(self, event: Any) -> None:
         """Called by watchdog, in its thread."""
         paths = {os.fsdecode(path) for path in (event.src_path, event.dest_path) if path}
+        found = {path: self._ahead(path) if self._done_ahead < _AHEAD_MAX else None for path in paths}
+        self._done_ahead += sum(each is not None for each in found.values())
         try:
-            self._run.run_sync_soon(self._add, paths)
+            self._run.run_sync_soon(self._add, found)
         except trio.RunFinishedError:
             return  # the program that watched has ended
 
-    def _add(self, paths: set[str]) -> None:
-        self._paths |= paths
+    def _add(self, found: dict[str, A | None]) -> None:
+        self._paths |= found
         self._any.set()
 
-    async def take(self) -> set[str]:
+    async def take(self) -> dict[str, A | None]:
         """Wait until there are some."""
         await self._any.wait()
         self._any = trio.Event()
-        paths, self._paths = self._paths, set()
+        paths, self._paths, self._done_ahead = self._paths, {}, 0
         return paths
 
 
 @asynccontextmanager
-async def noticed(folder: Path) -> AsyncIterator[Notices | None]:
+async def noticed(folder: Path, ahead: Callable[[str], A | None]) -> AsyncIterator[Notices[A] | None]:
     """The changes in a folder, and in those below it, while the block lasts; None if the system cannot tell."""
     if not INSTALLED:
         yield None
         return
-    notices, observer = Notices(), Observer()
+    notices, observer = Notices(ahead), Observer()
     telling = [getattr(events, name) for name in _TELLING]
     observer.schedule(notices, str(folder), recursive=True, event_filter=telling)  # type: ignore[arg-type]
     try:

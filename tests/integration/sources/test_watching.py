@@ -12,6 +12,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import trio
 
 import perco
 from perco.sources import Folder, FolderOptions, Synced, noticing
+from perco.sources.folder import _AHEAD_BYTES, _Turns
 
 pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning:perco")  # tmpfs
 
@@ -133,7 +135,7 @@ async def test_only_what_the_folder_takes_is_taken_also_by_notices(tmp_path: Pat
         for name in names:
             notes.write(name, "text")
         paths = {str(notes.path / name) for name in [*names, "link", "link/c.md", "d.md", "", ".git"]}
-        synced = await notes.source._sync_some(db, paths, trio.Lock())
+        synced = await notes.source._sync_some(db, dict.fromkeys(paths), _Turns())
         assert (synced.added, synced.removed) == (1, 0)
         assert await notes.stored(db) == {"a.md": "text", "d.md": "a row of the program's own"}
 
@@ -143,10 +145,10 @@ async def test_a_name_that_is_no_key_is_skipped(tmp_path: Path) -> None:
     path = os.path.join(os.fsencode(notes.path), b"\xff")
     notes.write(os.fsdecode(b"\xff"), "text")
     async with perco.open("memory:", notes.schema) as db:
-        synced = await notes.source._sync_some(db, {os.fsdecode(path)}, trio.Lock())
+        synced = await notes.source._sync_some(db, {os.fsdecode(path): None}, _Turns())
         assert [skipped.kept for skipped in synced.skipped] == [True]
         os.unlink(path)
-        assert await notes.source._sync_some(db, {os.fsdecode(path)}, trio.Lock()) == Synced()
+        assert await notes.source._sync_some(db, {os.fsdecode(path): None}, _Turns()) == Synced()
         assert await notes.stored(db) == {}
 
 
@@ -158,7 +160,7 @@ async def test_a_pass_does_not_remove_a_file_that_came_after_its_listing(
 ) -> None:
     notes = Notes(tmp_path / "notes")
     notes.write("gone", "one")
-    turn = trio.Lock()
+    turns = _Turns()
     async with perco.open("memory:", notes.schema) as db:
         await notes.source.sync(db)
         (notes.path / "gone").unlink()
@@ -167,11 +169,11 @@ async def test_a_pass_does_not_remove_a_file_that_came_after_its_listing(
         def later() -> Any:
             files = listed()
             notes.write("late", "two")
-            trio.from_thread.run(notes.source._sync_some, db, {str(notes.path / "late")}, turn)
+            trio.from_thread.run(notes.source._sync_some, db, {str(notes.path / "late"): None}, turns)
             return files
 
         monkeypatch.setattr(notes.source, "_listed", later)
-        synced = await notes.source._sync(db, turn)
+        synced = await notes.source._sync(db, turns)
         assert await notes.stored(db) == {"late": "two"}
         assert synced.removed == 1
 
@@ -181,18 +183,18 @@ async def test_a_pass_that_has_read_a_file_does_not_overwrite_what_was_read_late
 ) -> None:
     notes = Notes(tmp_path / "notes")
     notes.write("a", "old")
-    turn = trio.Lock()
+    turns = _Turns()
     read_all = notes.source._read_all
     async with perco.open("memory:", notes.schema) as db, trio.open_nursery() as nursery:
         ended = trio.Event()
 
         async def notice() -> None:
-            await notes.source._sync_some(db, {str(notes.path / "a")}, turn)
+            await notes.source._sync_some(db, {str(notes.path / "a"): None}, turns)
             ended.set()
 
         async def ends_or_waits_for_its_turn() -> None:
             nursery.start_soon(notice)
-            while not (ended.is_set() or turn.statistics().tasks_waiting):
+            while not (ended.is_set() or turns.lock.statistics().tasks_waiting):
                 await trio.lowlevel.checkpoint()
 
         def read_and_change(files: Any) -> Any:
@@ -203,9 +205,68 @@ async def test_a_pass_that_has_read_a_file_does_not_overwrite_what_was_read_late
             return read
 
         monkeypatch.setattr(notes.source, "_read_all", read_and_change)
-        await notes.source._sync(db, turn)
+        await notes.source._sync(db, turns)
         await ended.wait()
         assert await notes.stored(db) == {"a": "new"}
+
+
+@pytest.mark.parametrize("overtaken_by", ["a pass", "a removal", "a notice"])
+async def test_what_was_read_ahead_is_not_written_if_somebody_has_read_files_since(
+    tmp_path: Path, overtaken_by: str
+) -> None:
+    notes, turns = Notes(tmp_path / "notes"), _Turns()
+    notes.write("a", "old")
+    notes.write("b", "other")
+    path = str(notes.path / "a")
+    async with perco.open("memory:", notes.schema) as db:
+        await notes.source.sync(db)
+        ahead = notes.source._read_ahead(turns, path)
+        assert ahead is not None
+        if overtaken_by == "a removal":
+            (notes.path / "a").unlink()
+        else:
+            notes.write("a", "new")
+        if overtaken_by == "a notice":
+            await notes.source._sync_some(db, {path: None}, turns)
+        else:
+            await notes.source._sync(db, turns)
+        await notes.source._sync_some(db, {path: ahead}, turns)
+        assert await notes.stored(db) == notes.there()
+
+
+async def test_small_files_are_read_ahead_and_others_are_not(tmp_path: Path) -> None:
+    notes, turns = Notes(tmp_path / "notes", match="*.txt"), _Turns()
+    notes.write("small.txt", "one")
+    notes.write("large.txt", "x" * (_AHEAD_BYTES + 1))
+    notes.write("other.md", "two")
+    found = {
+        name: notes.source._read_ahead(turns, str(notes.path / name))
+        for name in ("small.txt", "large.txt", "other.md", "missing.txt", "small.txt/below.txt", "../notes/../a.txt")
+    }
+    assert [name for name, ahead in found.items() if ahead is not None] == ["small.txt"]
+
+
+async def test_a_small_file_that_was_replaced_is_read_by_the_thread_that_hears_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = Notes(tmp_path / "notes")
+    notes.write("a", "one")
+    async with perco.open("memory:", notes.schema) as db, notes.watched(db) as equal:
+        monkeypatch.setattr(notes.source, "_look_and_read", None)  # a turn that reads files itself would fail
+        (tmp_path / "new").write_text("two")
+        os.replace(tmp_path / "new", notes.path / "a")
+        await equal()
+
+
+async def test_what_waits_having_been_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    notices = noticing.Notices(lambda path: path)
+    for n in range(3 * noticing._AHEAD_MAX):
+        notices.dispatch(SimpleNamespace(src_path=f"{n}", dest_path=""))
+    taken = await notices.take()
+    assert len(taken) == 3 * noticing._AHEAD_MAX
+    assert sum(each is not None for each in taken.values()) == noticing._AHEAD_MAX
+    notices.dispatch(SimpleNamespace(src_path="next", dest_path="moved"))
+    assert await notices.take() == {"next": "next", "moved": "moved"}
 
 
 # ------------------------------------------------------------------ without notices
