@@ -11,7 +11,7 @@ not noted then, so the next pass reads it again.
 under way. The files that a pass has listed may have changed by the time it writes. So both take turns: in its turn,
 each looks once more at the files that it reads or whose rows it removes, and writes. So the last one that writes has
 also looked last. A small file is read ahead, by the thread that hears of its change, because a switch to another thread
-takes longer than reading it. What was read ahead is written only if nobody has read files in a turn since then.
+takes longer than reading it. If files have been read in a turn since then, the file is read again.
 """
 
 from __future__ import annotations
