@@ -67,6 +67,9 @@ class Source:
     def fill(self, rows: Sequence[ScanRow], *, full: bool) -> None:
         """Add a page of the log. `full`: there may be more entries."""
         low, high = self.low, self.high
+        times = [cells[0][1] for _, [cells] in rows]
+        if times != sorted(times):
+            raise Corruption(f"log of {rows[0][0]!r:.100}", "its entries are out of order")
         self.entries += [
             Entry(cells[0][1], row, cells[0][0], cells[0][2], cells[1][2] if len(cells) > 1 else b"")
             for row, [cells] in rows

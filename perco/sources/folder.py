@@ -11,7 +11,7 @@ not noted then, so the next pass reads it again.
 under way. The files that a pass has listed may have changed by the time it writes. So both take turns: in its turn,
 each looks once more at the files that it reads or whose rows it removes, and writes. So the last one that writes has
 also looked last. A small file is read ahead, by the thread that hears of its change, because a switch to another thread
-takes longer than reading it. If files have been read in a turn since then, the file is read again.
+takes longer than reading it. If files have been read in a turn meanwhile, the file is read again.
 """
 
 from __future__ import annotations
@@ -128,14 +128,15 @@ class _Change(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """What was read of a file ahead of a turn, and how often files had been read in turns before."""
+    """What was read of a file ahead of a turn. `reads`: of `_Turns`, before it was read."""
 
     change: _Change
     reads: int
 
 
 class _Turns:
-    """Whose turn it is to look and to write. `reads`: how often somebody has begun to read files in a turn."""
+    """Whose turn it is to look and to write. `reads`: how often somebody has looked at files in a turn, and has come to
+    the end."""
 
     def __init__(self) -> None:
         self.lock = trio.Lock()
@@ -285,8 +286,9 @@ class Folder(Generic[V]):
         await self._remove(db, gone, turns, synced)
         for some in _portions(files.values()):
             async with turns.lock:
+                read = await trio.to_thread.run_sync(self._read_all, some)
                 turns.reads += 1
-                await self._take(db, await trio.to_thread.run_sync(self._read_all, some), synced)
+                await self._take(db, read, synced)
         return synced
 
     async def _sync_some(self, db: Database, paths: dict[str, _Ahead | None], turns: _Turns) -> Synced:
@@ -299,11 +301,13 @@ class Folder(Generic[V]):
             if len(ahead) == len(paths):
                 await self._take(db, ahead, synced)
                 return synced
-            turns.reads += 1
             files, others, read, rest = await trio.to_thread.run_sync(self._look_and_read, paths)
+            turns.reads += 1
             await self._take(db, read, synced)
             for some in rest:
-                await self._take(db, await trio.to_thread.run_sync(self._read_all, some), synced)
+                read = await trio.to_thread.run_sync(self._read_all, some)
+                turns.reads += 1
+                await self._take(db, read, synced)
         listed = {file.key for file in files}
         gone: list[str] = []
         async with db.snapshot() as snap:
@@ -333,8 +337,8 @@ class Folder(Generic[V]):
         """Remove the rows of files that are not there."""
         if keys:
             async with turns.lock:
-                turns.reads += 1
                 gone = await trio.to_thread.run_sync(self._gone, keys)
+                turns.reads += 1
                 await self._write(db, [_Change(key, None, None) for key in gone], synced)
 
     async def _write(self, db: Database, changes: list[_Change], synced: Synced) -> None:
@@ -406,11 +410,14 @@ class Folder(Generic[V]):
             below = self._below(path)
             if (file := self._one(below)) is not None:
                 found[below] = file
-            elif below != ".":  # the folder itself is there, and changes in it have notices of their own
+            if below == ".":
+                continue  # changes in the folder have notices of their own
+            if file is None or path.endswith(os.sep):  # a file may have taken a folder's place
                 if self._no_key(self.prefix + below) is None:
                     others.append(self.prefix + below)
-                if self._may_be(below) and os.path.isdir(path) and not os.path.islink(path):
-                    found |= {each[0]: each for each in self._walk(path, f"{below}/")}
+                place = path.rstrip(os.sep)
+                if self._may_be(below) and os.path.isdir(place) and not os.path.islink(place):
+                    found |= {each[0]: each for each in self._walk(place, f"{below}/")}
         return self._files(found.values()), others
 
     def _gone(self, keys: list[str]) -> list[str]:
@@ -422,7 +429,7 @@ class Folder(Generic[V]):
         """The path below the folder, with "/"; ".": the folder itself. Raises: ValueError for one that is elsewhere."""
         root = f"{self.path}{os.sep}"
         if path.startswith(root) and os.sep == "/":  # a quarter of the time of the general way
-            return path[len(root) :]
+            return path[len(root) :].rstrip("/") or "."
         return Path(path).relative_to(self.path).as_posix()
 
     def _one(self, below: str) -> tuple[str, str, _Stamp] | None:
@@ -482,7 +489,7 @@ class Folder(Generic[V]):
         if (reason := self._no_key(file.key)) is not None:
             return Skipped(file.key, f"its path is no key: {reason}", True)
         try:
-            with open(file.path, "rb") as opened:
+            with open(file.path, "rb", opener=_open) as opened:
                 data = opened.read(self.options.bytes_max + 1)
                 stat = os.fstat(opened.fileno())
         except OSError as error:
@@ -496,6 +503,11 @@ class Folder(Generic[V]):
             except UnicodeDecodeError:
                 return Skipped(file.key, "it is not UTF-8 text", False)
         return _Change(file.key, content, b"" if file.fresh else file.stamp.packed())
+
+
+def _open(path: str, flags: int) -> int:
+    """Open a file, and never wait: it may have become a named pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _stamp(stat: os.stat_result) -> _Stamp:

@@ -6,7 +6,9 @@ if too many wait, or if another machine has changed a shared folder. So they onl
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,6 +27,8 @@ except ImportError:
 else:
     INSTALLED = True
 
+log = logging.getLogger("perco.sources")
+
 _TELLING: Final = (
     "FileCreatedEvent",
     "FileModifiedEvent",
@@ -42,37 +46,57 @@ A = TypeVar("A")
 
 
 class Notices(Generic[A]):
-    """Paths that have changed since they were last taken.
+    """Paths that have changed since they were last taken. Those of folders end with a slash.
 
-    Args: `ahead`: called with each path, in watchdog's thread. `take` gives what it returned last for the path.
+    Args: `ahead`: called with the path of a file that has been written, in watchdog's thread. `take` gives what it
+    returned, unless another change of the file has followed.
     """
 
     def __init__(self, ahead: Callable[[str], A | None]) -> None:
         self._paths: dict[str, A | None] = {}
         self._ahead, self._done_ahead = ahead, 0
+        self._lock = threading.Lock()  # of both
         self._any = trio.Event()
         self._run = trio.lowlevel.current_trio_token()
 
     def dispatch(self, event: Any) -> None:
         """Called by watchdog, in its thread."""
         paths = {os.fsdecode(path) for path in (event.src_path, event.dest_path) if path}
-        found = {path: self._ahead(path) if self._done_ahead < _AHEAD_MAX else None for path in paths}
-        self._done_ahead += sum(each is not None for each in found.values())
+        if event.is_directory:
+            found: dict[str, A | None] = {os.path.join(path, ""): None for path in paths}
+        elif event.event_type == "modified":  # again and again, until the file is closed
+            found = dict.fromkeys(paths)
+        else:
+            found = {path: self._look_ahead(path) for path in paths}
+        with self._lock:
+            self._paths |= found
+            self._done_ahead += sum(each is not None for each in found.values())
         try:
-            self._run.run_sync_soon(self._add, found)
+            self._run.run_sync_soon(self._wake)
         except trio.RunFinishedError:
             return  # the program that watched has ended
 
-    def _add(self, found: dict[str, A | None]) -> None:
-        self._paths |= found
+    def _look_ahead(self, path: str) -> A | None:
+        if self._done_ahead >= _AHEAD_MAX:
+            return None
+        try:
+            return self._ahead(path)
+        except Exception:  # watchdog's thread would end
+            log.exception("a file could not be read ahead")
+            return None
+
+    def _wake(self) -> None:
         self._any.set()
 
     async def take(self) -> dict[str, A | None]:
         """Wait until there are some."""
-        await self._any.wait()
-        self._any = trio.Event()
-        paths, self._paths, self._done_ahead = self._paths, {}, 0
-        return paths
+        while True:
+            await self._any.wait()
+            self._any = trio.Event()
+            with self._lock:
+                paths, self._paths, self._done_ahead = self._paths, {}, 0
+            if paths:
+                return paths
 
 
 @asynccontextmanager

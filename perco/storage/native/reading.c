@@ -485,20 +485,24 @@ logged_cells(MDB_cursor *records, const char *at, size_t size, int64_t n, PyObje
 PyObject *
 Environment_scan_log(Environment *self, PyObject *args)
 {
-    const char *after;
-    Py_ssize_t after_size;
-    unsigned long long low, high;
-    long long n, rows_max, bytes_max;
+    PyObject *after, *given[5];
+    uint64_t numbers[5];
     char from[KEY_MAX + 1];
     int64_t bytes = 0;
-    if (!PyArg_ParseTuple(args, "y#KKLLL", &after, &after_size, &low, &high, &n, &rows_max, &bytes_max))
+    if (!PyArg_ParseTuple(args, "SOOOOO", &after, &given[0], &given[1], &given[2], &given[3], &given[4]))
         return NULL;
+    size_t after_size = (size_t)PyBytes_GET_SIZE(after);
     if (self->log < 0 || self->write < 0 || after_size >= KEY_MAX)
         Py_RETURN_NONE;
+    for (int i = 0; i < 5; i++)
+        if (as_number(given[i], &numbers[i]) || numbers[i] > INT64_MAX)
+            Py_RETURN_NONE;
+    uint64_t low = numbers[0], high = numbers[1];
+    int64_t n = (int64_t)numbers[2], rows_max = (int64_t)numbers[3], bytes_max = (int64_t)numbers[4];
     /* An entry's key is its timestamp, the prefix of its row, and its column; no key is equal to `from`. */
     uint64_t first = __builtin_bswap64(low);
-    size_t size = (size_t)after_size + 1;
-    memcpy(from, after, (size_t)after_size);
+    size_t size = after_size + 1;
+    memcpy(from, PyBytes_AS_STRING(after), after_size);
     from[after_size] = 0;
     if (compare(from, size, &first, 8) < 0) {
         memcpy(from, &first, 8);

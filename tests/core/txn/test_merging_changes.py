@@ -81,6 +81,12 @@ def test_a_log_that_is_out_of_order_is_noticed() -> None:
         source.fill(page([(4, b"a", 1)]), full=True)
 
 
+def test_a_page_that_is_out_of_order_is_noticed() -> None:  # E3
+    source = Source(0, b"", None)
+    with pytest.raises(Corruption, match="out of order"):
+        source.fill(page([(5, b"a", 1), (7, b"a", 1), (6, b"a", 1), (8, b"a", 1)]), full=False)
+
+
 def test_what_a_record_says() -> None:
     assert value_of(b"") is None
     assert value_of(pack_record(PUT, 1, b"value")) == b"value"

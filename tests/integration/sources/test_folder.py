@@ -111,12 +111,12 @@ async def test_what_cannot_be_taken_is_told_and_nothing_is_lost(
         notes.write("moving", "next")
         right = open
 
-        def opened(path: str, mode: str) -> Any:
+        def opened(path: str, mode: str, **how: Any) -> Any:
             if path.endswith("locked"):
                 raise PermissionError(13, "Permission denied")
             if path.endswith("moving"):
                 (tmp_path / "notes/moving").write_text("later")
-            return right(path, mode)
+            return right(path, mode, **how)
 
         monkeypatch.setattr(folder, "open", opened, raising=False)
         skipped = {each.key: each for each in (await notes.source.sync(db)).skipped}

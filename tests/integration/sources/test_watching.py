@@ -19,13 +19,18 @@ import pytest
 import trio
 
 import perco
-from perco.sources import Folder, FolderOptions, Synced, noticing
+from perco.sources import Folder, FolderOptions, Skipped, Synced, noticing
 from perco.sources.folder import _AHEAD_BYTES, _Turns
 
 pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning:perco")  # tmpfs
 
 RARELY = FolderOptions(interval_s=3600, rescan_s=3600)
 WAIT_S = 120.0  # a test that waits so long has failed
+
+
+def happened(kind: str, path: str, to: str = "", *, is_directory: bool = False) -> SimpleNamespace:
+    """An event of watchdog."""
+    return SimpleNamespace(event_type=kind, src_path=path, dest_path=to, is_directory=is_directory)
 
 
 class Notes:
@@ -234,6 +239,75 @@ async def test_what_was_read_ahead_is_not_written_if_somebody_has_read_files_sin
         assert await notes.stored(db) == notes.there()
 
 
+@pytest.mark.parametrize("who", ["a notice", "a removal", "a pass"])
+async def test_what_is_read_ahead_while_somebody_reads_in_a_turn_is_not_written_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    notes, turns = Notes(tmp_path / "notes"), _Turns()
+    source, path, found = notes.source, notes.path / "a", []
+    reads = {"a notice": "_look_and_read", "a removal": "_gone", "a pass": "_read_all"}[who]
+    right = getattr(source, reads)
+
+    def late(given: Any) -> Any:
+        os.replace(tmp_path / "old", path)
+        found.append(source._read_ahead(turns, str(path)))
+        if who == "a removal":
+            path.unlink()
+        else:
+            os.replace(tmp_path / "new", path)
+        return right(given)
+
+    notes.write("a", "first")
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "new").write_text("new")
+    async with perco.open("memory:", notes.schema) as db:
+        await source.sync(db)
+        monkeypatch.setattr(source, reads, late)
+        if who == "a notice":
+            await source._sync_some(db, {str(path): None}, turns)
+        elif who == "a removal":
+            await source._remove(db, ["a"], turns, Synced())
+        else:
+            os.link(tmp_path / "new", tmp_path / "same")
+            os.replace(tmp_path / "same", path)  # the pass lists the file that it will find
+            await source._sync(db, turns)
+        monkeypatch.setattr(source, reads, right)
+        [ahead] = found
+        assert ahead is not None
+        written: list[Any] = []
+        write = source._write
+
+        async def noted(db: perco.Database, changes: Any, synced: Synced) -> None:
+            written.extend(change.content for change in changes)
+            await write(db, changes, synced)
+
+        monkeypatch.setattr(source, "_write", noted)
+        await source._sync_some(db, {str(path): ahead}, turns)
+        assert "old" not in written
+        assert await notes.stored(db) == notes.there()
+
+
+async def test_a_file_in_the_place_of_a_folder_removes_the_rows_of_the_folder(tmp_path: Path) -> None:
+    notes = Notes(tmp_path / "notes")
+    notes.write("d/a", "one")
+    notes.write("d/b/c", "two")
+    (tmp_path / "d").write_text("file")
+    async with perco.open("memory:", notes.schema) as db, notes.watched(db) as equal:
+        (notes.path / "d").rename(tmp_path / "away")
+        (tmp_path / "d").rename(notes.path / "d")
+        await equal()
+        assert await notes.stored(db) == {"d": "file"}
+
+
+def test_a_file_that_becomes_a_pipe_holds_nobody_up(tmp_path: Path) -> None:
+    notes = Notes(tmp_path / "notes")
+    notes.write("a", "one")
+    [file] = notes.source._listed()
+    (notes.path / "a").unlink()
+    os.mkfifo(notes.path / "a")
+    assert notes.source._read(file) == Skipped("a", "it has changed while it was read", True)
+
+
 async def test_small_files_are_read_ahead_and_others_are_not(tmp_path: Path) -> None:
     notes, turns = Notes(tmp_path / "notes", match="*.txt"), _Turns()
     notes.write("small.txt", "one")
@@ -261,12 +335,26 @@ async def test_a_small_file_that_was_replaced_is_read_by_the_thread_that_hears_o
 async def test_what_waits_having_been_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     notices = noticing.Notices(lambda path: path)
     for n in range(3 * noticing._AHEAD_MAX):
-        notices.dispatch(SimpleNamespace(src_path=f"{n}", dest_path=""))
+        notices.dispatch(happened("closed", f"{n}"))
     taken = await notices.take()
     assert len(taken) == 3 * noticing._AHEAD_MAX
     assert sum(each is not None for each in taken.values()) == noticing._AHEAD_MAX
-    notices.dispatch(SimpleNamespace(src_path="next", dest_path="moved"))
+    notices.dispatch(happened("moved", "next", "moved"))
     assert await notices.take() == {"next": "next", "moved": "moved"}
+
+
+async def test_only_what_a_change_leaves_is_read_ahead(caplog: pytest.LogCaptureFixture) -> None:
+    def ahead(path: str) -> str:
+        if path == "odd":
+            raise ZeroDivisionError
+        return path
+
+    notices = noticing.Notices(ahead)
+    for kind, path in [("closed", "a"), ("modified", "a"), ("modified", "b"), ("closed", "b"), ("created", "odd")]:
+        notices.dispatch(happened(kind, path))
+    notices.dispatch(happened("moved", "c", "d", is_directory=True))
+    assert await notices.take() == {"a": None, "b": "b", "odd": None, "c/": None, "d/": None}
+    assert [record.getMessage() for record in caplog.records] == ["a file could not be read ahead"]
 
 
 # ------------------------------------------------------------------ without notices

@@ -169,6 +169,20 @@ def test_both_paths_read_the_same_log(entries: list[Any], requests: list[ScanReq
             engine.close()
 
 
+def test_numbers_of_a_log_request_that_do_not_fit_are_pythons(tmp_path: Path) -> None:
+    engine = lmdb_engine(tmp_path, groups=(*GROUPS, LOG))
+    native = engine.native
+    assert native is not None
+    assert native.scan_log(b"", 0, TS_MAX, 2, 9, 99) == []
+    for place in range(5):
+        for odd in (-1, 1 << 63, 1 << 64, None):
+            numbers: list[Any] = [0, TS_MAX, 2, 9, 99]
+            numbers[place] = odd
+            assert native.scan_log(b"", *numbers) is None
+    assert native.scan_log(b"x" * 600, 0, TS_MAX, 2, 9, 99) is None
+    engine.close()
+
+
 @settings(unhurried, max_examples=100)
 @given(st.lists(st.tuples(dense_rows, st.binary(max_size=40)), min_size=1, max_size=30))
 def test_a_scan_returns_every_row_as_it_was_written(given_rows: list[tuple[bytes, bytes]]) -> None:
