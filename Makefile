@@ -98,8 +98,8 @@ test-wheel: .venv/.python ## the sdist, and the wheel made of it, alone in an en
 	rm -rf build/wheel && mkdir -p build/wheel
 	$(BIN)/pip install --quiet --disable-pip-version-check 'hatchling>=1.24' 'setuptools>=68'
 	$(BIN)/python -m hatchling build -t sdist -d build/wheel
-	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel build/wheel/perco-*.tar.gz
-	CC=/no/compiler $(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheel/slow build/wheel/perco-*.tar.gz
+	$(BIN)/pip wheel --no-cache-dir --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel build/wheel/perco-*.tar.gz
+	CC=/no/compiler $(BIN)/pip wheel --no-cache-dir --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheel/slow build/wheel/perco-*.tar.gz
 	ls build/wheel/slow/perco-*-py3-none-any.whl
 	$(PYTHON) -m venv build/wheel/env
 	build/wheel/env/bin/pip install --quiet --disable-pip-version-check "$$(ls build/wheel/*.whl)[web]"
@@ -112,7 +112,7 @@ wheels: .venv/.python ## dist/: wheels with the C extension, which install on Li
 	@for python in $(PYTHON) $(PYTHONS); do \
 	  if ! $$python -c '' 2>/dev/null; then echo "$$python is not here: left out"; continue; fi; \
 	  $$python -m venv build/wheels/$$python && PIP="build/wheels/$$python/bin/pip --quiet --disable-pip-version-check" && \
-	  $$PIP wheel --no-deps --wheel-dir build/wheels/of-$$python build/wheels/perco-*.tar.gz && \
+	  $$PIP wheel --no-cache-dir --no-deps --wheel-dir build/wheels/of-$$python build/wheels/perco-*.tar.gz && \
 	  PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair -w dist build/wheels/of-$$python/*.whl && \
 	  CC=false PATH="$(CURDIR)/build/wheels/$$python/bin" $$PIP install --only-binary :all: dist/*-$$($$python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')-*.whl && \
 	  (cd build/wheels && "$(CURDIR)/build/wheels/$$python/bin/python" -c 'from perco.storage import native_why_not as why; exit(why() or 0)') || exit 1; \

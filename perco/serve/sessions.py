@@ -108,7 +108,8 @@ class Session:
 
     def __init__(self, name: str, now: float, greeting: int = 0) -> None:
         """`greeting`: the number of the client's last greeting."""
-        self.name, self.last_heard, self.greeting = name, now, greeting
+        self.name, self.last_heard = name, now
+        self.greeting: int = greeting
         self.ticket = secrets.token_hex(16)
         self.open: set[int] = set()
         self.held: dict[int, int] = {}

@@ -27,7 +27,7 @@ except ImportError:
 else:
     INSTALLED = True
 
-log = logging.getLogger("perco.sources")
+log: logging.Logger = logging.getLogger("perco.sources")
 
 _TELLING: Final = (
     "FileCreatedEvent",
