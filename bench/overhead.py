@@ -213,12 +213,11 @@ def main(run: Run) -> None:
     off_two = replace(off, commit=two.commit)
     with run.scratch() as folder:
         sides: dict[str, Callable[[], float]] = {}
+        cpu: list[float] = []
         for n in (1, 128) if run.quick else (1, 128, 1024):
             sides[f"bare {n}"] = partial(bare_puts, folder, n)
-            sides[f"perco {n}"] = partial(rate, folder, n)
+            sides[f"perco {n}"] = partial(rate, folder, n, cpu=cpu if n == 128 else None)
             sides[f"perco {n}, two phases"] = partial(rate, folder, n, 1, two)
-        cpu: list[float] = []
-        sides["perco 128"] = partial(rate, folder, 128, cpu=cpu)
         sides["perco 128, batching off"] = partial(rate, folder, 128, 1, off)
         sides["perco 128, two phases, batching off"] = partial(rate, folder, 128, 1, off_two)
         if not run.quick:

@@ -65,7 +65,7 @@ class Source:
         return other
 
     def fill(self, rows: Sequence[ScanRow], *, full: bool) -> None:
-        """Add a page of the log. `full`: there may be more entries."""
+        """Add a page of the log. `full`: there may be more entries. Raises: Corruption if they are out of order."""
         low, high = self.low, self.high
         times = [cells[0][1] for _, [cells] in rows]
         if times != sorted(times):

@@ -42,6 +42,8 @@ from perco.sources.noticing import Notices, noticed
 from perco.txn.transaction import Transaction
 
 V = TypeVar("V", str, bytes)
+G = TypeVar("G")
+T = TypeVar("T")
 
 _ROWS_AT_ONCE: Final = 1000  # in a transaction
 _BYTES_AT_ONCE: Final = 8 << 20  # in a transaction, unless one file has more
@@ -128,19 +130,24 @@ class _Change(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """What was read of a file ahead of a turn. `reads`: of `_Turns`, before it was read."""
+    """A change of a file that was read ahead of a turn. `reads`: the number of `_Turns.reads` before that."""
 
     change: _Change
     reads: int
 
 
 class _Turns:
-    """Whose turn it is to look and to write. `reads`: how often somebody has looked at files in a turn, and has come to
-    the end."""
+    """Whose turn it is to look at files and to write. `reads`: how many looks at files have ended, in all turns."""
 
     def __init__(self) -> None:
         self.lock = trio.Lock()
         self.reads = 0
+
+    async def look(self, function: Callable[[G], T], given: G) -> T:
+        """Call a function that looks at files, in a thread. The caller has the turn."""
+        found = await trio.to_thread.run_sync(function, given)
+        self.reads += 1  # not before: what is read ahead until then may be older
+        return found
 
 
 class Folder(Generic[V]):
@@ -286,9 +293,7 @@ class Folder(Generic[V]):
         await self._remove(db, gone, turns, synced)
         for some in _portions(files.values()):
             async with turns.lock:
-                read = await trio.to_thread.run_sync(self._read_all, some)
-                turns.reads += 1
-                await self._take(db, read, synced)
+                await self._take(db, await turns.look(self._read_all, some), synced)
         return synced
 
     async def _sync_some(self, db: Database, paths: dict[str, _Ahead | None], turns: _Turns) -> Synced:
@@ -301,13 +306,10 @@ class Folder(Generic[V]):
             if len(ahead) == len(paths):
                 await self._take(db, ahead, synced)
                 return synced
-            files, others, read, rest = await trio.to_thread.run_sync(self._look_and_read, paths)
-            turns.reads += 1
+            files, others, read, rest = await turns.look(self._look_and_read, paths)
             await self._take(db, read, synced)
             for some in rest:
-                read = await trio.to_thread.run_sync(self._read_all, some)
-                turns.reads += 1
-                await self._take(db, read, synced)
+                await self._take(db, await turns.look(self._read_all, some), synced)
         listed = {file.key for file in files}
         gone: list[str] = []
         async with db.snapshot() as snap:
@@ -337,8 +339,7 @@ class Folder(Generic[V]):
         """Remove the rows of files that are not there."""
         if keys:
             async with turns.lock:
-                gone = await trio.to_thread.run_sync(self._gone, keys)
-                turns.reads += 1
+                gone = await turns.look(self._gone, keys)
                 await self._write(db, [_Change(key, None, None) for key in gone], synced)
 
     async def _write(self, db: Database, changes: list[_Change], synced: Synced) -> None:
@@ -408,10 +409,10 @@ class Folder(Generic[V]):
         others: list[str] = []
         for path in paths:
             below = self._below(path)
-            if (file := self._one(below)) is not None:
-                found[below] = file
             if below == ".":
                 continue  # changes in the folder have notices of their own
+            if (file := self._one(below)) is not None:
+                found[below] = file
             if file is None or path.endswith(os.sep):  # a file may have taken a folder's place
                 if self._no_key(self.prefix + below) is None:
                     others.append(self.prefix + below)
@@ -434,7 +435,7 @@ class Folder(Generic[V]):
 
     def _one(self, below: str) -> tuple[str, str, _Stamp] | None:
         """The file at this path below the folder, if `_walk` would find it."""
-        if below == "." or not self._matches(below.rpartition("/")[2], below) or not self._may_be(below):
+        if not self._matches(below.rpartition("/")[2], below) or not self._may_be(below):
             return None
         path = os.path.join(self.path, below)
         try:

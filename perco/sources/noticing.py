@@ -40,7 +40,7 @@ _TELLING: Final = (
     "DirDeletedEvent",
 )  # of watchdog's events; others tell of reads, or only repeat that something in a folder has changed
 
-_AHEAD_MAX: Final = 100  # paths of which something waits that was done ahead
+_AHEAD_MAX: Final = 100  # results of `ahead` that wait
 
 A = TypeVar("A")
 
