@@ -33,7 +33,8 @@ from bench.hot import HOT_RANGES, KEYS, ONE_SLOW_IN, RUN_S, SLOW_RUN_S, TABLETS
 from bench.worker_processes import Drained
 from perco.database.inside import close, inside, local_owner
 from perco.database.making import make
-from perco.notify.scanner import Place, Scanner
+from perco.notify.scanner import Scanner
+from perco.notify.walk import Place
 from perco.notify.worker import Worker
 from perco.storage import BatchOptions, LmdbOptions, LocalRowStore, Mutation, RowCells, ScanPage, ScanRequest
 from perco.storage.cells import ReadRequest, Verdict

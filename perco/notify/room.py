@@ -3,6 +3,8 @@
 N13 A slow observer with many changes leaves room for others of its priority, and of higher ones: it takes another place
     only if at least a third as many places as it has would still be free. (The places of quick observers are soon
     free.) So with one slow observer, a quarter of the places is free, and with n of them, one in 3n + 1.
+    Unless it is alone, its runs begin a little apart. Otherwise those that begin together would also end together, and
+    all of them would commit and take new rows before other observers' runs go on.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from perco.schema.manner import Limits
 _SHARE: Final = 3  # places that a slow observer may have for each one that is free
 _SLOW_S: Final = 0.2  # an observer whose runs take longer is slow, and so is one of which none has ended yet
 _INERTIA: Final = 0.8
+_APART_S: Final = 0.004  # between the beginnings of two runs of a slow observer: several times what its commit takes
+_SPREAD: Final = 0.25  # the longest that the last of a full worker's runs waits for that, as a part of a run's time
 
 
 class Room:
@@ -34,6 +38,7 @@ class Room:
         self._held: Counter[int] = Counter()  # by observer
         self._began: dict[int, dict[int, float]] = {}  # by observer: when the runs in flight began, the oldest first
         self._pace: dict[int, float] = {}  # by observer: how long a run takes, of late
+        self._next: dict[int, float] = {}  # by slow observer: when its next run may begin
 
     def has(self, number: int, limits: Limits, now: float, *, alone: bool) -> bool:
         """Whether an observer may take another place. `alone`: no other observer has its priority, or a higher one."""
@@ -66,6 +71,16 @@ class Room:
         self._held.subtract(map(observer_of, acks))
         crowded, self.crowded = self.crowded, False
         return crowded
+
+    def wait_s(self, number: int, now: float, *, alone: bool) -> float:
+        """How long to wait before an observer's next run, in seconds: 0 unless the observer is slow. `alone`: as for
+        `has`."""
+        pace = self._pace.get(number, 0.0)
+        if alone or pace < _SLOW_S:
+            return 0.0
+        at = max(now, self._next.get(number, now))
+        self._next[number] = at + min(_APART_S, _SPREAD * pace / self._places)
+        return at - now
 
     def runs(self, number: int, run: int, now: float) -> None:
         """Note the beginning of a run."""

@@ -23,12 +23,12 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import trio
 
 from perco.errors import Corruption, SessionEnded, Unavailable
 from perco.notify.rowlocks import CELLS_PER_ROW, CLAIMED, FREE, HELD, Dirty, Elsewhere, newest_of, oldest_root
+from perco.notify.walk import Place, Walk, random_row
 from perco.notify.worker import Worker
 from perco.protocol.records import observer_of
 from perco.storage import NOTIFY, TS_MAX, ScanCell, ScanPage, ScanQuery, ScanRequest, ScanRow
@@ -37,19 +37,12 @@ log: logging.Logger = logging.getLogger("perco.store")
 
 _AWAY_S = 1.0  # between two looks at a store that does not answer, or that is damaged
 _CROWDED_S = 0.02  # the longest pause between two tours that pass rows of slow observers
-_PASSING_PAUSE = 3  # after a page of rows that were all passed: so many times as long as the page took
+_PASSING_PAUSE = 3  # after a page of rows that were all passed: so many times as long as the page took, but at least
+_PASSING_S = 0.005  # so long
 _HINTS_MAX = 16  # hints that are followed between two pages of a tour
 _INSTEAD_MAX = 16  # further rows that a scanner asks for, in case other processes have the first ones
 _FURTHER_DOWN = 0.25  # the chance that a scanner goes on to lower priorities while a higher one has more to do
 _WAYS_GIVEN_MAX = 3  # how often in succession a lower priority gives way to a higher one
-
-
-class Place(NamedTuple):
-    """A tablet's row range."""
-
-    table: str
-    low: bytes
-    high: bytes | None
 
 
 @dataclass(slots=True)
@@ -65,42 +58,6 @@ class ScannerCounters:
     met: int = 0
     asked: int = 0
     refused: int = 0
-
-
-class _Walk:
-    """A page of dirty rows.
-
-    Attributes:
-        claims, before: how many rows the scanner had claimed by its last jump, and by the moment at which it read this
-            page.
-        taken: rows for which the scanner has a slot and this process's lock, but no claim yet.
-        stale_from: where to continue reading, if the rest of the page is stale.
-    """
-
-    __slots__ = ("before", "claims", "rows", "stale_from", "table", "taken")
-
-    def __init__(self, table: str, rows: list[tuple[bytes, list[ScanCell]]], claims: int, before: int) -> None:
-        self.table, self.rows, self.claims, self.before = table, rows, claims, before
-        self.taken: list[Dirty] = []
-        self.stale_from: bytes | None = None
-
-    def is_stale(self, claims: int, most: int) -> bool:
-        """Whether other scanners may have run the page's rows meanwhile, because this scanner has claimed many rows
-        since it read the page."""
-        return claims - self.before >= most
-
-
-def random_row(first: bytes, last: bytes, rng: random.Random) -> bytes:
-    """A random key between two others, roughly uniform: the bytes after their common prefix are read as a fraction."""
-    if first >= last:
-        return first
-    common = 0
-    while common < len(first) and first[common] == last[common]:
-        common += 1
-    low = int.from_bytes(first[common : common + 7].ljust(7, b"\x00"), "big")
-    high = int.from_bytes(last[common : common + 7].ljust(7, b"\x00"), "big")
-    row = first[:common] + rng.randint(low, high).to_bytes(7, "big")
-    return min(max(row, first), last)
 
 
 class Scanner:
@@ -220,7 +177,7 @@ class Scanner:
     async def _follow_hint(self, nursery: trio.Nursery, table: str, row: bytes) -> None:
         page = await self._page(Place(table, row, row + b"\x00"), 1, cells=CELLS_PER_ROW)
         claims = self.counters.claims
-        walk = _Walk(table, [(row, cells) for row, [cells] in page.rows], claims, claims)
+        walk = Walk(table, [(row, cells) for row, [cells] in page.rows], claims, claims)
         try:
             await self._walk_page(nursery, walk)
         finally:
@@ -335,8 +292,8 @@ class Scanner:
             await self._follow_hints(nursery)
             began = trio.current_time()
             page = await self.worker.engine.driver.store.scan(request)
-            walk = _Walk(place.table, [(row, cells) for row, [cells] in page.rows], claims, self.counters.claims)
             passed = self._passed
+            walk = Walk(place.table, self._ready_rows(page), claims, self.counters.claims)
             try:
                 if await self._walk_page(nursery, walk):
                     return True
@@ -344,15 +301,32 @@ class Scanner:
                 for dirty in walk.taken:  # not claimed: the scanner teleports, or is cancelled
                     self._let_go(walk.table, dirty)
             start = page.next if walk.stale_from is None else walk.stale_from
-            passed_all = 0 < len(walk.rows) == self._passed - passed
+            passed_all = 0 < len(page.rows) == self._passed - passed
             if start is not None and passed_all and not self.worker.may_run_any(place.table, self._level):
                 self._passed += self.worker.options.page_rows  # and perhaps many more
                 return False
             if passed_all and self.worker.hints.of_all:
-                await self._pause(nursery, _PASSING_PAUSE * (trio.current_time() - began))
+                await self._pause(nursery, max(_PASSING_S, _PASSING_PAUSE * (trio.current_time() - began)))
         return False
 
-    async def _walk_page(self, nursery: trio.Nursery, walk: _Walk) -> bool:
+    def _ready_rows(self, page: ScanPage) -> list[tuple[bytes, list[ScanCell]]]:
+        """The rows of a page, but for those whose observers may run on no row now: they are passed, all at once, since
+        a slow observer may have many."""
+        rows = [(row, cells) for row, [cells] in page.rows]
+        acks = {cell[0] for _, cells in rows for cell in cells}
+        level, may_run = self._level, self.worker.may_run
+        ready = {ack for ack in acks if (level is None or observer_of(ack) in level) and may_run(observer_of(ack))}
+        if len(ready) < len(acks):
+            left = [
+                (row, cells)
+                for row, cells in rows
+                if len(cells) == CELLS_PER_ROW or any(cell[0] in ready for cell in cells)
+            ]
+            self._passed += len(rows) - len(left)
+            return left
+        return rows
+
+    async def _walk_page(self, nursery: trio.Nursery, walk: Walk) -> bool:
         worker, table = self.worker, walk.table
         for at, (row, cells) in enumerate(walk.rows):
             self.position = (table, row)
@@ -399,7 +373,7 @@ class Scanner:
                 return True
         return await self._claim(nursery, walk, len(walk.rows))
 
-    async def _claim(self, nursery: trio.Nursery, walk: _Walk, at: int) -> bool:
+    async def _claim(self, nursery: trio.Nursery, walk: Walk, at: int) -> bool:
         """Claim the taken rows, across all processes, and hand them to runners. Returns whether the scanner teleports,
         because another process has a row. `at`: the index of the page's next row."""
         elsewhere = self.worker.elsewhere
@@ -410,7 +384,7 @@ class Scanner:
         walk.taken = []
         return False
 
-    async def _claim_elsewhere(self, elsewhere: Elsewhere, nursery: trio.Nursery, walk: _Walk, at: int) -> bool:
+    async def _claim_elsewhere(self, elsewhere: Elsewhere, nursery: trio.Nursery, walk: Walk, at: int) -> bool:
         """Like `_claim`, but asks the owner. It also asks for later rows of the page, so that it rarely gets no row at
         all."""
         worker, table = self.worker, walk.table
@@ -451,7 +425,7 @@ class Scanner:
                     return True
         return False
 
-    async def _instead(self, walk: _Walk, at: int) -> list[Dirty]:
+    async def _instead(self, walk: Walk, at: int) -> list[Dirty]:
         """Further rows of the page to ask for, in case other processes have the first ones."""
         found: list[Dirty] = []
         most = _INSTEAD_MAX  # claims on rows further on in a page mostly succeed
@@ -503,7 +477,7 @@ class Scanner:
             self._due = min(self._due, until)
         return bool(until)
 
-    def _jumps(self, walk: _Walk) -> bool:
+    def _jumps(self, walk: Walk) -> bool:
         """Whether the scanner teleports, after it has encountered another one."""
         return self.worker.options.teleport and self.counters.claims > walk.claims
 

@@ -371,6 +371,9 @@ class Worker:
         turn: Turn | None = None  # made at the first conflict
         counters.running += 1
         try:
+            number = observer_of(ack)
+            if wait_s := self.room.wait_s(number, trio.current_time(), alone=number in self._alone):
+                await trio.sleep(wait_s)  # N13
             while True:
                 seen_ts = self.engine.oracle.last
                 try:

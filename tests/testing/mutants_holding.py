@@ -33,6 +33,11 @@ def room_for_nobody(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+@by(f"{_LIMITS}::test_runs_of_a_slow_observer_do_not_end_together", "N13 runs of a slow observer begin together")
+def together(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Room, "wait_s", lambda self, number, now, *, alone: 0.0)
+
+
 @by(f"{_HOLDING}::test_an_outage_costs_changes_few_attempts", "N14 an observer is never tripped")
 def never_tripped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Breakers, "failed", lambda self, number, now: False)

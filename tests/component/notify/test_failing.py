@@ -445,6 +445,36 @@ async def test_many_cells_of_one_observer_do_not_hide_anothers(  # N6, N10, N11
             assert len(notified(db, "first")) == 10
 
 
+async def test_many_cells_of_an_observer_without_room_do_not_hide_anothers(  # N11, N13
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scanners, "CELLS_PER_ROW", 4)
+    go_on, ran, seen = trio.Event(), [], []
+
+    @web.observe(web.body, id="first", concurrency=1)
+    async def first(txn: Txn, change: Change) -> None:
+        ran.append(change.key)
+        await go_on.wait()
+
+    @web.observe(web.body, id="second")
+    async def second(txn: Txn, change: Change) -> None:
+        seen.append(change.key)
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        await put(db, web.body, "b", "runs")
+        await until(lambda: ran)
+        await db.pause("second")
+        for n in range(10):
+            await put(db, web.body, "a", str(n))
+        await db.resume("second")  # which makes a tour due
+        await until(lambda: seen)
+        assert (ran, seen) == (["b"], ["a"])
+        go_on.set()
+        await settle(db)
+        assert set(ran) == {"a", "b"}
+        assert seen == ["a", "b"]
+
+
 # ---------------------------------------------------------------- strange observers
 
 

@@ -30,6 +30,7 @@ class Slow:
     def __init__(self, web: Web, id: str = "slow", column: Any = None, **how: Any) -> None:
         self.column = web.body if column is None else column
         self.running = self.most = self.done = 0
+        self.ended: list[float] = []
 
         @web.observe(self.column, id=id, **how)
         async def observe(txn: Txn, change: Change) -> None:
@@ -40,6 +41,7 @@ class Slow:
             finally:
                 self.running -= 1
             self.done += 1
+            self.ended.append(trio.current_time())
 
 
 class Fast:
@@ -88,6 +90,19 @@ async def test_slow_observers_leave_room_for_others(web: Web, slow: int) -> None
         await settle(db)
         assert [hog.done for hog in hogs] == [1000] * slow
         assert nothing_is_left(db)
+
+
+async def test_runs_of_a_slow_observer_do_not_end_together(web: Web) -> None:  # N13
+    slow, fast = Slow(web), Fast(web)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        await load(db, 480, slow)
+        await put(db, web.size, "fast", 1)
+        await settle(db)
+        assert (slow.done, len(fast.at)) == (480, 1)
+    ended = sorted(slow.ended)
+    assert sum(after - before < 0.003 for before, after in pairwise(ended[:48])) > 40, "nobody knew that it is slow"
+    assert sum(after - before < 0.003 for before, after in pairwise(ended[48:])) <= 10
+    assert ended[-1] - ended[0] < 9.5 * SLOW_S, "it is not much slower for that"
 
 
 async def test_a_program_with_one_observer_uses_all_places(web: Web) -> None:  # N13
@@ -290,6 +305,23 @@ def test_a_place_that_is_released_says_whether_a_row_was_passed() -> None:  # N1
     assert room.crowded
     assert [room.release(row) for _ in range(3)] == [True, False, False]
     assert room.has(7, limits, 0.0, alone=False)
+
+
+def test_how_far_apart_runs_begin() -> None:  # N13
+    room = Room(64)
+
+    def waits(number: int, pace: float, now: float, *, alone: bool = False) -> list[float]:
+        room.runs(number, 1, now - pace)
+        room.ran(number, 1, now)
+        return [round(room.wait_s(number, now, alone=alone), 6) for _ in range(4)]
+
+    assert room.wait_s(1, 0.0, alone=False) == 0, "nothing is known of it"
+    assert waits(1, 0.1, 0.0) == [0, 0, 0, 0], "it is quick"
+    assert waits(2, 2.0, 0.0) == [0, 0.004, 0.008, 0.012]
+    assert room.wait_s(2, 0.010, alone=False) == pytest.approx(0.006)
+    assert room.wait_s(2, 9.0, alone=False) == 0
+    assert waits(3, 0.256, 0.0) == [0, 0.001, 0.002, 0.003], "all together wait for a quarter of a run at most"
+    assert waits(4, 2.0, 0.0, alone=True) == [0, 0, 0, 0]
 
 
 def test_a_request_is_one_error_alone() -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import example, given, strategies as st
 
-from perco.notify.scanner import random_row
+from perco.notify.walk import random_row
 
 
 @given(st.binary(max_size=20), st.binary(max_size=20), st.integers(0, 2**32))
