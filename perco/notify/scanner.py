@@ -557,6 +557,8 @@ class Scanner:
             claimed_at = trio.current_time()
             for at, ack in enumerate(acks):
                 if not at or worker.may_go_on(ack, claimed_at):
+                    if wait_s := worker.wait_s(ack):
+                        await trio.sleep(wait_s)
                     await worker.run(table, row, ack)
         finally:
             if worker.elsewhere is not None:

@@ -359,6 +359,11 @@ class Worker:
             return False
         return self.rates is None or self.rates.is_fresh(observer_of(ack), claimed_at)
 
+    def wait_s(self, ack: int) -> float:
+        """How long to wait before a run, in seconds (N13)."""
+        number = observer_of(ack)
+        return self.room.wait_s(number, trio.current_time(), alone=number in self._alone)
+
     async def run(self, table: str, row: bytes, ack: int) -> None:
         """Run an observer on a row, several times if necessary, until a run (here or elsewhere) has handled the
         changes, or until the observer must wait (N6)."""
@@ -371,9 +376,6 @@ class Worker:
         turn: Turn | None = None  # made at the first conflict
         counters.running += 1
         try:
-            number = observer_of(ack)
-            if wait_s := self.room.wait_s(number, trio.current_time(), alone=number in self._alone):
-                await trio.sleep(wait_s)  # N13
             while True:
                 seen_ts = self.engine.oracle.last
                 try:
