@@ -151,6 +151,7 @@ class Backfill:
     ) -> None:
         self.options = options
         self.failure: Exception | None = None  # of the last try in the background
+        self.again = False  # a try has failed: what it has put may come late
         self._driver, self._background, self._catalogue, self._change = driver, background, catalogue, change
         self._alone = trio.Lock()
         self._running = False
@@ -198,7 +199,11 @@ class Backfill:
         async with self._alone:
             self._worked = 0.0
             while ids := self._catalogue().unready():
-                progress = await self._observer(ids[0], share, tell or (lambda _: None))
+                try:
+                    progress = await self._observer(ids[0], share, tell or (lambda _: None))
+                except StoreError:
+                    self.again = True
+                    raise
                 if progress is not None:
                     done[progress.id] = progress
         return list(done.values())

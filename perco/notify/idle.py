@@ -8,6 +8,8 @@ N7  *Idle*: there was one moment at which no notify cell, pending signal or lock
     store is not idle either while this process has a run in flight, because another run may have removed that run's
     notify cells (N5).
     If a store does not count its cells, `Idle.look` searches the store to count them.
+N8  Notify cells may appear without a wake-up, if a mutation was taken for lost and came late. A task that waits finds
+    them, and has workers look everywhere.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class Idle:
         # was left) and nothing when it ended, and no claim or run of another process interfered.
         self._trusted = False
         self._again_at = -math.inf  # when a search may next count cells again that an earlier one found
+        self._woken_at = -math.inf  # when a wait has last had workers look everywhere
         self._begun = self._done = 0  # numbers of searches: the last one begun, and the last one completed
         self._searching: trio.Event | None = None  # set when the search under way has ended
         self._stuck_found = 0  # locks that cannot be settled, as of the last look
@@ -193,14 +196,29 @@ class Idle:
         if self.entries(PENDING) or copied:
             self._engine.driver.orphaned.set()
 
+    def _wake_workers(self) -> None:
+        """Have workers look everywhere, if mutations may come late, and changes wait although nothing is in flight that
+        would wake them (N8)."""
+        if self._store.once and not (self._sweeper.again or self._backfill.again):
+            return
+        now = trio.current_time()
+        if self._engine.fates.observed or not self._settled() or self._busy() or now < self._woken_at + _AGAIN_S:
+            return
+        if self.entries(NOTIFY):
+            self._woken_at = now
+            self._engine.driver.notified()
+
+    def _busy(self) -> bool:
+        """Whether a run is in flight, here or in another process."""
+        worker = self._worker()
+        return (worker is not None and worker.busy) or (self.busy_elsewhere is not None and self.busy_elsewhere())
+
     def now(self) -> bool:
         """Whether the store is idle at this moment."""
-        worker = self._worker()
-        busy = (worker is not None and worker.busy) or (self.busy_elsewhere is not None and self.busy_elsewhere())
         return (
             self._settled()
             and not self._engine.fates.observed
-            and not busy
+            and not self._busy()
             and self._sure()
             and not self.pending()
             and not self._stuck()
@@ -251,6 +269,7 @@ class Idle:
             if await self.look():
                 break
             self.sweep_pending()
+            self._wake_workers()
             with trio.move_on_after(again_s):
                 await looked.wait()
             await trio.sleep(self.looks_apart_s)  # so that the wait does not cost more than the work itself
@@ -269,6 +288,7 @@ class Idle:
             self._engine.background.check()
             await self._check_served((ts, without))
             self.sweep_pending()
+            self._wake_workers()
             await trio.sleep(self.looks_apart_s)
         return failed
 

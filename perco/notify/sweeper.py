@@ -45,6 +45,7 @@ class Sweeper:
 
     first: bool
     clean: bool
+    again: bool
     settled: int
 
     def __init__(self, store: OwnerStore, driver: Driver) -> None:
@@ -52,6 +53,7 @@ class Sweeper:
         self.swept: Callable[[], None] = lambda: None  # called after each sweep
         self.clean = False  # N7: no orphaned lock is left anywhere, except those that are stuck
         self.first = True  # no sweep has ended yet: each lock that was left behind is still in a tablet
+        self.again = False  # another sweep was needed: a mutation was taken for lost, and may come late
         self.settled = 0
         self.stuck: dict[tuple[Cellref, int], Corruption] = {}  # as of the last sweep
 
@@ -63,12 +65,13 @@ class Sweeper:
             try:
                 await self._sweep()
             except StoreError:
-                self.first = False
+                self.first, self.again = False, True
                 await trio.sleep(delay)
                 delay = min(2 * delay, _RETRY_MAX_S)
                 continue
             self.first = False
             if self._driver.orphaned.is_set():
+                self.again = True
                 await trio.sleep(delay)
                 delay = min(2 * delay, _RETRY_MAX_S)
                 continue
@@ -77,7 +80,7 @@ class Sweeper:
             self._driver.notified()  # N8: a commit whose answer was lost may have been made before the sweep came to it
             self.swept()
             await self._driver.orphaned.wait()
-            self.clean = False
+            self.clean, self.again = False, True
 
     async def _sweep(self) -> None:
         stuck: dict[tuple[Cellref, int], Corruption] = {}

@@ -178,7 +178,8 @@ class Worker:
             return
         here = self.observers.keys()
         rows = {(table, row): None for table, row, numbers in where if not (numbers and here.isdisjoint(numbers))}
-        if rows and (self.elsewhere is not None or len(self.levels) > 1 or not self.waking.tell(rows)):
+        told_all = self.elsewhere is None and self.engine.driver.store.once  # otherwise, more may have come late
+        if rows and not (told_all and len(self.levels) <= 1 and self.waking.tell(rows)):
             self.wake_up()
 
     @property

@@ -13,6 +13,7 @@ import pytest
 
 from perco.history.changes import ChangeStream
 from perco.history.slices import Slice, _Counted
+from perco.notify.idle import Idle
 from perco.notify.rowlocks import DONE, HELD, RowLocks
 from perco.notify.scanner import Scanner
 from perco.notify.sweeper import Sweeper
@@ -216,6 +217,14 @@ def unswept(patch: pytest.MonkeyPatch) -> None:
         await right(self)
 
     patch.setattr(Sweeper, "run", run)
+
+
+@by(
+    f"{_NOTIFY}/test_told.py::test_a_wait_finds_what_came_late[owner-False]",
+    "N8 a wait does not have workers look for what came late",
+)
+def only_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Idle, "_wake_workers", lambda self: None)
 
 
 @by(

@@ -19,8 +19,19 @@ from perco.notify.sweeper import Sweeper
 from perco.notify.waking import _TOLD_MAX
 from perco.notify.workers import WorkerHandle
 from perco.protocol.claim import COVERS_MAX
-from perco.storage import ScanPage, ScanRequest
-from tests.component.notify.kit import LONG_S, OPTIONS, Web, get, nothing_is_left, put, settle
+from perco.storage import APPLIED, NOTIFY, Mutation, ScanPage, ScanRequest
+from tests.component.notify.kit import (
+    LONG_S,
+    OPTIONS,
+    Web,
+    get,
+    local_of,
+    nothing_is_left,
+    notified,
+    put,
+    settle,
+    tablets_cells,
+)
 from tests.component.serve.kit import Place
 from tests.support import everywhere
 from tests.support.faults import Fault, faulty, on
@@ -104,6 +115,48 @@ async def test_a_row_that_changes_during_its_run_runs_again(web: Web, scanners: 
         assert await get(db, web.size, "a") == len("the second")
         assert counted(worker)[0] == before
         assert nothing_is_left(db)
+
+
+async def comes_late(db: perco.Database, cell: tuple[str, bytes, int, int, bytes]) -> None:
+    """A mutation puts a notify cell that has been put, and handled, before; nobody is told."""
+    table, row, column, ts, value = cell
+    late = Mutation(table, ((row, (), ((NOTIFY, column, ts, value),)),))
+    assert await inside(db).driver.store.apply([late]) == [APPLIED]
+
+
+@pytest.mark.parametrize("wait_for", [False, True])
+async def test_a_wait_finds_what_came_late(web: Web, wait_for: bool) -> None:
+    web.counting(web.body, id="count")
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        ts = await put(db, web.body, "a", "hello")
+        [cell] = tablets_cells(local_of(db).store, NOTIFY)
+        async with db.worker():
+            await settle(db)
+            inside(db).driver.leave_orphans()
+            await trio.sleep(1.0)
+            await comes_late(db, cell)
+            with trio.fail_after(LONG_S):
+                await (db.wait_for(ts) if wait_for else db.wait_idle())
+            assert nothing_is_left(db)
+        assert await get(db, web.count, "count/a") == 1
+
+
+async def test_where_mutations_may_come_late_the_next_change_makes_a_tour(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web.counting(web.body, id="count")
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        await put(db, web.body, "a", "hello")
+        [cell] = tablets_cells(local_of(db).store, NOTIFY)
+        async with db.worker():
+            await settle(db)
+            await trio.sleep(1.0)
+            for once, left in (True, 1), (False, 0):
+                monkeypatch.setattr(type(inside(db).driver.store), "once", once)
+                await comes_late(db, cell)
+                await put(db, web.body, "z", f"hello {once}")
+                await trio.sleep(1.0)
+                assert len(notified(db)) == left
 
 
 async def test_more_changes_of_a_row_than_a_run_covers(web: Web) -> None:
