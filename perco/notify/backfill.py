@@ -151,7 +151,7 @@ class Backfill:
     ) -> None:
         self.options = options
         self.failure: Exception | None = None  # of the last try in the background
-        self.again = False  # a try has failed: what it has put may come late
+        self.again = False  # a try has failed: notify cells that it put may come late
         self._driver, self._background, self._catalogue, self._change = driver, background, catalogue, change
         self._alone = trio.Lock()
         self._running = False
