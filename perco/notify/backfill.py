@@ -141,6 +141,8 @@ class Backfill:
     `change` makes the next version of the catalogue, and announces it.
     """
 
+    again: bool
+
     def __init__(
         self,
         driver: Driver,

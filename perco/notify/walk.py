@@ -29,10 +29,17 @@ class Walk:
 
     __slots__ = ("before", "claims", "rows", "stale_from", "table", "taken")
 
+    table: str
+    rows: list[tuple[bytes, list[ScanCell]]]
+    claims: int
+    before: int
+    taken: list[Dirty]
+    stale_from: bytes | None
+
     def __init__(self, table: str, rows: list[tuple[bytes, list[ScanCell]]], claims: int, before: int) -> None:
         self.table, self.rows, self.claims, self.before = table, rows, claims, before
-        self.taken: list[Dirty] = []
-        self.stale_from: bytes | None = None
+        self.taken = []
+        self.stale_from = None
 
     def is_stale(self, claims: int, most: int) -> bool:
         """Whether other scanners may have run the page's rows meanwhile, because this scanner has claimed many rows
