@@ -556,9 +556,9 @@ class Scanner:
         try:
             claimed_at = trio.current_time()
             for at, ack in enumerate(acks):
-                if not at or worker.may_go_on(ack, claimed_at):
-                    if wait_s := worker.wait_s(ack):
-                        await trio.sleep(wait_s)
+                if wait_s := worker.wait_s(ack):
+                    await trio.sleep(wait_s)
+                if not (at or wait_s) or worker.may_go_on(ack, claimed_at):
                     await worker.run(table, row, ack)
         finally:
             if worker.elsewhere is not None:

@@ -105,6 +105,16 @@ async def test_runs_of_a_slow_observer_do_not_end_together(web: Web) -> None:  #
     assert ended[-1] - ended[0] < 9.5 * SLOW_S, "it is not much slower for that"
 
 
+async def test_runs_that_wait_for_their_turn_do_not_begin_in_a_worker_that_drains(web: Web) -> None:  # N13
+    slow, _ = Slow(web), Fast(web)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker() as worker:
+        await load(db, 480, slow)
+        await until(lambda: len(slow.ended) == 48)
+        await until(lambda: 10 <= slow.running <= 20)  # the others wait a few milliseconds for their turn
+        await worker._worker.drain()
+    assert 58 <= slow.done <= 72
+
+
 async def test_a_program_with_one_observer_uses_all_places(web: Web) -> None:  # N13
     slow = Slow(web)
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
