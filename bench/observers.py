@@ -4,7 +4,7 @@ Three observers: each reads the cell that was written and writes one cell of ano
 tablet, a run takes one write transaction of LMDB: it commits in one step. If the row is in another table, and so in
 another tablet with a writer of its own, a run takes three, one after another: the prewrite there, the commit of the
 ack, and the commit of the cell that the next observer waits for. Latency is measured with tables apart, saturation both
-ways.
+ways, and in one tablet also with up to 16 runs in a transaction (`batch=`).
 
 Latency is the time from the first write's acknowledgement to the last observer's commit, with ten first writes a
 second, at random times, whether or not the chain keeps up. Saturation is the rate of commits while more changes wait
@@ -14,6 +14,7 @@ than the worker can run; changes that collapse into one run count once.
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ BACKLOG = 15_000  # changes that wait when a round begins
 BACKLOG_MIN = 1000  # with fewer, the round ends, before the worker runs dry
 ROWS = 1 << 17  # that the backlog is spread over; some are written again before their run, and collapse
 IN_FLIGHT = 512
+BATCH = 16  # runs that share a transaction, in the rounds with batches
 
 Txn = perco.Transaction
 Change = perco.Change[bytes, bytes]
@@ -57,13 +59,13 @@ class Chain:
         return f"o{CHAIN - 1}"
 
 
-def chain(*, apart: bool = True) -> Chain:
-    """The chain's columns in one table, or `apart`, each in a table of its own."""
+def chain(*, apart: bool = True, batch: int = 1) -> Chain:
+    """The chain's columns in one table, or `apart`, each in a table of its own. `batch`: of the observers."""
     tables = [perco.Table(f"t{i}") for i in range(CHAIN + 1 if apart else 1)]
     columns = tuple(tables[i if apart else 0].column(f"value{i}", perco.BYTES) for i in range(CHAIN + 1))
     schema = perco.Schema(*tables)
     for i in range(CHAIN):
-        schema.observe(columns[i], id=f"o{i}")(_observer(columns[i], columns[i + 1]))
+        schema.observe(columns[i], id=f"o{i}", batch=batch)(_observer(columns[i], columns[i + 1]))
     return Chain(columns, schema)
 
 
@@ -129,10 +131,11 @@ async def latencies(
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One round: observer commits per second, and how many more changes collapsed into them."""
+    """One round: observer commits per second, how many more changes collapsed into them, and the CPU time of each."""
 
     commits_per_s: float
     collapsed: int
+    cpu_us: float
 
 
 class Saturated:
@@ -155,10 +158,11 @@ class Saturated:
         await self.fill()
         async with self._db.worker(concurrency=self._in_flight) as worker:
             await self._busy(warm_s, least)
-            before, began = _counts(worker), time.perf_counter()
+            before, began, cpu = _counts(worker), time.perf_counter(), time.process_time()
             await self._busy(seconds, least)
-            after, ended = _counts(worker), time.perf_counter()
-        return Rate((after[0] - before[0]) / (ended - began), after[1] - before[1])
+            after, ended, cpu = _counts(worker), time.perf_counter(), time.process_time() - cpu
+        commits = after[0] - before[0]
+        return Rate(commits / (ended - began), after[1] - before[1], 1e6 * cpu / max(commits, 1))
 
     async def _busy(self, seconds: float, least: int) -> None:
         """Wait for some seconds, or until no more than `least` changes wait."""
@@ -185,9 +189,10 @@ async def saturation(
     least: int = BACKLOG_MIN,
     in_flight: int = IN_FLIGHT,
     apart: bool = False,
+    batch: int = 1,
 ) -> list[Rate]:
     """Rounds on one store; `between` is called before each."""
-    parts, found = chain(apart=apart), []
+    parts, found = chain(apart=apart, batch=batch), []
     async with perco.open(folder, parts.schema) as db:
         saturated = Saturated(db, parts, 1, backlog, in_flight)
         for _ in range(rounds):
@@ -199,21 +204,44 @@ async def saturation(
 # ------------------------------------------------------------------ the benchmark
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Rounds of one kind, each after one of bare LMDB. `suffix`: of its figures' names."""
+
+    name: str
+    suffix: str
+    rates: Sequence[Rate]
+    bare: Cell
+
+    @classmethod
+    def of(cls, folder: Path, rounds: int, name: str, suffix: str, **how: Any) -> Side:
+        bare: list[float] = []
+        between = lambda: bare.append(bare_puts(folder, 128))  # noqa: E731
+        rates = trio.run(partial(saturation, folder / f"store{suffix}", rounds, between, **how))
+        return cls(name, suffix, rates, Cell(tuple(bare)))
+
+    @property
+    def commits(self) -> Cell:
+        return Cell(tuple(rate.commits_per_s for rate in self.rates))
+
+    @property
+    def cpu_us(self) -> float:
+        return statistics.median(rate.cpu_us for rate in self.rates)
+
+
 def main(run: Run) -> None:
     report = Report("observers", "power")
     facts = run.machine("power (fsync before every answer)")
     seconds = QUICK_OPEN_LOOP_S if run.quick else OPEN_LOOP_S
-    bare: list[float] = []
     with run.scratch() as folder:
         times = sorted(trio.run(partial(latencies, folder / "latency", seconds, 1)))
-        together, apart = (
-            trio.run(
-                partial(saturation, folder / name, run.rounds, lambda: bare.append(bare_puts(folder, 128)), apart=far)
-            )
-            for name, far in (("together", False), ("apart", True))
-        )
+        sides = [
+            Side.of(folder, run.rounds, "the other row in the same tablet", ""),
+            Side.of(folder, run.rounds, "the other row in another table", "_two_tablets", apart=True),
+            Side.of(folder, run.rounds, f"the same tablet, batches of {BATCH}", "_batched", batch=BATCH),
+        ]
     _tell_latency(run, report, times, seconds)
-    _tell_saturation(run, report, together, apart, Cell(tuple(bare)))
+    _tell_saturation(run, report, sides)
     if not run.quick:
         _draw(run, times)
     run.finish(report, facts)
@@ -235,31 +263,30 @@ def _tell_latency(run: Run, report: Report, times: Sequence[float], seconds: flo
     report.bars.append(("chain_p50_ms", milliseconds["p50"], "at most", P50_MS_MOST))
 
 
-def _tell_saturation(run: Run, report: Report, together: Sequence[Rate], apart: Sequence[Rate], bare: Cell) -> None:
-    near = Cell(tuple(rate.commits_per_s for rate in together))
-    far = Cell(tuple(rate.commits_per_s for rate in apart))
+def _tell_saturation(run: Run, report: Report, sides: Sequence[Side]) -> None:
+    bare = Cell(tuple(rate for side in sides for rate in side.bare.rounds))
     run.table(
         f"saturation, durable, {IN_FLIGHT} runs in flight, per second",
-        ("", "median (least - most)", "of bare"),
+        ("", "median (least - most)", "of bare", "CPU, us"),
         [
-            ("bare LMDB, 128 puts per write transaction", bare, ""),
-            (
-                "observer commits: the other row in the same tablet",
-                near,
-                f"{near.of(Cell(bare.rounds[: len(together)])):.3f}",
-            ),
-            (
-                "observer commits: the other row in another table",
-                far,
-                f"{far.of(Cell(bare.rounds[len(together) :])):.3f}",
+            ("bare LMDB, 128 puts per write transaction", bare, "", ""),
+            *(
+                (
+                    f"observer commits: {side.name}",
+                    side.commits,
+                    f"{side.commits.of(side.bare):.3f}",
+                    f"{side.cpu_us:.0f}",
+                )
+                for side in sides
             ),
         ],
     )
-    report.figures["observer_commits_per_s"] = near.median
-    report.figures["observer_commits_per_s_two_tablets"] = far.median
+    for side in sides:
+        report.figures[f"observer_commits_per_s{side.suffix}"] = side.commits.median
+        report.figures[f"observer_cpu_us{side.suffix}"] = side.cpu_us
     report.figures["bare_puts_per_s_128"] = bare.median
-    report.figures["collapsed"] = sum(rate.collapsed for rate in (*together, *apart))
-    report.bars.append(("observer_commits_per_s", near.median, "at least", COMMITS_PER_S_LEAST))
+    report.figures["collapsed"] = sum(rate.collapsed for side in sides for rate in side.rates)
+    report.bars.append(("observer_commits_per_s", sides[0].commits.median, "at least", COMMITS_PER_S_LEAST))
 
 
 def _draw(run: Run, times: Sequence[float]) -> None:

@@ -33,6 +33,7 @@ from bench.hot import HOT_RANGES, KEYS, ONE_SLOW_IN, RUN_S, SLOW_RUN_S, TABLETS
 from bench.worker_processes import Drained
 from perco.database.inside import close, inside, local_owner
 from perco.database.making import make
+from perco.notify.rowlocks import Dirty
 from perco.notify.scanner import Scanner
 from perco.notify.walk import Place
 from perco.notify.worker import Worker
@@ -135,9 +136,9 @@ class Bus(Scanner):
             return self._places()
         return await super()._ahead()
 
-    async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
-        self.note(self.number, row)
-        await super()._run_row(table, row, acks, failing)
+    def _begin(self, nursery: trio.Nursery, table: str, dirty: Dirty) -> None:
+        self.note(self.number, dirty.row)
+        super()._begin(nursery, table, dirty)
 
 
 async def drain(scene: Scene, seed: int) -> Drain:

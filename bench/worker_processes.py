@@ -30,6 +30,7 @@ import trio
 
 import perco
 from bench import hot
+from perco.notify.rowlocks import Dirty
 from perco.notify.workers import WorkerHandle
 
 WORKERS = 4
@@ -94,11 +95,11 @@ class Notes:
         self._handle = handle
         self.claims: list[tuple[float, int]] = []
         for scanner in handle.scanners:  # none of them has run yet
-            scanner._run_row = partial(self._run_row, scanner._run_row)  # type: ignore[method-assign]
+            scanner._begin = partial(self._begin, scanner._begin)  # type: ignore[method-assign]
 
-    async def _run_row(self, run: Any, table: str, row: bytes, *how: Any) -> None:
-        self.claims.append((time.monotonic(), hot.number(row)))
-        await run(table, row, *how)
+    def _begin(self, begin: Any, nursery: trio.Nursery, table: str, dirty: Dirty) -> None:
+        self.claims.append((time.monotonic(), hot.number(dirty.row)))
+        begin(nursery, table, dirty)
 
     def told(self) -> dict[str, Any]:
         counters = self._handle.scanner_statistics()

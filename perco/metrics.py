@@ -251,6 +251,7 @@ _COUNTS: Final = {  # of observers: field of ObserverCounters -> name, what it c
     "runs": ("perco_observer_runs", "Runs of an observer that began, with repeated ones"),
     "commits": ("perco_observer_commits", "Runs of an observer that committed"),
     "collapsed": ("perco_observer_collapsed_changes", "Changes that a run handled beside the first one"),
+    "batched": ("perco_observer_batched_runs", "Runs of an observer that shared a transaction"),
     "conflicts": ("perco_observer_conflicts", "Runs of an observer that conflicted and were repeated"),
     "failures": ("perco_observer_failures", "Runs of an observer that failed"),
     "later": ("perco_observer_retries_asked", "Runs that asked to be run later"),

@@ -1,9 +1,10 @@
 """perco's side of figure 7: an observer clusters each document that arrives.
 
 One table, in one tablet, holds the documents and, for each clustering, the canonical of each cluster. So a run commits
-in one step, with one fsync. The observer is written by hand: it reads four cells, and writes those of the three
-clusters that change. Group views with `views.smallest` would give the same canonicals, and also follow documents that
-change or go, which do not occur here. For that, they keep a copy of each member, and need several runs for a document.
+in one step, with one fsync, and runs for documents that wait at the same time share a transaction. The observer is
+written by hand: it reads four cells, and writes those of the three clusters that change. Group views with
+`views.smallest` would give the same canonicals, and also follow documents that change or go, which do not occur here.
+For that, they keep a copy of each member, and need several runs for a document.
 
 The repository is loaded in bulk, canonicals included, before the observer is declared: for the observer, all of it has
 been clustered.
@@ -34,6 +35,7 @@ from bench.harness import percentile
 from perco.options import SplitOptions
 
 IN_FLIGHT = 64  # runs
+BATCH = 16  # of them, that share a transaction if as many wait
 AT_ONCE = 64  # documents that one transaction loads
 LOADERS = 4
 WAITING_MOST_S = 0.2  # until all are clustered, at the end of a load that is sustained
@@ -92,7 +94,7 @@ class Repository:
         self.canonical: perco.Column[bytes, bytes] = self.table.column("canonical", perco.BYTES)  # of a cluster
         self.schema = perco.Schema(self.table)
         if observed:
-            self.schema.observe(self.keys, id="cluster", backfill=False)(self.cluster)
+            self.schema.observe(self.keys, id="cluster", backfill=False, batch=BATCH)(self.cluster)
 
     async def cluster(self, txn: perco.Transaction, change: perco.Change[bytes, bytes]) -> None:
         """Make the document the canonical of its clusters that have none or a larger one."""

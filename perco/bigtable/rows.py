@@ -107,6 +107,7 @@ class BigtableRows(Repeating):
     groups = False
     once = False
     logs = False
+    near = False
     chaining = None
     deferring = None
     prompt = None

@@ -80,7 +80,7 @@ def drawn(traced: Traced, row: tuple[str, Any]) -> Tree:
 
 def concerns(run: Traced, row: tuple[str, Any]) -> bool:
     """Whether the run, or a run that followed from it, ran for the row or wrote to it."""
-    on_it = run.asked or (run.on is not None and run.on[:2] == row)
+    on_it = run.asked or any(name[:2] == row for name in (run.on, *run.also) if name is not None)
     return on_it or any(concerns(after, row) for after in run.runs)
 
 
@@ -93,6 +93,8 @@ def _head(traced: Traced) -> Text:
         assert traced.on is not None
         on = f"signal {_name(traced.on)}" if traced.signal else _name(traced.on)
         text = Text(f"{traced.commit_ts}  > {traced.observer} on {on}", style="cyan")
+        if traced.also:
+            text.append(f" (and {len(traced.also)} more in one transaction)")
         if traced.attempts > 1:
             text.append(f"  (attempt {traced.attempts})", style="yellow")
         if traced.through:

@@ -76,6 +76,33 @@ def asked_by(error: BaseException) -> Retry | GiveUp | None:
     return error if isinstance(error, Retry | GiveUp) else None
 
 
+class Unrunnable:
+    """Rows on which an observer cannot run, because cells are unreadable, or because it awaits asyncio (N7). Of too
+    many, the oldest is forgotten."""
+
+    def __init__(self, most: int) -> None:
+        self._found: dict[Cellref, tuple[int, Corruption | AwaitsAsyncio]] = {}
+        self._most = most
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._found)
+
+    def note(self, ack: Cellref, ts: int, error: Corruption | AwaitsAsyncio) -> None:
+        """The observer cannot run for changes up to a timestamp."""
+        self._found[ack] = ts, error.again()
+        if len(self._found) > self._most:
+            del self._found[next(iter(self._found))]
+
+    def forget(self, ack: Cellref) -> None:
+        self._found.pop(ack, None)
+
+    def why(self, ack: Cellref, ts: int) -> Corruption | AwaitsAsyncio | None:
+        """Why the observer cannot run for a change. None: it can run."""
+        found = self._found.get(ack)
+        return found[1] if found is not None and ts <= found[0] else None
+
+
 class FailureLog:
     """Logs failed runs: the first of a kind with its whole traceback, each later one in one line.
 

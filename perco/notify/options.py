@@ -60,14 +60,15 @@ class ObserverCounters:
     """Counters of one observer since the worker was started.
 
     `runs`: begun; `commits`: runs that have completed; `collapsed`: changes beyond the first that such a run handled
-    (N4); `conflicts`, `failures`: runs that did not commit; `later`: runs that asked to be run later (`Retry`);
-    `given_up`: changes that were moved to the failed list (N6); `running`: runs in flight now; `seconds`: time spent in
-    its function.
+    (N4); `batched`: completed runs that shared a transaction with others (N20); `conflicts`, `failures`: runs that did
+    not commit; `later`: runs that asked to be run later (`Retry`); `given_up`: changes that were moved to the failed
+    list (N6); `running`: runs in flight now; `seconds`: time spent in its function.
     """
 
     runs: int = 0
     commits: int = 0
     collapsed: int = 0
+    batched: int = 0
     conflicts: int = 0
     failures: int = 0
     later: int = 0

@@ -13,7 +13,9 @@ from typing import Final, NamedTuple
 from perco.protocol.records import observer_of
 from perco.schema.catalogue import SYSTEM_TABLE, raise_for
 from perco.storage import APPLIED, DATA, Mutation, RowStore, ScanQuery, ScanRequest
+from perco.txn import runs
 from perco.txn.background import Background
+from perco.txn.transaction import Transaction
 
 _PREFIX: Final = b"output/"
 _AFTER: Final = b"output0"
@@ -35,6 +37,13 @@ class Outputs:
     def __init__(self, store: RowStore, background: Background, observers: Iterable[int]) -> None:
         self._store, self._background = store, background
         self.seen: dict[int, set[tuple[str, int]]] = {number: set() for number in observers}
+
+    def note_run(self, observer: int, txn: Transaction) -> None:
+        """Record what the committed transaction of a run has written."""
+        known = self.seen[observer]
+        for table, _, column in runs.written(txn):
+            if (table, column) not in known:
+                self.note(observer, table, column)
 
     def note(self, observer: int, table: str, column: int) -> None:
         """Record that a run has committed a write to a column that is not in `seen` yet."""

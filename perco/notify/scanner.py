@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ import trio
 
 from perco.errors import Corruption, SessionEnded, Unavailable
 from perco.notify.rowlocks import CELLS_PER_ROW, CLAIMED, FREE, HELD, Dirty, Elsewhere, newest_of, oldest_root
+from perco.notify.runners import Ready, Runners
 from perco.notify.walk import Place, Walk, random_row
 from perco.notify.worker import Worker
 from perco.protocol.records import observer_of
@@ -75,9 +75,7 @@ class Scanner:
         self.position: tuple[str, bytes] | None = None
         self._most = slots
         self._slots = trio.Semaphore(slots)
-        self._ready: deque[tuple[str, bytes, list[int], bool]] = deque()  # claimed rows for the next runner
-        self._runners = slots  # runners that may still be started: tasks that run observers, row after row
-        self._idle = trio.lowlevel.ParkingLot()
+        self._runners = Runners(worker, self._slots)
         self._tables = tables
         self._due = math.inf  # when the first change that this tour skipped is due
         self._passed = 0  # rows skipped, because no observer may run there now
@@ -442,12 +440,7 @@ class Scanner:
         """Hand a row to the next runner."""
         self.counters.claims += 1
         self._share -= 1
-        self._ready.append((table, dirty.row, dirty.acks, dirty.failing))
-        if self._idle:
-            self._idle.unpark()
-        elif self._runners:
-            self._runners -= 1
-            nursery.start_soon(self._serve)
+        self._runners.hand(nursery, Ready(table, dirty.row, dirty.acks, dirty.failing))
 
     def _takes(self, table: str, row: bytes) -> bool:
         """Lock the row in this process. Returns False if another scanner has it."""
@@ -521,53 +514,3 @@ class Scanner:
             [(table, row, [(NOTIFY, ack, 0, TS_MAX, 1) for ack in acks])]
         )
         return [ack for ack, cells in zip(acks, found, strict=True) if cells]
-
-    @trio.lowlevel.enable_ki_protection  # trio protects only its system tasks; Ctrl-C must reach the main task
-    async def _serve(self) -> None:
-        """A runner: runs the observers of claimed rows until cancelled."""
-        while True:
-            while not self._ready:
-                await self._idle.park()
-            try:
-                await self._run_row(*self._ready.popleft())
-            except trio.Cancelled:
-                raise
-            except BaseException as error:
-                if isinstance(error, Exception):
-                    raise  # a bug in perco: errors of observers have been handled by now (N6)
-                self._stop(error)
-
-    def _stop(self, error: BaseException) -> None:
-        """Stop the store with an observer's SystemExit, KeyboardInterrupt or the like, which may have come in a group
-        with a cancellation; raise the cancellation."""
-        cancelled = None
-        if isinstance(error, BaseExceptionGroup):
-            cancelled, rest = error.split(trio.Cancelled)
-            if rest is not None:
-                self.worker.engine.background.stop(rest)
-        else:
-            self.worker.engine.background.stop(error)
-        if cancelled is not None:
-            raise cancelled
-
-    async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
-        """Run the observers that wait on a row, one after the other."""
-        worker = self.worker
-        try:
-            claimed_at = trio.current_time()
-            for at, ack in enumerate(acks):
-                if wait_s := worker.wait_s(ack):
-                    await trio.sleep(wait_s)
-                if not (at or wait_s) or worker.may_go_on(ack, claimed_at):
-                    await worker.run(table, row, ack)
-        finally:
-            if worker.elsewhere is not None:
-                worker.elsewhere.release((table, row))
-            room = worker.end_row(acks, failing=failing)
-            passed = worker.options.row_locks and worker.rows.release(table, row)
-            self._slots.release()
-            # A scanner may have skipped another row, for want of room, or this one.
-            if room or not worker.is_plain:
-                worker.wake_up()
-            elif passed:
-                worker.notified([(table, row, ())])

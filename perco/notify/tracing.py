@@ -7,6 +7,8 @@ N9  The acknowledgement of a run records its cause, and so does the record that 
     acknowledgement). Afterwards, it reads again those few of the further pages that belong to the tree. The store keeps
     no data just for this. Cells that have been collected, or written again since, are missing from the tree. If the
     cause of a run is missing, the run is shown with the observers that led to it.
+N20 If several runs shared a transaction, all that it wrote has its commit timestamp: a row that it wrote belongs to the
+    trees of all these runs.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ class Traced:
         signal: whether `on` is a signal.
         unsure: whether runs may be missing: none is known, but the record of a run for a signal may have been collected
             (G4).
+        also: further cells that it observed: several runs of the observer shared the transaction (N20).
     """
 
     commit_ts: int
@@ -68,6 +71,7 @@ class Traced:
     asked: bool = False
     signal: bool = False
     unsure: bool = False
+    also: list[Name] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +127,10 @@ class _Index:
         self.pages.append(_Page(table, start, page.next, rows))
 
     def roots(self, stamps: set[int]) -> set[int]:
-        """The roots of the transactions at these timestamps. A transaction that was not a run is its own root."""
-        roots = {ts: root for ts, root in zip(self._runs, self._roots, strict=True) if ts in stamps}
-        return {roots.get(ts, ts) for ts in stamps}
+        """The roots of the transactions at these timestamps. A transaction that was not a run is its own root, and one
+        that several runs shared has those of all of them (N20)."""
+        found = [(ts, root) for ts, root in zip(self._runs, self._roots, strict=True) if ts in stamps]
+        return {root for _, root in found} | (stamps - {ts for ts, _ in found})
 
     def runs(self, roots: set[int]) -> set[int]:
         """The commit timestamps of the runs that had one of these roots, at most RUNS_MAX."""
@@ -153,12 +158,12 @@ class _Tracing:
         index = await self._index()
         roots = index.roots(asked)
         stamps = roots | index.runs(roots)
-        runs: dict[int, _Run] = {}
+        runs: list[_Run] = []
         writes: dict[int, list[Cellref]] = {ts: [] for ts in stamps}
         left = _WRITES_MAX
         for page in index.pages_with(stamps):
             rows = page.rows if page.rows is not None else await self._again(page)
-            runs |= {run.commit_ts: run for run in self._runs(page.table, rows) if run.commit_ts in stamps - roots}
+            runs += [run for run in self._runs(page.table, rows) if run.commit_ts in stamps - roots]
             for row, cells in rows:
                 for column, ts, _ in cells:
                     if ts in writes and not observer_of(column) and left:
@@ -166,8 +171,9 @@ class _Tracing:
                         left -= 1
         cut = await self._cut()
         by_root: dict[int, list[_Run]] = {root: [] for root in roots}
-        for run in runs.values():
-            by_root[run.root].append(run)
+        for run in runs:
+            if run.root in by_root:  # otherwise, it only shared the transaction of one that has such a root
+                by_root[run.root].append(run)
         trees = [self._tree(root, by_root[root], writes) for root in sorted(roots, reverse=True)]
         for tree in trees:
             tree.unsure = tree.commit_ts <= cut and not tree.runs
@@ -231,14 +237,21 @@ class _Tracing:
 
     def _tree(self, root: int, runs: list[_Run], writes: dict[int, list[Cellref]]) -> Traced:
         name = self._engine.known.name_of
-        by_commit = {root: Traced(root)} | {run.commit_ts: self._traced(run) for run in runs}
+        by_commit = {root: Traced(root)}
+        first: list[_Run] = []  # of each transaction
+        for run in sorted(runs, key=lambda run: run.commit_ts):
+            traced = self._traced(run)
+            if (shared := by_commit.setdefault(run.commit_ts, traced)) is traced:
+                first.append(run)
+            elif traced.on is not None:
+                shared.also.append(traced.on)
         written: dict[Cellref, list[int]] = {}
         for ts in by_commit:
             for cell in writes[ts]:
                 written.setdefault(cell, []).append(ts)
                 by_commit[ts].writes.append(name(cell))
                 by_commit[ts].asked |= (cell.table, cell.row) == (self._table, self._row)
-        for run in sorted(runs, key=lambda run: run.commit_ts):
+        for run in first:
             parent = by_commit.get(run.raised) if run.raised else None
             if not run.raised:
                 observed = run.cell._replace(column=observed_column(run.cell.column))

@@ -347,7 +347,7 @@ class Waiting:
         """
         worker, oldest = self._worker(), TS_MAX
         for column, commit_ts, value in notified:
-            damage = worker.damage(table, row, column, commit_ts) if worker is not None else None
+            damage = worker.unrunnable.why(Cellref(table, row, column), commit_ts) if worker is not None else None
             if damage is not None:
                 raise damage.again()
             try:
@@ -368,11 +368,11 @@ class Waiting:
         """Raises Corruption or UsageError if all that is left are changes for which this worker cannot run the
         observer, and perhaps a damaged lock, whose error is `last`."""
         worker = self._worker()
-        if last is None and (worker is None or not worker.damaged):
+        if last is None and (worker is None or not worker.unrunnable):
             return
         async with contextlib.aclosing(self._notified()) as cells:
             async for table, row, column, ts, _ in cells:
-                last = worker.damage(table, row, column, ts) if worker is not None else None
+                last = worker.unrunnable.why(Cellref(table, row, column), ts) if worker is not None else None
                 if last is None:
                     return
         if last is not None:
@@ -446,7 +446,7 @@ class Waiting:
         async for table, row, column, ts, value in self._notified():
             if concerned is not None and (observer_of(column) not in concerned or _root(value) > bound):
                 continue
-            if readable and worker is not None and worker.damage(table, row, column, ts) is not None:
+            if readable and worker is not None and worker.unrunnable.why(Cellref(table, row, column), ts) is not None:
                 continue
             id = names.get(observer_of(column), f"#{observer_of(column)}")
             counts[id] = counts.get(id, 0) + 1

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +47,7 @@ from perco.notify.failing import (
     AwaitsAsyncio,
     FailureLog,
     ObserverFailedError,
+    Unrunnable,
     asked_by,
     awaits_asyncio,
     fields,
@@ -100,7 +101,7 @@ class Worker:
 
     def __init__(self, engine: Engine, observers: Mapping[int, Observer], options: WorkerOptions) -> None:
         self.engine, self.options = engine, options
-        self._declared = dict(observers)
+        self.declared = dict(observers)
         self.observers: dict[int, Observer] = {}  # the declared observers that may run
         self.superseded: dict[str, int] = {}  # by id: the store's version, if it is higher than this program's
         self._binds = -1  # `binds` of the catalogue with which `observers` was compared
@@ -120,13 +121,10 @@ class Worker:
         self.waking = Waking(options.scanners)
         self.failure_log = FailureLog()
         self.last_failures: dict[str, tuple[int, str, BaseException]] = {}  # by observer: count, row, error
-        # N7: rows on which an observer cannot run (unreadable cells, or it awaits asyncio): for changes up to which
-        # timestamp, and why.
-        self.damaged: dict[tuple[str, bytes, int], tuple[int, Corruption | AwaitsAsyncio]] = {}
+        self.unrunnable: Unrunnable = Unrunnable(options.backoff.remembered_max)
         self.durations: dict[str, Durations] | None = None  # of committed runs, for metrics
         self.on_run: Callable[[str, Any, float], None] | None = None
-        # Root causes of the runs in flight, and the numbers of their observers, by start_ts.
-        self._roots: dict[int, tuple[int, int]] = {}
+        self._roots: dict[int, tuple[int, int]] = {}  # of the runs in flight, by start_ts: root cause, observer
         self._watches: set[Watch] = set()
         self._failing = 0
         self.room: Room = Room(options.concurrency)
@@ -136,11 +134,10 @@ class Worker:
         self.rates: Rates | None = Rates(engine, rates, self.wake_up) if rates else None
         self._drained: trio.Event | None = None  # no runs begin any more; set when none is in flight
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
-        self._chain_max = options.chain_max or 1 << 62
+        self.chain_max: int = options.chain_max or 1 << 62
         self.outputs = Outputs(engine.driver.store, engine.background, observers) if options.outputs else None
-        # For each observer: the head of its acknowledgements (N3), and its step in the paths of chains (N9).
         self._marks = {n: (ack_head(observer.version), n.to_bytes(2, "big")) for n, observer in observers.items()}
-        self._claims = Claims(engine, self._marks)
+        self.claims: Claims = Claims(engine, self._marks)
 
     def renew(self) -> None:
         """Adopt the engine's catalogue: observers that are paused, or of which the store has a higher version, do not
@@ -148,7 +145,7 @@ class Worker:
         catalogue = self.engine.known.catalogue
         self._binds = catalogue.binds
         before, self.observers = self.observers, {}
-        for number, observer in self._declared.items():
+        for number, observer in self.declared.items():
             entry = catalogue.observers.get(observer.id)
             if entry is None or entry.number != number:
                 continue  # N12: it was dropped
@@ -204,7 +201,7 @@ class Worker:
     def works(self) -> tuple[list[str], list[str]]:
         """Ids of the observers that this worker has, and of those that it may run."""
         runs = [observer.id for observer in self.observers.values()] if self._drained is None else []
-        return [observer.id for observer in self._declared.values()], runs
+        return [observer.id for observer in self.declared.values()], runs
 
     async def sleep(self, until: float) -> bool:
         """Let a scanner sleep until there may be work; see `Waking.sleep`."""
@@ -227,11 +224,6 @@ class Worker:
         """Wait for the runs that are committing now, but not for those that have not begun to commit."""
         for start_ts in list(self._roots):
             await self.engine.fates.wait(start_ts)
-
-    def damage(self, table: str, row: bytes, ack: int, ts: int) -> Corruption | AwaitsAsyncio | None:
-        """Why the observer cannot run for a change: unreadable cells, or it awaits asyncio. None: it can run."""
-        found = self.damaged.get((table, row, ack))
-        return found[1] if found is not None and ts <= found[0] else None
 
     @property
     def busy(self) -> bool:
@@ -372,7 +364,7 @@ class Worker:
         if observer is None:
             return  # N10: paused or superseded since the row was claimed
         counters = self.counters[observer.id]
-        key = (table, row, ack)
+        key = Cellref(table, row, ack)
         conflicts = 0
         turn: Turn | None = None  # made at the first conflict
         counters.running += 1
@@ -385,7 +377,7 @@ class Worker:
                         return
                     if done:
                         self.backoff.succeeded(key)
-                        self.damaged.pop(key, None)
+                        self.unrunnable.forget(key)
                         return
                     continue
                 except (TransientError, CommitUnknown) as error:  # if unknown, the next attempt finds out (N3)
@@ -414,7 +406,7 @@ class Worker:
             self._failed(observer, counters, key, error.again(), seen_ts)
         except Retry as asked:
             counters.later += 1
-            self.damaged.pop(key, None)
+            self.unrunnable.forget(key)
             self.backoff.later(key, trio.current_time(), asked.after_s)
             self._tell(logging.INFO, observer, table, row, asked)
         except ObserverFailedError as failed:
@@ -425,9 +417,7 @@ class Worker:
             if wrong is not None:
                 return
             attempts = observer.limits.attempts
-            if await note_failure(
-                self.engine, Cellref(*key), failed, self.options.attempts if attempts is None else attempts
-            ):
+            if await note_failure(self.engine, key, failed, self.options.attempts if attempts is None else attempts):
                 counters.given_up += 1
                 self.failure_log.given_up(observer.id, self._where(table, row))
                 self.backoff.succeeded(key)
@@ -438,7 +428,7 @@ class Worker:
         self,
         observer: Observer,
         counters: ObserverCounters,
-        key: tuple[str, bytes, int],
+        key: Cellref,
         error: BaseException,
         seen_ts: int,
         attempts: int = 0,
@@ -453,12 +443,10 @@ class Worker:
             least_s = self.breakers.pause_s(observer_of(key[2]), self.backoff)
         self.backoff.failed(key, trio.current_time(), attempts, least_s, observer.limits.backoff_s)
         if isinstance(error, Corruption | AwaitsAsyncio):
-            self.damaged[key] = seen_ts, error.again()
-            if len(self.damaged) > self.options.backoff.remembered_max:
-                del self.damaged[next(iter(self.damaged))]
+            self.unrunnable.note(key, seen_ts, error)
             self.engine.driver.quiet()  # N7: waiting tasks look again
         else:
-            self.damaged.pop(key, None)
+            self.unrunnable.forget(key)
 
     def _tell(self, level: int, observer: Observer, table: str, row: bytes, what: BaseException) -> None:
         where = self._where(table, row)
@@ -491,14 +479,10 @@ class Worker:
         ack: int,
         conflicts: int,
     ) -> bool | None:
-        engine, start_ts, binds = self.engine, txn.start_ts, self.engine.known.catalogue.binds
-        if engine.oracle.catalogue_version > binds or binds != self._binds:
-            await self.look_at_catalogue()
-        number = observer_of(ack)
-        if self.observers.get(number) is not observer:
-            return True  # N10: paused or superseded meanwhile
-        runs.under(txn, self._binds)
-        claim = self._claims.claim_signal if isinstance(observer.column, Signal) else self._claims.claim
+        engine, start_ts, number = self.engine, txn.start_ts, observer_of(ack)
+        if not await self.enters(txn, observer, number):
+            return True
+        claim = self.claims.claim_signal if isinstance(observer.column, Signal) else self.claims.claim
         claimed = await claim(txn, observer, table, row, ack)
         if isinstance(claimed, bool):
             if claimed:
@@ -509,9 +493,8 @@ class Worker:
             delays = self.delays.get(number)
             if delays is not None and await too_early(engine.driver.store, delays, (table, row, ack), verdict):
                 return None
-        path = longer(verdict.path, self._marks[number][1])
-        runs.caused(txn, verdict.root, verdict.depth, path)
-        if verdict.depth > self._chain_max:
+        path = self.caused(txn, number, verdict)
+        if verdict.depth > self.chain_max:
             chain = too_long(engine, self._where(table, row), verdict, path, self.options.chain_max)
             raise ObserverFailedError(chain, start_ts, verdict)
         attempt = 1 + conflicts + max(verdict.attempts, self.backoff.attempts((table, row, ack)))
@@ -520,11 +503,7 @@ class Worker:
         if engine.spans is not None:
             engine.spans.run(txn, observer, row, verdict, attempt)
         counters.runs += 1
-        self._roots[start_ts] = verdict.root, number
-        if self._watches:
-            self._show_root(number, verdict.root)
-        began = trio.current_time()
-        self.room.runs(number, start_ts, began)
+        began = self.begins(txn, number, verdict.root)
         try:
             try:
                 change = change_of(observer, row, seen, attempt, verdict)
@@ -544,46 +523,67 @@ class Worker:
             if txn.outcome == "open":
                 await self._commit(txn, table, row, ack, verdict)
         finally:
-            self.room.ran(number, start_ts, trio.current_time())
-            del self._roots[start_ts]
-            if not self._roots:
-                engine.driver.quiet()
-        self._committed(txn, number, observer.id, change.key, verdict, trio.current_time() - began)
-        return True
-
-    def _committed(self, txn: Transaction, number: int, id: str, key: Any, verdict: Run, seconds: float) -> None:
-        counters = self.counters[id]
-        counters.commits += 1
-        counters.collapsed += verdict.collapsed
+            self.over(txn, number)
         if len(verdict.covers) == COVERS_MAX:
             self.wake_up()  # there are more notify cells than one run covers
-        if self.breakers.failures and self._tripping.succeeded(id, number):
-            self.wake_up()
-        if self.durations is not None:
-            self.durations[id].note(seconds)
-        if self.outputs is not None:
-            self._note_outputs(self.outputs, number, txn)
-        if self.engine.on_event is not None:
-            self.engine.on_event("ack")
-        if self.on_run is not None:
-            self._tell_of_run(id, key, seconds)
+        self.committed_runs(txn, number, observer.id, [(change.key, verdict)], trio.current_time() - began)
+        return True
 
-    @staticmethod
-    def _note_outputs(outputs: Outputs, number: int, txn: Transaction) -> None:
-        known = outputs.seen[number]
-        for into, _, written in runs.written(txn):
-            if (into, written) not in known:
-                outputs.note(number, into, written)
+    async def enters(self, txn: Transaction, observer: Observer, number: int) -> bool:
+        """Let a run commit only under the present catalogue. Returns False if the observer was paused or superseded
+        meanwhile (N10)."""
+        binds = self.engine.known.catalogue.binds
+        if self.engine.oracle.catalogue_version > binds or binds != self._binds:
+            await self.look_at_catalogue()
+        runs.under(txn, self._binds)
+        return self.observers.get(number) is observer
 
-    def _show_root(self, number: int, root: int) -> None:
+    def caused(self, txn: Transaction, number: int, run: Run) -> bytes:
+        """Note what causes the changes that a run makes from now on (N9). Returns the path."""
+        path = longer(run.path, self._marks[number][1])
+        runs.caused(txn, run.root, run.depth, path)
+        return path
+
+    def begins(self, txn: Transaction, number: int, root: int) -> float:
+        """The function is about to be called. Returns when. `root`: the oldest cause that the transaction carries."""
+        self._roots[txn.start_ts] = root, number
         for watch in self._watches:
             if number in watch.concerned:
                 watch.saw(root)
+        began = trio.current_time()
+        self.room.runs(number, txn.start_ts, began)
+        return began
 
-    def _tell_of_run(self, id: str, key: Any, seconds: float) -> None:
-        assert self.on_run is not None
+    def over(self, txn: Transaction, number: int) -> None:
+        """The transaction of a run that had begun has ended."""
+        self.room.ran(number, txn.start_ts, trio.current_time())
+        del self._roots[txn.start_ts]
+        if not self._roots:
+            self.engine.driver.quiet()
+
+    def committed_runs(
+        self, txn: Transaction, number: int, id: str, handled: Sequence[tuple[Any, Run]], seconds: float
+    ) -> None:
+        """The transaction of some runs has committed. `handled`: their keys, and why they ran."""
+        counters = self.counters[id]
+        counters.commits += len(handled)
+        counters.collapsed += sum(run.collapsed for _, run in handled)
+        if self.breakers.failures and self._tripping.succeeded(id, number):
+            self.wake_up()
+        if self.outputs is not None:
+            self.outputs.note_run(number, txn)
+        for key, _ in handled:
+            if self.durations is not None:
+                self.durations[id].note(seconds)
+            if self.engine.on_event is not None:
+                self.engine.on_event("ack")
+            if self.on_run is not None:
+                self._tell_of_run(self.on_run, id, key, seconds)
+
+    @staticmethod
+    def _tell_of_run(listener: Callable[[str, Any, float], None], id: str, key: Any, seconds: float) -> None:
         try:
-            self.on_run(id, key, seconds)
+            listener(id, key, seconds)
         except Exception:  # the listener has failed, not the observer, whose run has committed
             log.exception("the function given to on_run raised")
 
@@ -591,7 +591,7 @@ class Worker:
         """Commit a run's transaction. N5: a run for a signal that writes, raises and locks nothing leaves no record."""
         if runs.only_handles(txn):
             runs.handled(txn)
-            await self._claims.tidy(table, row, ack, run.removes)
+            await self.claims.tidy(table, row, ack, run.removes)
         else:
             await txn.commit()
 

@@ -119,6 +119,7 @@ class PostgresqlRows:
     groups = True
     once = True
     logs = False
+    near = False
     chaining = None
     deferring = None
     prompt = None

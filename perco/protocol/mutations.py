@@ -21,6 +21,7 @@ N5  A signal is put as a pending entry, without a check, so it never conflicts. 
     start_ts.
 N6  An acknowledgement commits only if the failed list still has what its run saw there for the row and observer:
     nothing, or one failed change, which the same mutation removes.
+N20 In a transaction that several runs share, each cell carries the cause of the run that wrote it.
 """
 
 from __future__ import annotations
@@ -65,12 +66,27 @@ from perco.storage import (
 )
 
 
+class Cause(NamedTuple):
+    """What caused a change (N9). `root` 0: the transaction itself; `depth`: observers in the chain so far; `path`: the
+    last of them."""
+
+    root: int
+    depth: int
+    path: bytes
+
+    def with_another(self, other: Cause) -> Cause:
+        """The cause of a change that has two: the earlier root, and the longer chain."""
+        longer = self if self.depth >= other.depth else other
+        return Cause(min(self.root, other.root), longer.depth, longer.path)
+
+
 class Intent(NamedTuple):
     """A cell that a transaction writes. Kind READ: a cell that it has read under a lock; SIGNAL: a signal that it
     raises (N5); BARE: its bare primary, a cell of its own, if it writes no other cell.
 
     `body`: the short value, or the data group's name; for a run, the contents of its acknowledgement (N9). `data`: the
-    long value, to be put into that group.
+    long value, to be put into that group. `cause`: what caused the write, if it is not what caused the transaction
+    (N20).
     """
 
     table: str
@@ -81,6 +97,7 @@ class Intent(NamedTuple):
     observers: tuple[int, ...] = ()
     covers: tuple[int, ...] = ()
     data: bytes | None = None
+    cause: Cause | None = None
 
 
 def write_of(table: str, row: bytes, column: int, data: bytes | None, group: str, observers: tuple[int, ...]) -> Intent:
@@ -138,9 +155,10 @@ def _by_row(cells: Sequence[_Cell]) -> Sequence[_Cell]:
 
 def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation:
     """Lock every cell of a part. `again`: the part may be locked already, so our own lock is not a conflict (T6)."""
-    start_ts, primary, root, depth, token, path = header
+    start_ts, primary, token = header.start_ts, header.primary, header.token
     cells: list[_Cell] = []
-    for _, row, column, kind, body, observers, covers, data in part:
+    for _, row, column, kind, body, observers, covers, data, cause in part:
+        root, depth, path = (header.root, header.depth, header.path) if cause is None else cause
         checks: tuple[Check, ...] = (
             (ABSENT, WRITE, column, start_ts, TS_MAX),  # T7
             (ABSENT, ROLLBACK, column, start_ts, start_ts),
@@ -172,10 +190,9 @@ def commit(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
     """Replace every lock of a part with its write record (T8, N1, N2)."""
     start_ts = header.start_ts
     assert commit_ts > start_ts
-    root, depth = header.root or commit_ts, header.depth
     cells: list[_Cell] = []
     for intent in part:
-        _, row, column, kind, body, observers, covers, _ = intent
+        _, row, column, kind, body, observers, covers, _, _ = intent
         if kind >= READ:
             if kind == READ:
                 cells.append(_leave_trace(row, column, start_ts, commit_ts))
@@ -188,7 +205,7 @@ def commit(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
             (WRITE, column, commit_ts, pack_record(kind, start_ts, body)),
         )
         if observers or covers:
-            writes = (*writes, *_notify(column, start_ts, commit_ts, observers, covers, root, depth, header.path))
+            writes = (*writes, *_notify(intent, header, commit_ts))
         cells.append((row, ((PRESENT, LOCK, column, start_ts, start_ts),), writes))
     return Mutation(part[0].table, _by_row(cells), None, True)
 
@@ -210,7 +227,7 @@ def one_step(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation
     assert commit_ts > start_ts
     cells: list[_Cell] = []
     for intent in part:
-        _, row, column, kind, body, observers, covers, data = intent
+        _, row, column, kind, body, observers, covers, data, _ = intent
         checks: tuple[Check, ...] = (
             (ABSENT, WRITE, column, start_ts, TS_MAX),  # T7
             (ABSENT, ROLLBACK, column, start_ts, start_ts),
@@ -230,8 +247,7 @@ def one_step(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation
         if data is not None:
             writes = (*writes, (body.decode(), column, start_ts, data))
         if observers or covers:
-            root, depth = header.root or commit_ts, header.depth
-            writes = (*writes, *_notify(column, start_ts, commit_ts, observers, covers, root, depth, header.path))
+            writes = (*writes, *_notify(intent, header, commit_ts))
         cells.append((row, checks, writes))
     return Mutation(part[0].table, cells if len(cells) == 1 else _by_row(cells), start_ts)
 
@@ -244,13 +260,11 @@ def _unmarked(kind: int, column: int, start_ts: int) -> tuple[Check, ...]:
 def _final(intent: Intent, header: Header, commit_ts: int) -> list[Write]:
     """The final cells of a pending entry (N5): a signal's notify cells; a run's removals and the record of its cause;
     or a bare primary's trace."""
-    _, _, column, kind, body, observers, covers, _ = intent
-    start_ts, root, depth = header.start_ts, header.root or commit_ts, header.depth
-    if kind == BARE:
-        return [(TRACE, column, start_ts, pack_proof(commit_ts))]
-    writes = _notify(column, start_ts, commit_ts, observers, covers, root, depth, header.path)
-    if body:
-        writes.append((WRITE, column, commit_ts, pack_record(ACK, start_ts, body)))
+    if intent.kind == BARE:
+        return [(TRACE, intent.column, header.start_ts, pack_proof(commit_ts))]
+    writes = _notify(intent, header, commit_ts)
+    if intent.body:
+        writes.append((WRITE, intent.column, commit_ts, pack_record(ACK, header.start_ts, intent.body)))
     return writes
 
 
@@ -261,22 +275,16 @@ def roll_forward(cell: Cellref, start_ts: int, lock: Lock, commit_ts: int) -> Mu
     return commit(header, [intent], commit_ts)
 
 
-def _notify(
-    column: int,
-    start_ts: int,
-    commit_ts: int,
-    observers: tuple[int, ...],
-    covers: tuple[int, ...],
-    root: int,
-    depth: int,
-    path: bytes,
-) -> list[Write]:
+def _notify(intent: Intent, header: Header, commit_ts: int) -> list[Write]:
     """Put notify cells for the observers of a cell (N1, N5), or remove those that a run has seen (N2, N6)."""
-    writes: list[Write] = []
-    for observer in observers:
-        writes.append((NOTIFY, ack_of(column, observer), commit_ts, pack_cause(root, depth, path)))
-    for seen_ts in covers:
-        assert seen_ts <= start_ts, "N2: a run removes only what it saw"
+    column, writes = intent.column, list[Write]()
+    if intent.observers:
+        root, depth, path = intent.cause or (header.root, header.depth, header.path)
+        cause = pack_cause(root or commit_ts, depth, path)
+        for observer in intent.observers:
+            writes.append((NOTIFY, ack_of(column, observer), commit_ts, cause))
+    for seen_ts in intent.covers:
+        assert seen_ts <= header.start_ts, "N2: a run removes only what it saw"
         writes.append((NOTIFY, column, seen_ts, None) if seen_ts > 0 else (FAILED_LIST, column, -seen_ts, None))
     return writes
 
@@ -294,7 +302,7 @@ def release(header: Header, part: Sequence[Intent], *, marker: bool) -> Mutation
     """Release a part whose locks we hold: T5 (a), with the marker, if the part has the primary, else T5 (c)."""
     start_ts = header.start_ts
     cells: list[_Cell] = []
-    for _, row, column, kind, body, _, _, _ in part:
+    for _, row, column, kind, body, _, _, _, _ in part:
         writes: list[Write] = []
         _clear(writes, column, start_ts, kind, body)
         if marker and column == header.primary.column and row == header.primary.row:

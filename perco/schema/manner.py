@@ -61,6 +61,7 @@ class Limits:
         timeout_s: the longest run, in seconds; 0: any.
         rate: runs that begin per second, in all workers together (N15); 0: any number.
         backoff_s: the first and the longest pause after a failed run, in seconds; None: as in `BackoffOptions`.
+        batch: the most runs that share a transaction (N20).
     """
 
     concurrency: int = 0
@@ -68,6 +69,7 @@ class Limits:
     timeout_s: float = 0.0
     rate: float = 0.0
     backoff_s: tuple[float, float] | None = None
+    batch: int = 1
 
     def stated(self) -> dict[str, Any]:
         """Those that differ from the defaults, by name."""
@@ -84,21 +86,24 @@ class Limits:
 
 
 _RATE_LEAST, _RATE_MOST = 1 / 86400, 100_000  # runs per second
+_BATCH_MOST = 256
 
 
 def limits_of(
     id: str,
-    *,
     concurrency: int | None,
     attempts: int | None,
     timeout_s: float | None,
     rate: float | None,
     backoff_s: tuple[float, float] | None,
+    batch: int,
 ) -> Limits:
     """The limits that an observer declares. Raises: UsageError."""
     for name, value, least in ("concurrency", concurrency, 1), ("attempts", attempts, 0):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise UsageError(f"observer {id!r}: {name} is {value!r}; it is an int of at least {least}")
+    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= _BATCH_MOST:
+        raise UsageError(f"observer {id!r}: batch is {batch!r}; it is an int from 1 to {_BATCH_MOST}")
     if timeout_s is not None:
         must_be_number(f"observer {id!r}: timeout_s", timeout_s)
         if not 0 < timeout_s < float("inf"):
@@ -116,6 +121,7 @@ def limits_of(
         timeout_s=float(timeout_s or 0),
         rate=float(rate or 0),
         backoff_s=None if backoff_s is None else _pauses(id, backoff_s),
+        batch=batch,
     )
 
 

@@ -463,7 +463,7 @@ class RemoteOwner:
             if failed is not None:
                 return self._ids.here(dict(failed))
             worker = self.workers.worker
-            if worker is not None and worker.damaged:  # raises, if it can run for none of the changes that are left
+            if worker is not None and worker.unrunnable:  # raises, if it can run for none of the changes that are left
                 await self.waiting.none_up_to(ts, without)
             await self._check_workers(workers, (ts, without))
 

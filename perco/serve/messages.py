@@ -470,6 +470,12 @@ def read_stuck(packed: Any) -> Corruption:
     return error
 
 
+def pack_commit(header: Header, part: Sequence[Intent], version: int) -> tuple[Any, ...]:
+    """A one-step commit, as `read_commit` decodes it."""
+    assert all(intent.cause is None for intent in part), "N20: in clients, runs do not share a transaction"
+    return header, [intent[:-1] for intent in part], version
+
+
 def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
     """Decode a one-step commit, and the version of the catalogue that its transaction noted (N10). Check everything on
     which the entering of its cells relies (C2). Raises: TypeError, ValueError.

@@ -41,6 +41,7 @@ from perco.serve.messages import (
     MET,
     STALE,
     Method,
+    pack_commit,
     unpack_verdict,
 )
 from perco.serve.remote_rows import LostRowStore, RemoteRowStore, is_split
@@ -376,12 +377,12 @@ class RemoteDriver(Driver):
     async def _in_one_step(self, commit: Commit, version: int) -> None:
         """C1: ask the server for a one-step commit, only once (C6). The server draws the
         commit timestamp, enters the commit's cells in its memory (C2), and writes them."""
-        arguments = commit.header, commit.primary_part, version
+        header, part = commit.header, commit.primary_part
         try:
             if self._together is not None:
-                answer = await self._together.commit(*arguments)
+                answer = await self._together.commit(header, part, version)
             else:
-                answer = await self._link.call(Method.COMMIT, arguments, again=False)
+                answer = await self._link.call(Method.COMMIT, pack_commit(header, part, version), again=False)
         except LostError as error:
             commit.sent_in_one_step(0)
             commit.primary_told(NoReply(str(error)))

@@ -57,6 +57,7 @@ class RemoteRowStore:
     groups: bool
     once: bool
     logs: bool
+    near = False
     spread: bool
     alone: bool
     losses: int
@@ -386,6 +387,7 @@ class LostRowStore:
     groups = True
     once = True
     logs = True
+    near = False
     chaining = None
     deferring = None
     prompt = None

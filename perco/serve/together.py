@@ -20,7 +20,7 @@ from perco.protocol.mutations import Header, Intent, bytes_of
 from perco.rpc.channel import WireOptions
 from perco.rpc.framing import WireError
 from perco.rpc.link import Link, LostError
-from perco.serve.messages import Method
+from perco.serve.messages import Method, pack_commit
 from perco.storage import Batching, BatchOptions, Gathering, ReadRequest, RowCells, RowStore
 from perco.storage.batching import Spawn
 
@@ -71,11 +71,12 @@ class Together:
     async def commit(self, header: Header, part: Sequence[Intent], version: int) -> Any:
         """The answer to `Method.COMMIT`. Raises: LostError (C6); the server's error."""
         key = self._tablet(header)
-        answers = await self._commits.ask([(key, (header, part, version), bytes_of(part))])
+        sent = pack_commit(header, part, version)
+        answers = await self._commits.ask([(key, sent, bytes_of(part))])
         if answers is not None and answers[0] is not None:
             return answers[0]
         try:
-            return await self._link.call(Method.COMMIT, (header, part, version), again=False)
+            return await self._link.call(Method.COMMIT, sent, again=False)
         finally:
             if answers is None:
                 self._commits.answered(key)

@@ -86,6 +86,10 @@ class Bare:
     def logs(self) -> bool:
         return self._store.logs
 
+    @property
+    def near(self) -> bool:
+        return self._store.near
+
     def tables(self) -> list[str]:
         return self._tables()
 

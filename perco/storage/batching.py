@@ -325,6 +325,10 @@ class Batching:
         return self.inner.logs
 
     @property
+    def near(self) -> bool:
+        return self.inner.near
+
+    @property
     def deferring(self) -> Deferring:
         return self
 

@@ -103,6 +103,7 @@ class RowStore(RowReads, Protocol):
         once: whether a mutation takes effect at most once. If it may take effect twice, perco does not commit in one
             step (C6).
         logs: whether its tables can keep logs of their changes (E1), which a scan with `log` reads.
+        near: whether it reads rows in this process, without asking a server.
         chaining, deferring, prompt: see `Chaining`, `Deferring`, `Prompt`; None: the store does not offer it.
     """
 
@@ -112,6 +113,8 @@ class RowStore(RowReads, Protocol):
     def once(self) -> bool: ...
     @property
     def logs(self) -> bool: ...
+    @property
+    def near(self) -> bool: ...
     @property
     def chaining(self) -> Chaining | None: ...
     @property
@@ -210,6 +213,7 @@ class LocalRowStore:
     groups = True
     once = True
     logs = True
+    near = True
     deferring = None
 
     @property

@@ -40,6 +40,7 @@ class SingleRows:
     groups = False
     once = False
     logs = True
+    near = False
     chaining = None
     deferring = None
     prompt = None

@@ -339,15 +339,13 @@ class Embedded(Run):
                 if sweeps_at:
                     nursery.start_soon(self._sweep_from, db, sweeps_at)
                 inside(db).background.start(local_owner(db).note_time, "clock")
-                before = 0
+                before = 0, 0
                 while not actor.died.is_set() and not self._over(actor, busy):
                     if trio.current_time() > TIME_MAX_S:
                         raise EndlessError(f"after {TIME_MAX_S} s not everything has happened: {self.outcome}")
                     with trio.move_on_after(TICK_S):
                         await actor.died.wait()
-                    commits = sum(each.commits for each in handle.statistics().values())
-                    self.outcome.runs += commits - before
-                    before = commits
+                    before = self._count_runs(handle, before)
                 stopping = True
                 nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:

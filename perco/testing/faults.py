@@ -158,6 +158,10 @@ class FaultyRowStore:
     def logs(self) -> bool:
         return self._store.logs
 
+    @property
+    def near(self) -> bool:
+        return self._store.near
+
     def tablets_here(self) -> Sequence[Tablet]:
         return self._store.tablets_here()
 

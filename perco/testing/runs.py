@@ -36,6 +36,7 @@ from perco.notify.backfill import BackfillOptions
 from perco.notify.backoff import BackoffOptions
 from perco.notify.options import WorkerOptions
 from perco.notify.worker import Worker
+from perco.notify.workers import WorkerHandle
 from perco.protocol.retention import Keep
 from perco.schema.catalogue import registered
 from perco.storage import RowStore
@@ -47,6 +48,7 @@ from perco.testing.machine import CrashedError
 from perco.testing.plan import Plan
 from perco.testing.processes import EndlessError
 from perco.testing.workloads import (
+    BATCHED_OFTEN,
     COUNTING_OFTEN,
     FAILING_OFTEN,
     FOLLOWED_OFTEN,
@@ -98,7 +100,8 @@ class SimulationOptions:
 class Outcome:
     """The outcome of a seed's run.
 
-    `lives`: how many lives the `processes` had; `terms`: how many owners there were, one after the other; `servers`:
+    `runs`: how many observer runs have committed, and `batched`: how many of them shared a transaction; `lives`: how
+    many lives the `processes` had; `terms`: how many owners there were, one after the other; `servers`:
     how many tablet servers were started; `pins`, `splits`, `waits`: how many pins, splits and waits for observers were
     completed; `operations`: how many operations on single cells were carried out;
     `followed`: how many transactions the follower of changes got; `fresh`, `compared`, `dropped`: how many
@@ -115,6 +118,7 @@ class Outcome:
     failed: int = 0
     unknown: int = 0
     runs: int = 0
+    batched: int = 0
     lives: int = 0
     jumps: int = 0
     terms: int = 0
@@ -216,6 +220,8 @@ class Run(ABC):
             self.kinds |= {"mirrored"}
         if plan.random("counting").random() < COUNTING_OFTEN:
             self.kinds |= {"counting"}
+        if plan.random("batched").random() < BATCHED_OFTEN:
+            self.kinds |= {"batched"}
         followed = plan.random("followed")
         if options.store == LOCAL and followed.random() < FOLLOWED_OFTEN:
             self.kinds |= {"followed"}
@@ -226,12 +232,15 @@ class Run(ABC):
             self.kinds |= {"journal"}
         if "locks" in self.kinds:
             self.kinds -= {"serializable"}
-        self.count = self.outcome.processes = options.processes or rng.choice((1, 1, 2, 3))
+        self.count = options.processes or rng.choice((1, 1, 2, 3))
+        if "batched" in self.kinds and options.processes is None:
+            self.count = 1  # only the owner's runs share transactions
+        self.outcome.processes = self.count
         if "failing" in self.kinds:
             self.kinds -= {"waits"}
         self._vacuums = "vacuum" in self.kinds
         self._keep = Keep(seconds=0) if self._vacuums else None
-        self.groups = rng.random() < 0.7
+        self.groups = rng.random() < 0.7 or "batched" in self.kinds
         self.rate = rng.choice((0.004, 0.01, 0.03, 0.08))  # faults per mutation, or per message
         self.slow = rng.choice((0.0, 0.1, 0.4))  # the share of slow messages
         self._hasty = rng.choice((0.0, 0.05, 0.5))  # how often live transactions are presumed dead
@@ -303,6 +312,7 @@ class Run(ABC):
             metered=self._metered,
             followed="followed" in self.kinds,
             counting="counting" in self.kinds,
+            batched="batched" in self.kinds,
             declare=self._clients.viewing.declare if self._clients.viewing is not None else None,
         )
 
@@ -317,6 +327,14 @@ class Run(ABC):
         """The name, for use in the names of steps, of the client or observer run whose transaction has this start
         timestamp."""
         return self._owners.get(start_ts, "somebody")
+
+    def _count_runs(self, handle: WorkerHandle, before: tuple[int, int]) -> tuple[int, int]:
+        """Add the runs of a worker since the last look. `before`: what that look returned."""
+        counters = handle.statistics().values()
+        now = sum(each.commits for each in counters), sum(each.batched for each in counters)
+        self.outcome.runs += now[0] - before[0]
+        self.outcome.batched += now[1] - before[1]
+        return now
 
     # ------------------------------------------------------------ lives
 
@@ -362,7 +380,7 @@ class Run(ABC):
         failing = "failing" in self.kinds
         return WorkerOptions(
             concurrency=concurrency,
-            scanners=concurrency // 2,
+            scanners=1 if "batched" in self.kinds else concurrency // 2,
             backoff=BackoffOptions(first_s=0.01, max_s=0.1),
             row_locks=rng.random() < 0.5,
             attempts=2 if failing else 16,

@@ -468,14 +468,12 @@ class Served(Run):
                 nursery.start_soon(self._tend, db, actor)
             if self._vacuums and actor.name.startswith("p0."):
                 nursery.start_soon(self._vacuum, db, actor)
-            before = 0
+            before = 0, 0
             while not self._over(actor, busy):
                 if trio.current_time() > _TIME_MAX_S:
                     raise EndlessError(f"after {_TIME_MAX_S} s not everything has happened: {self.outcome}")
                 await trio.sleep(TICK_S)
-                commits = sum(each.commits for each in handle.statistics().values())
-                self.outcome.runs += commits - before
-                before = commits
+                before = self._count_runs(handle, before)
             nursery.cancel_scope.cancel()
 
 

@@ -61,6 +61,7 @@ SIGNALS_OFTEN: Final = 0.22  # the share of seeds with signals
 FAILING_OFTEN: Final = 0.3  # the share of seeds with observers that fail
 FOLLOWED_OFTEN: Final = 0.2  # the share of seeds in which changes are followed
 COUNTING_OFTEN: Final = 0.2  # the share of seeds with operations on single cells
+BATCHED_OFTEN: Final = 0.15  # the share of seeds whose observers' runs share transactions
 MIRRORED_OFTEN: Final = 0.15  # the share of seeds that have lists in two columns, and may prefetch
 _QUIET_S: Final = 0.1  # for which a client leaves views alone
 _VIEWED: Final = 0.8  # the share of transactions that concern views, in runs that have views

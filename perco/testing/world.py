@@ -23,6 +23,7 @@ _FAILS: Final = 0.4  # the share of runs that fail, if observers fail
 ACCOUNTS: Final = [f"a{i}" for i in range(6)]
 
 
+_BATCH: Final = 4  # runs that may share a transaction
 _NAPS_S: Final = (0.0, 0.0, 0.01, 0.03)  # of an observer
 
 
@@ -94,6 +95,7 @@ class World:
         metered: bool = False,
         followed: bool = False,
         counting: bool = False,
+        batched: bool = False,
         declare: Callable[[Schema, int], Viewed] | None = None,
     ) -> None:
         self.keys = [f"k{i}" for i in range(keys)]
@@ -132,23 +134,28 @@ class World:
         more += (meters,) if metered else ()
         more += (self._counters(keep),) if counting else ()
         self.schema = Schema(lists, derived, accounts, names, users, journal, *more)
-        self.schema.observe(self.values, id="length")(self._length)
-        self.schema.observe(self.values, id="last")(self._last)
-        self.schema.observe(self.length, id="twice")(self._twice)
+        self._observe(late=late, signals=signals, failing=failing, counting=counting, batch=_BATCH if batched else 1)
+        self.viewed = declare(self.schema, grown) if declare is not None else None
+
+    def _observe(self, *, late: bool, signals: bool, failing: bool, counting: bool, batch: int) -> None:
+        self.schema.observe(self.values, id="length", batch=batch)(self._length)
+        self.schema.observe(self.values, id="last", batch=batch)(self._last)
+        self.schema.observe(self.length, id="twice", batch=batch)(self._twice)
         if late:
             self.schema.observe(self.values, id="first")(self._first)
         if failing:
-            self.schema.observe(self.values, id="picky")(self._picky)
+            self.schema.observe(self.values, id="picky", batch=batch)(self._picky)
         if signals:
             self.schema.observe(self.noted, id="relay")(self._relay)
             self.schema.observe(self.noted, id="idler")(self._idler)
             self.schema.observe(self.touched, id="gather")(self._gather)
         if counting:
             self.schema.observe(self.count, id="double")(self._double)
-        if grown:
-            delay_s = 0.02 if grown > 1 else 0.0
-            self.schema.observe(self.entry, id=GROWN, version=grown, delay_s=delay_s, priority=-grown)(self._copy)
-        self.viewed = declare(self.schema, grown) if declare is not None else None
+        if self.grown:
+            delay_s = 0.02 if self.grown > 1 else 0.0
+            self.schema.observe(self.entry, id=GROWN, version=self.grown, delay_s=delay_s, priority=-self.grown)(
+                self._copy
+            )
 
     def _counters(self, keep: Keep | None) -> Table[str]:
         """The table of `counting.py`."""

@@ -3,6 +3,8 @@
 N2  The acknowledgement removes the notify cells that the run has seen.
 N3  The acknowledgement is the primary.
 N5  A signal has no acknowledgement: the run's commit removes its notify cells.
+N20 Several runs on rows may share a transaction. It then has an acknowledgement for each, of which the first is the
+    primary, and each cell carries the cause of the run that wrote it.
 N10 The run commits only under the version of the catalogue with which it began.
 """
 
@@ -63,9 +65,25 @@ def ended(txn: Transaction) -> None:
         span.leave()
 
 
+def share(txn: Transaction) -> None:
+    """Let several runs share the transaction, which has written nothing yet (N20)."""
+    txn._causes = {}
+
+
+def has_written(txn: Transaction, cell: WHERE) -> bool:
+    """Whether the transaction writes a cell."""
+    return cell in txn._writes
+
+
 def acknowledge(txn: Transaction, ack: Intent) -> None:
-    """Make the acknowledgement of a change the primary (N3)."""
-    txn._ack = ack
+    """Have the transaction acknowledge a change; its first acknowledgement is the primary (N3)."""
+    if txn._acks is None:
+        txn._acks = [ack]
+    else:
+        assert txn._causes is not None, (
+            "N20: only a run that shares its transaction finds the acknowledgement of another"
+        )
+        txn._acks.append(ack)
 
 
 def observed(txn: Transaction, cell: WHERE, seen: Value | Missing) -> None:
@@ -103,5 +121,5 @@ def bytes_of(txn: Transaction) -> int:
 
 def only_handles(txn: Transaction) -> bool:
     """Whether the run only handles a signal: it writes, raises and locks nothing, and needs no commit (N5)."""
-    signals = txn._signals if txn._ack is None else None
+    signals = txn._signals if txn._acks is None else None
     return signals is not None and len(signals) == 1 and not txn._writes and txn._locked is None

@@ -4,8 +4,8 @@
 
 T14 A cell that is read with `lock=True` is locked against all writers while the transaction commits. A serializable
     transaction notes its reads, and repeats them at commit.
-T12 The primary is the acknowledgement, if the transaction is an observer's run that has one; otherwise it is a cell in
-    the tablet in which the transaction writes the most cells.
+T12 The primary is the first acknowledgement, if the transaction is an observer's run that has one; otherwise it is a
+    cell in the tablet in which the transaction writes the most cells.
 N5  A signal is never the primary. If the transaction writes no cell, its primary is *bare*: a cell of its own, in
     a column that the catalogue does not list.
 """
@@ -13,14 +13,14 @@ N5  A signal is never the primary. If the transaction writes no cell, its primar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import trio
 
 from perco.errors import CatalogueChanged, CommitUnknown, TooLarge
 from perco.protocol.commit import Commit
-from perco.protocol.mutations import Header, Intent, write_of
+from perco.protocol.mutations import Cause, Header, Intent, write_of
 from perco.protocol.reads import Isolation
 from perco.protocol.records import (
     BARE,
@@ -65,7 +65,19 @@ class Transaction(Snapshot):
     outcome: str
 
     __slots__ = (
-        *("_ack", "_bytes", "_depth", "_first", "_locked", "_path", "_primary", "_root", "_signals", "_span"),
+        *(
+            "_acks",
+            "_bytes",
+            "_causes",
+            "_depth",
+            "_first",
+            "_locked",
+            "_path",
+            "_primary",
+            "_root",
+            "_signals",
+            "_span",
+        ),
         *("_version", "commit_ts", "outcome"),
     )
 
@@ -80,7 +92,8 @@ class Transaction(Snapshot):
         self._version = 0  # the catalogue's version at the start of the run, or at the first write (N10)
         self._bytes = 0
         self._locked: dict[WHERE, None] | None = None  # cells that were read under a lock (T14)
-        self._ack: Intent | None = None  # an observer run's primary (N2)
+        self._acks: list[Intent] | None = None  # of an observer's run: the first is the primary (N2, N20)
+        self._causes: dict[WHERE, Cause] | None = None  # of the cells, if several runs share the transaction (N20)
         self._signals: dict[WHERE, Intent] | None = None  # signals raised, and those that a run has seen (N5)
         self._first = False  # whether it is the first of several attempts, and has to give way (W5)
         self._root = self._depth = 0
@@ -133,6 +146,8 @@ class Transaction(Snapshot):
         if not self._version:
             self._version = self._engine.known.catalogue.binds
         where = (bound.table, row, bound.column)
+        if self._causes is not None:
+            self._caused(self._causes, where)
         cells_max = self._engine.limits.cells_max
         cells = len(signals) + len(self._writes)
         if cells >= cells_max and where not in signals:
@@ -146,6 +161,8 @@ class Transaction(Snapshot):
         if not self._version:
             self._version = self._engine.known.catalogue.binds
         where = (bound.table, row, bound.column)
+        if self._causes is not None:
+            self._caused(self._causes, where)
         limits = self._engine.limits
         old = writes.get(where)
         if old is None and len(writes) >= limits.cells_max:
@@ -159,6 +176,11 @@ class Transaction(Snapshot):
             raise TooLarge("bytes written by one transaction", size, limits.bytes_max, "Write it in parts.")
         self._bytes = size
         writes[where] = (bound, data)
+
+    def _caused(self, causes: dict[WHERE, Cause], where: WHERE) -> None:
+        """Note that the run which uses the transaction now causes a change (N20)."""
+        cause, before = Cause(self._root, self._depth, self._path), causes.get(where)
+        causes[where] = cause if before is None else cause.with_another(before)
 
     def _lock(self, bound: Bound, row: bytes) -> None:
         locked = self._locked
@@ -196,9 +218,7 @@ class Transaction(Snapshot):
         if self._span is not None and not self._span.commits:
             return await self._span.commit(self)
         engine = self._engine
-        intents = [
-            write_of(*where, data, bound.group, bound.observers) for where, (bound, data) in self._writes.items()
-        ]
+        intents, signals = self._intents()
         if self._first and engine.lines.favoured:
             self._give_way(engine.lines, intents)
         observed = False
@@ -206,14 +226,11 @@ class Transaction(Snapshot):
             if intent.observers:
                 observed = True
                 break
-        if self._ack is not None:
+        if self._acks is not None:
             observed = True
-            intents.insert(0, self._ack)
-        signals: list[Intent] = []
-        if self._signals is not None:
-            signals = [intent for intent in self._signals.values() if intent.observers or intent.covers]
-            if not intents:
-                intents = await self._bare_primary(signals)
+            intents[:0] = self._acks
+        if self._signals is not None and not intents:
+            intents = await self._bare_primary(signals)
         if not intents:
             self.end()
             self.outcome = "committed"
@@ -255,6 +272,18 @@ class Transaction(Snapshot):
         self.outcome = "committed"
         return commit_ts
 
+    def _intents(self) -> tuple[list[Intent], list[Intent]]:
+        """Of its writes, and of its signals that have observers, or that it handles."""
+        intents = [
+            write_of(*where, data, bound.group, bound.observers) for where, (bound, data) in self._writes.items()
+        ]
+        signals: list[Intent] = []
+        if self._signals is not None:
+            signals = [intent for intent in self._signals.values() if intent.observers or intent.covers]
+        if self._causes is not None:
+            return _with_causes(intents, self._causes), _with_causes(signals, self._causes)
+        return intents, signals
+
     def _give_way(self, lines: Lines, intents: Sequence[Intent]) -> None:
         """W5. Raises: WriteConflict if another attempt is favoured at one of the cells."""
         for intent in intents:
@@ -278,7 +307,7 @@ class Transaction(Snapshot):
         if len(parts) == 1:
             return [intents]
         ordered = list(parts.values())
-        if self._ack is None and len(ordered) > 1:
+        if self._acks is None and len(ordered) > 1:
             ordered.sort(key=len, reverse=True)
         return ordered
 
@@ -313,6 +342,10 @@ class Transaction(Snapshot):
         for intent in more:
             by_place.setdefault(place(intent.table, intent.row), []).append(intent)
         return list(by_place.values())
+
+
+def _with_causes(intents: list[Intent], causes: Mapping[WHERE, Cause]) -> list[Intent]:
+    return [intent._replace(cause=causes[intent[:3]]) for intent in intents]
 
 
 def _placing(store: RowStore) -> Callable[[str, bytes], object]:

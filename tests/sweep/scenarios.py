@@ -56,22 +56,22 @@ class World:
         key = f"{id}/{change.key}"
         txn.set(self.handled, key, [*(await txn.get(self.handled, key) or ()), change.commit_ts])
 
-    def observe_length(self, id: str = "length", was: tuple[str, ...] = ()) -> None:
-        @self.schema.observe(self.watched, id=id, was=was)
+    def observe_length(self, id: str = "length", was: tuple[str, ...] = (), batch: int = 1) -> None:
+        @self.schema.observe(self.watched, id=id, was=was, batch=batch)
         async def length(txn: Transaction, change: perco.Change[str, Any]) -> None:
             if self.fails:
                 raise RuntimeError("told to fail")
             txn.set(self.length, change.key, len(change.value or ()))
             await self.note(txn, change, "length")
 
-    def observe_twice(self) -> None:
-        @self.schema.observe(self.length, id="twice")
+    def observe_twice(self, batch: int = 1) -> None:
+        @self.schema.observe(self.length, id="twice", batch=batch)
         async def twice(txn: Transaction, change: perco.Change[str, int]) -> None:
             txn.set(self.twice, change.key, 2 * (change.value or 0))
             await self.note(txn, change, "twice")
 
-    def observe_last(self) -> None:
-        @self.schema.observe(self.watched, id="last")
+    def observe_last(self, batch: int = 1) -> None:
+        @self.schema.observe(self.watched, id="last", batch=batch)
         async def last(txn: Transaction, change: perco.Change[str, Any]) -> None:
             txn.set(self.last, change.key, change.value[-1] if change.value else "")
             await self.note(txn, change, "last")
@@ -670,12 +670,13 @@ class Observing(Scenario):
     keys: ClassVar[tuple[str, ...]] = ("a",)
     observers: ClassVar[tuple[str, ...]] = ("length",)
     loads: ClassVar[bool] = False  # whether the first process makes the changes as well
+    more: ClassVar[dict[str, Any]] = {}  # options of the observers
     keep: ClassVar[perco.Keep | None] = None
 
     def __init__(self) -> None:
         self.world = World(self.keep)
         for id in self.observers:
-            getattr(self.world, f"observe_{id}")()
+            getattr(self.world, f"observe_{id}")(**self.more)
         self.schema = self.world.schema
         self.acknowledged: list[str] = []
         self._later = 0
@@ -737,6 +738,20 @@ class ObserverLastAgent(ObserverRun):
 class ObserverChain(Observing):
     name = "chain of two"
     observers = ("length", "twice")
+
+
+class Batched(Observing):
+    """The runs of an observer on two rows share transactions (N20)."""
+
+    name = "runs that share transactions"
+    keys = ("a", "b")
+    more: ClassVar[dict[str, Any]] = {"batch": 2}
+
+
+class BatchedInOneStep(Batched):
+    name = "runs that share transactions, in one step"
+    observers = ("last",)
+    one_step = True
 
 
 class VacuumedObserver(Observing):
@@ -1008,6 +1023,8 @@ _OVER_TABLETS: list[type[Scenario]] = [
     ObserverRun,
     ObserverLastAgent,
     ObserverChain,
+    Batched,
+    BatchedInOneStep,
     VacuumedObserver,
     Renamed,
     TwoObservers,
@@ -1022,6 +1039,7 @@ _OVER_TABLETS: list[type[Scenario]] = [
 ]
 
 # Transactions that commit in one step over tablets commit in two phases over a store without any capability.
-_BARE = [bare(make) for make in _OVER_TABLETS if make.groups and not make.one_step]
+# Over such a store, no runs share transactions.
+_BARE = [bare(make) for make in _OVER_TABLETS if make.groups and not make.one_step and not issubclass(make, Batched)]
 
 SCENARIOS: list[type[Scenario]] = [*_OVER_TABLETS, *_BARE, *VIEWS, bare(VIEWS[0])]

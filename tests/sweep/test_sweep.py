@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import trio
@@ -18,6 +19,7 @@ from perco.clock import oracle
 from perco.clock.holds import Holder
 from perco.clock.pins import Pins
 from perco.database import local
+from perco.notify.batches import Batches
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import LOCK, Mutation, RowStore
 from perco.storage.bare import Bare
@@ -28,6 +30,8 @@ from perco.testing.schedules import PAUSES, Fault, Kind
 from perco.testing.sweep import Report, Scenario
 from tests.sweep.scenarios import (
     SCENARIOS,
+    Batched,
+    BatchedInOneStep,
     Delete,
     Growing,
     GrowingInOneStep,
@@ -69,6 +73,22 @@ def test_every_fault_at_every_step(make: Callable[[], Scenario]) -> None:  # T1 
     assert all(report.met[cell] >= times for cell, times in wanted.items())
     assert report.met.total() == report.runs[1] > wanted.total(), "late ones at several moments"
     assert wanted.total() >= 5 * len(dry.steps)
+
+
+@pytest.mark.parametrize("make", [Batched, BatchedInOneStep])
+def test_the_runs_of_these_scenarios_share_transactions(
+    make: type[Scenario], monkeypatch: pytest.MonkeyPatch
+) -> None:  # N20
+    shared: list[int] = []
+    run = Batches._run
+
+    async def noted(self: Batches, txn: Any, observer: Any, table: str, claimed: Any, ack: int) -> Any:
+        shared.append(len(claimed))
+        return await run(self, txn, observer, table, claimed, ack)
+
+    monkeypatch.setattr(Batches, "_run", noted)
+    sweep.run(make)
+    assert 2 in shared
 
 
 @pytest.mark.parametrize("make", [Swept, Delete, ObserverRun])

@@ -20,6 +20,7 @@ from perco.testing.shrink import fails
 from perco.txn.driver import Driver
 from tests.testing.mutants import MUTANTS, SLOW
 from tests.testing.mutants_ahead import AHEAD
+from tests.testing.mutants_batches import BATCHES
 from tests.testing.mutants_changes import CHANGES
 from tests.testing.mutants_direct import DIRECT
 from tests.testing.mutants_failing import FAILING
@@ -41,6 +42,7 @@ ALL = {
     **SERIALIZABLE,
     **LOCKS,
     **FAILING,
+    **BATCHES,
     **GROWING,
     **AHEAD,
     **SERVED,

@@ -16,6 +16,7 @@ from perco.errors import CommitUnknown, RolledBack, TransientError
 from perco.history import past, vacuum
 from perco.notify import idle, working
 from perco.protocol import claim, commit, mutations, records, recovery, retention, snapshot
+from perco.protocol.mutations import Header, Intent
 from perco.storage import LOCK, NOTIFY, ROLLBACK, TS_MAX, WRITE, Mutation, NoReply, tablet
 from perco.testing import faults
 from perco.txn import beginning, driver, reader, running, snapshot as point_reads, transaction
@@ -401,22 +402,20 @@ def in_phase_two(patch: pytest.MonkeyPatch) -> None:
     notify = mutations._notify
     secondaries = commit.Commit.secondaries
 
-    def only_removed(column: int, start_ts: int, commit_ts: int, observers: Any, *rest: Any) -> Any:
-        return notify(column, start_ts, commit_ts, (), *rest)
+    def only_removed(intent: Intent, header: Header, commit_ts: int) -> Any:
+        return notify(intent._replace(observers=()), header, commit_ts)
 
     def with_notify(self: commit.Commit) -> list[Mutation]:
-        header = self.header
         more = [
             Mutation(
                 intent.table,
-                ((intent.row, (), notify(intent.column, 0, self.commit_ts, intent.observers, (), *cause)),),
+                ((intent.row, (), notify(intent._replace(covers=()), self.header, self.commit_ts)),),
                 None,
                 True,
             )
             for part in self._parts
             for intent in part
             if intent.observers
-            for cause in [(header.root or self.commit_ts, header.depth, header.path)]
         ]
         return [*secondaries(self), *more]
 
@@ -429,10 +428,11 @@ def _also_removed(patch: pytest.MonkeyPatch, more: Callable[[int, int], range]) 
     """A run also removes the notify cells at the timestamps that `more` gives for its start and its commit."""
     right = mutations._notify
 
-    def notify(column: int, start_ts: int, commit_ts: int, observers: Any, covers: Any, *rest: Any) -> Any:
-        writes = right(column, start_ts, commit_ts, observers, covers, *rest)
-        if covers:
-            writes += [(NOTIFY, column, ts, None) for ts in more(start_ts, commit_ts) if ts not in covers]
+    def notify(intent: Intent, header: Header, commit_ts: int) -> Any:
+        writes = right(intent, header, commit_ts)
+        if intent.covers:
+            also = [ts for ts in more(header.start_ts, commit_ts) if ts not in intent.covers]
+            writes += [(NOTIFY, intent.column, ts, None) for ts in also]
         return writes
 
     patch.setattr(mutations, "_notify", notify)
@@ -502,8 +502,8 @@ def one_look(patch: pytest.MonkeyPatch) -> None:
 def one_cell(patch: pytest.MonkeyPatch) -> None:
     right = mutations._notify
 
-    def notify(column: int, start_ts: int, commit_ts: int, observers: Any, *rest: Any) -> Any:
-        return right(column, start_ts, commit_ts, observers[:1], *rest)
+    def notify(intent: Intent, header: Header, commit_ts: int) -> Any:
+        return right(intent._replace(observers=intent.observers[:1]), header, commit_ts)
 
     patch.setattr(mutations, "_notify", notify)
 

@@ -101,7 +101,7 @@ def drops_too_much(patch: pytest.MonkeyPatch) -> None:
             head = ack_head(entry.version if entry else 1)
             cause = head + pack_cause(cell.root, cell.depth, cell.path)
             covers = tuple(seen for seen, _ in cells[0])
-            txn._ack = Intent(table, row, ack, ACK, cause, (), (*covers, -ts))
+            txn._acks = [Intent(table, row, ack, ACK, cause, (), (*covers, -ts))]
             await txn.commit()
             return True
         finally:

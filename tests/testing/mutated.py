@@ -9,6 +9,7 @@ import pytest
 from perco.txn.driver import Driver
 from tests.testing import (  # noqa: F401 - they add to COMPONENTS
     mutants_backups,
+    mutants_batches,
     mutants_bigtable,
     mutants_evolving,
     mutants_fresh,

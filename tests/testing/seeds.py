@@ -27,6 +27,7 @@ from perco.testing.simulation import BIGTABLE, LOCAL, SimulationOptions, simulat
 from perco.txn.driver import Driver
 from tests.testing.mutants import MUTANTS, Mutant
 from tests.testing.mutants_ahead import AHEAD
+from tests.testing.mutants_batches import BATCHES
 from tests.testing.mutants_changes import CHANGES
 from tests.testing.mutants_direct import DIRECT
 from tests.testing.mutants_failing import FAILING
@@ -39,7 +40,7 @@ from tests.testing.mutants_viewed import VIEWED
 FILE: Final = Path(__file__).with_name("seeds.json")
 SEEDS_MAX: Final = 200  # a mutant must die within this many
 RUN_S: Final = 200  # real seconds for one run, which takes some 5: below the limit for a whole test
-_OTHERS: Final[dict[str, Mutant]] = {**FAILING, **GROWING, **AHEAD, **SERVED, **DIRECT, **CHANGES, **VIEWED}
+_OTHERS: Final[dict[str, Mutant]] = {**FAILING, **BATCHES, **GROWING, **AHEAD, **SERVED, **DIRECT, **CHANGES, **VIEWED}
 ALL: Final[dict[str, Mutant]] = {**MUTANTS, **ONE_STEP, **SIGNALS, **_OTHERS}
 
 _CANDIDATES: Final = 4  # seeds that find a mutant; the one with the shortest run is kept

@@ -11,6 +11,7 @@ import pytest
 from tests.testing import seeds
 from tests.testing.mutants import HARMLESS, MUTANTS, PROTECTED, SLOW
 from tests.testing.mutants_ahead import AHEAD
+from tests.testing.mutants_batches import BATCHES
 from tests.testing.mutants_changes import CHANGES
 from tests.testing.mutants_direct import DIRECT
 from tests.testing.mutants_failing import FAILING
@@ -53,6 +54,7 @@ def test_the_table_of_mutants_is_whole() -> None:
         *SIGNALS,
         *SIGNALS_SLOW,
         *FAILING,
+        *BATCHES,
         *GROWING,
         *AHEAD,
         *CHANGES,

@@ -372,6 +372,7 @@ def _tree(db: perco.Database, traced: Traced, row: tuple[str, Any], budget: list
         "commit_ts": traced.commit_ts,
         "observer": traced.observer,
         "on": None if traced.on is None else _cell_named(db, traced.on),
+        "also": len(traced.also),
         "signal": traced.signal,
         "attempts": traced.attempts,
         "through": traced.through,

@@ -222,12 +222,12 @@ async def test_a_lock_that_notifies_unknown_observers() -> None:  # N10
         await found(store, "error", "N10", "unknown observers #77")
 
 
-async def test_an_acks_lock_that_is_not_its_transactions_primary() -> None:  # N2
+async def test_an_acks_lock_whose_primary_is_no_ack() -> None:  # N2
     async with opened() as store:
         await fill(store)
         value = lock((b"a", store.number(store.docs.rank)), ACK, b"")
         await store.plant(b"b", (LOCK, store.ack, await store.draw(), value))
-        await found(store, "error", "N2", "not its transaction's primary")
+        await found(store, "error", "N2", "no ack of its observer")
 
 
 async def test_an_acks_lock_that_covers_what_its_run_cannot_have_seen() -> None:  # N2

@@ -119,6 +119,7 @@ function Node({ tree }) {
       <span class="ts">${tree.commit_ts}</span>
       ${tree.observer === null ? html`<b>a program's transaction</b>` : html`<b>${tree.observer}</b> on ${tree.signal ? "signal " : ""}${named(tree.on)}`}
       ${tree.attempts > 1 && html`<span class="warn"> attempt ${tree.attempts}</span>`}
+      ${tree.also > 0 && html`<span class="dim"> and ${tree.also} more in one transaction</span>`}
       ${tree.through.length > 0 && html`<span class="dim"> through ${tree.through.join(" → ")}</span>`}
       ${tree.unsure && html`<span class="warn"> or a run for a signal whose cause is no longer kept</span>`}
       ${tree.asked && html`<span class="tag">wrote this row</span>`}

@@ -1,0 +1,175 @@
+"""Runs of one observer on several rows that share a transaction.
+
+N20 If changes of an observer that declares a `batch` wait in one tablet at the same time, so many runs at most share a
+    transaction: one read claims their rows, the function is called for one change after the other, and one commit makes
+    the writes of all visible, with an acknowledgement for each row. The cells that a call writes carry the cause of
+    that call's change alone. So each change is handled by one run (N3), and its consequences have the causes that they
+    would have had otherwise.
+    If the function fails for one of the changes, or if the transaction conflicts, nothing of it becomes visible, and
+    each change gets a run of its own, which counts (N6). Changes that have failed before, that are not due, or whose
+    claim meets a lock, also get their own runs; so does one whose observed cell another call of the batch has written.
+    After a failure, fewer runs share a transaction, and then more again, step by step.
+
+A call in a batch waits for those before it. So only reads of rows in this machine's memory or files make a batch
+faster: where each read is a round trip to a server, and where transactions are traced, all runs have transactions of
+their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import trio
+
+from perco.errors import CommitUnknown, Corruption, StoreError, TransientError, UsageError
+from perco.notify.concerned import must_be_declared
+from perco.notify.delays import too_early
+from perco.notify.given import change_of, in_time
+from perco.notify.worker import Worker
+from perco.protocol.claim import Run
+from perco.protocol.records import observed_column, observer_of
+from perco.protocol.snapshot import Missing, Value
+from perco.schema.schema import Observer
+from perco.txn import runs
+from perco.txn.beginning import begin
+from perco.txn.transaction import Transaction
+
+_LESS: Final = 2  # a batch that fails divides the size of the next ones by this
+
+Claimed = tuple[bytes, Run, Value | Missing]  # the row, why the observer runs, and what it observes
+
+
+class CallFailed(Exception):
+    """An observer's function has failed for a change of a batch; its own run reports the error."""
+
+
+class Batches:
+    """The batches of one scanner's runners. Loop thread only."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._sizes = {n: each.limits.batch for n, each in worker.declared.items() if each.limits.batch > 1}
+
+    def size(self, ack: int) -> int:
+        """How many runs of an observer may share a transaction now."""
+        engine = self._worker.engine
+        if not self._sizes or engine.spans is not None or not engine.driver.store.near:
+            return 1
+        return self._sizes.get(observer_of(ack), 1)
+
+    async def run_all(self, table: str, rows: Sequence[bytes], ack: int) -> Sequence[bytes]:
+        """Run an observer on rows, in as few transactions as may be now. Returns the rows that need a run of their
+        own."""
+        left: list[bytes] = []
+        at = 0
+        while at < len(rows):
+            size = self.size(ack)
+            if size == 1:
+                return [*left, *rows[at:]]
+            left += await self.run(table, rows[at : at + size], ack)
+            at += size
+        return left
+
+    async def run(self, table: str, rows: Sequence[bytes], ack: int) -> Sequence[bytes]:
+        """Run an observer on rows, whose locks the caller holds. Returns the rows that need a run of their own."""
+        worker, number = self._worker, observer_of(ack)
+        observer = worker.observers.get(number)
+        if observer is None:
+            return ()  # N10: paused or superseded since the rows were claimed
+        counters = worker.counters[observer.id]
+        counters.running += len(rows)
+        try:
+            left = await self._try(observer, table, rows, ack)
+        except (TransientError, CommitUnknown):
+            counters.conflicts += 1
+        except (CallFailed, StoreError, Corruption):
+            pass  # each row's own run finds out what is wrong, and reports it
+        else:
+            self._sizes[number] = min(self._sizes[number] + 1, observer.limits.batch)
+            return left
+        finally:
+            counters.running -= len(rows)
+        self._sizes[number] = max(self._sizes[number] // _LESS, 1)
+        return rows
+
+    def succeeded(self, ack: int) -> None:
+        """A run with a transaction of its own has not failed."""
+        if self._sizes and self._sizes.get(number := observer_of(ack)) == 1:
+            self._sizes[number] = 2
+
+    async def _try(self, observer: Observer, table: str, rows: Sequence[bytes], ack: int) -> Sequence[bytes]:
+        worker = self._worker
+        txn = await begin(worker.engine, observer.isolation, observer.id, traced=False, first=True)
+        try:
+            if not await worker.enters(txn, observer, observer_of(ack)):
+                return ()
+            claimed = await worker.claims.claim_many(txn, observer, table, rows, ack)
+            claimed = [each for each in claimed if await self._may_share(table, ack, *each)]
+            done = await self._run(txn, observer, table, claimed, ack) if claimed else ()
+        finally:
+            runs.ended(txn)
+        return [row for row in rows if row not in done]
+
+    async def _may_share(self, table: str, ack: int, row: bytes, run: Run, seen: Value | Missing) -> bool:
+        worker, number = self._worker, observer_of(ack)
+        if run.attempts or run.depth > worker.chain_max:
+            return False
+        delays = worker.delays.get(number)
+        if delays is not None and await too_early(worker.engine.driver.store, delays, (table, row, ack), run):
+            return False
+        return worker.elsewhere is None or await worker.elsewhere.carries((table, row), run.root)
+
+    async def _run(
+        self, txn: Transaction, observer: Observer, table: str, claimed: Sequence[Claimed], ack: int
+    ) -> set[bytes]:
+        """Call the function for each change, and commit. Returns the rows whose changes are handled."""
+        worker, number, counters = self._worker, observer_of(ack), self._worker.counters[observer.id]
+        runs.share(txn)
+        began = worker.begins(txn, number, min(run.root for _, run, _ in claimed))
+        handled: list[tuple[Any, Run]] = []
+        done: set[bytes] = set()
+        try:
+            for row, run, seen in claimed:
+                cell = (table, row, observed_column(ack))
+                if runs.has_written(txn, cell):
+                    continue  # the run sees what this transaction does not know yet
+                worker.caused(txn, number, run)
+                runs.acknowledge(txn, worker.claims.ack(table, row, ack, run))
+                runs.observed(txn, cell, seen)
+                handled.append((await self._call(txn, observer, row, run, seen), run))
+                done.add(row)
+                if txn.outcome != "open":
+                    break  # the function has committed: the other changes are not acknowledged
+            counters.seconds += trio.current_time() - began
+            if txn.outcome == "open":
+                self._check(observer, txn)
+                await txn.commit()
+        finally:
+            worker.over(txn, number)
+        counters.runs += len(handled)
+        counters.batched += len(handled) if len(handled) > 1 else 0
+        worker.committed_runs(txn, number, observer.id, handled, trio.current_time() - began)
+        return done
+
+    async def _call(self, txn: Transaction, observer: Observer, row: bytes, run: Run, seen: Value | Missing) -> Any:
+        """Call the function for a change; returns the key. Raises: CallFailed; TransientError, CommitUnknown,
+        StoreError."""
+        try:
+            change = change_of(observer, row, seen, 1, run)
+            await (in_time(observer, txn, change) if observer.limits.timeout_s else observer.function(txn, change))
+            if txn.outcome not in ("open", "committed"):
+                raise UsageError("an observer may commit its transaction, but not discard it")
+        except (TransientError, CommitUnknown, StoreError):
+            raise
+        except Exception as error:
+            raise CallFailed from error
+        return change.key
+
+    def _check(self, observer: Observer, txn: Transaction) -> None:
+        """Raises: CallFailed if it has written what it does not declare (V14)."""
+        if observer.writes is not None and not observer.view:
+            try:
+                must_be_declared(observer, self._worker.engine.known.catalogue, runs.written(txn))
+            except UsageError as error:
+                raise CallFailed from error

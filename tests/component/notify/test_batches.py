@@ -1,0 +1,390 @@
+"""Runs of an observer that share a transaction (N20); time is virtual."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+import perco
+from perco.database.inside import inside
+from perco.notify.workers import WorkerHandle
+from tests.component.notify.kit import OPTIONS, Web, get, nothing_is_left, put, settle
+from tests.support import everywhere
+
+Txn = perco.Transaction
+Change = perco.Change[Any, Any]
+
+KEYS = [f"{first}{n}" for first in "akz" for n in range(12)]  # in three tablets
+
+
+def shares() -> bool:
+    """Whether runs share transactions here: only where the rows are read in the process."""
+    return everywhere.over == everywhere.OWNER
+
+
+async def fill(db: perco.Database, web: Web, keys: list[str]) -> int:
+    """All keys in one transaction; returns its commit_ts."""
+
+    async def write(txn: Txn) -> Txn:
+        for key in keys:
+            txn.set(web.body, key, f"text of {key}")
+        return txn
+
+    return (await db.run(write)).commit_ts
+
+
+def have_shared(worker: WorkerHandle, *ids: str) -> bool:
+    """Whether runs of these observers have shared transactions as far as they can here."""
+    return all((worker.statistics()[id].batched > 0) == shares() for id in ids)
+
+
+def claims(worker: WorkerHandle) -> int:
+    return sum(scanner.claims for scanner in worker.scanner_statistics())
+
+
+async def counts(db: perco.Database, web: Web, id: str) -> dict[str, int]:
+    """How often each key's run has committed, as `Web.counting` counts in the store."""
+    async with db.snapshot() as snap:
+        rows = [row async for row in snap.scan(web.counts, prefix=f"{id}/")]
+    return {row.key.removeprefix(f"{id}/"): row[web.count] or 0 for row in rows}
+
+
+@pytest.mark.parametrize("one_step", [True, False])
+async def test_changes_that_wait_share_transactions_and_each_is_handled_once(web: Web, one_step: bool) -> None:
+    seen = web.counting(web.body, id="count", batch=8)
+    options = perco.Options(seed=1, backfill=OPTIONS.backfill, commit=perco.options.CommitOptions(one_step=one_step))
+    async with perco.open("memory:", web.schema, options=options) as db:
+        ts = await fill(db, web, KEYS)
+        async with db.worker() as worker:
+            await settle(db)
+            found = worker.statistics()["count"]
+        assert await counts(db, web, "count") == dict.fromkeys(KEYS, 1)
+        assert sorted((change.key, change.value, change.commit_ts, change.cause) for change in seen) == [
+            (key, f"text of {key}", ts, ts) for key in sorted(KEYS)
+        ]
+        assert found.commits == found.runs == len(KEYS)
+        assert (found.batched >= len(KEYS) // 2) == shares()
+        assert nothing_is_left(db)
+        transactions = {row.commit_ts(web.count) for row in [await _row(db, web, key) for key in KEYS]}
+        assert (len(transactions) <= len(KEYS) // 2) == shares()
+        assert len(KEYS) // 8 <= len(transactions)
+
+
+async def _row(db: perco.Database, web: Web, key: str) -> perco.Row[str]:
+    async with db.snapshot() as snap:
+        return await snap.row(web.counts, f"count/{key}")
+
+
+async def test_without_a_batch_each_run_has_a_transaction_of_its_own(web: Web) -> None:
+    web.counting(web.body, id="count")
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        await fill(db, web, KEYS)
+        async with db.worker() as worker:
+            await settle(db)
+            assert worker.statistics()["count"].batched == 0
+
+
+@pytest.mark.parametrize("fails", ["raises", "retries", "gives up", "writes too much", "discards"])
+async def test_a_change_that_fails_leaves_the_others_alone(web: Web, fails: str) -> None:
+    tries = Counter[str]()
+
+    @web.observe(web.body, id="sizes", batch=16, attempts=2, writes=[web.size])
+    async def sizes(txn: Txn, change: Change) -> None:
+        tries[change.key] += 1
+        txn.set(web.size, change.key, len(change.value or ""))
+        if change.key != "a5":
+            return
+        if fails == "raises":
+            raise ValueError("no good")
+        if fails == "retries" and tries["a5"] < 4:
+            raise perco.Retry(after_s=5.0)
+        if fails == "gives up":
+            raise perco.GiveUp("no good")
+        if fails == "writes too much":
+            txn.set(web.note, change.key, "not declared")
+        if fails == "discards":
+            txn.discard()
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        await fill(db, web, KEYS)
+        async with db.worker() as worker:
+            await settle(db)
+            assert have_shared(worker, "sizes")
+        for key in KEYS:
+            size = await get(db, web.size, key)
+            assert size == (None if key == "a5" and fails != "retries" else len(f"text of {key}")), key
+        failed = [each.key for each in await db.failed()]
+        assert failed == ([] if fails == "retries" else ["a5"])
+        assert await get(db, web.note, "a5") is None
+
+
+async def test_a_conflict_is_left_to_runs_of_their_own(web: Web) -> None:
+    began, go_on = trio.Event(), trio.Event()
+    tries = Counter[str]()
+
+    @web.observe(web.body, id="sizes", batch=16)
+    async def sizes(txn: Txn, change: Change) -> None:
+        tries[change.key] += 1
+        total = await txn.get(web.count, "total") or 0
+        txn.set(web.size, change.key, len(change.value or ""))
+        if change.key == "a0":
+            txn.set(web.count, "total", total + 1)
+            began.set()
+            await go_on.wait()
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        await fill(db, web, KEYS[:12])
+        async with db.worker() as worker:
+            await began.wait()
+            await put(db, web.count, "total", 41)
+            go_on.set()
+            await settle(db)
+            assert worker.statistics()["sizes"].conflicts >= 1
+            assert claims(worker) == 12, "no row was looked for again"
+        assert await get(db, web.count, "total") == 42
+        assert [await get(db, web.size, key) for key in KEYS[:12]] == [len(f"text of {key}") for key in KEYS[:12]]
+        assert tries["a0"] == 2
+        assert nothing_is_left(db)
+
+
+async def test_consequences_have_the_causes_that_they_would_have_had_alone(web: Web) -> None:
+    seen: dict[str, Change] = {}
+
+    @web.observe(web.body, id="sizes", batch=16)
+    async def sizes(txn: Txn, change: Change) -> None:
+        txn.set(web.size, change.key, len(change.value or ""))
+        txn.set(web.note, f"shared {change.key[0]}", change.key)
+
+    @web.observe(web.size, id="next", batch=16)
+    async def follow(txn: Txn, change: Change) -> None:
+        seen[change.key] = change
+
+    shared: dict[str, Change] = {}
+
+    @web.observe(web.note, id="shared")
+    async def one_of_many(txn: Txn, change: Change) -> None:
+        shared[change.key] = change
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        roots = {key: await put(db, web.body, key, "some text") for key in KEYS}
+        async with db.worker() as worker:
+            await settle(db)
+            assert have_shared(worker, "sizes", "next")
+        assert {key: (change.cause, change.depth) for key, change in seen.items()} == {
+            key: (root, 2) for key, root in roots.items()
+        }
+        for key, change in shared.items():  # N4: it has several causes, and carries the oldest of the last commit's
+            assert change.cause in [root for each, root in roots.items() if each[0] == key[-1]]
+            assert change.cause <= roots[change.value], "N7: no wait for the cause of any of them ends too soon"
+
+
+async def test_a_cell_that_two_calls_write_carries_the_earlier_cause(web: Web) -> None:  # N7
+    causes: dict[str, list[int]] = {}
+
+    @web.observe(web.body, id="join", batch=16)
+    async def join(txn: Txn, change: Change) -> None:
+        letter = change.key[0]
+        txn.set(web.note, letter, f"{await txn.get(web.note, letter) or ''} {change.key}")
+
+    @web.observe(web.note, id="hear")
+    async def hear(txn: Txn, change: Change) -> None:
+        causes.setdefault(change.key, []).append(change.cause)
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        roots = {key: await put(db, web.body, key, "some text") for key in KEYS}
+        async with db.worker(scanners=1) as worker:
+            await settle(db)
+            assert have_shared(worker, "join")
+        for letter, found in causes.items():
+            keys = (await get(db, web.note, letter)).split()
+            assert sorted(keys) == sorted(key for key in KEYS if key[0] == letter)
+            assert min(found) == min(roots[key] for key in keys)
+
+
+async def test_signals_of_a_batch_carry_their_causes() -> None:
+    docs = perco.Table("docs", key=perco.TEXT)
+    body, group = docs.column("body", perco.TEXT), perco.Table("groups", key=perco.TEXT)
+    changed = group.signal("changed")
+    schema = perco.Schema(docs, group)
+    causes: dict[str, set[int]] = {}
+
+    @schema.observe(body, id="raise", batch=16)
+    async def raises(txn: Txn, change: Change) -> None:
+        txn.signal(changed, change.key[-1])
+
+    @schema.observe(changed, id="hear")
+    async def hear(txn: Txn, change: Change) -> None:
+        causes.setdefault(change.key, set()).add(change.cause)
+
+    async with perco.open("memory:", schema, options=OPTIONS) as db:
+        roots = [await put(db, body, f"a{n}", "text") for n in range(4)]
+        async with db.worker() as worker:
+            await settle(db)
+            assert have_shared(worker, "raise")
+    assert causes == {str(n): {root} for n, root in enumerate(roots)}
+
+
+async def test_a_change_whose_cell_another_call_has_written_runs_by_itself(web: Web) -> None:
+    seen: list[tuple[str, str, str | None]] = []
+
+    @web.observe(web.body, id="push", batch=16)
+    async def push(txn: Txn, change: Change) -> None:
+        seen.append((change.key, change.value, await txn.get(web.body, change.key)))
+        if change.value == "push":
+            txn.set(web.body, f"a{int(change.key[1:]) + 1}", "pushed")
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+
+        async def write(txn: Txn) -> None:
+            for n in range(8):
+                txn.set(web.body, f"a{n}", "own" if n % 2 else "push")
+
+        await db.run(write)
+        async with db.worker(scanners=1) as worker:
+            await settle(db)
+            assert have_shared(worker, "push")
+        assert [await get(db, web.body, f"a{n}") for n in range(8)] == ["push", "pushed"] * 4
+        assert {key for key, value, _ in seen if value == "pushed"} == {"a1", "a3", "a5", "a7"}
+        assert [each for each in seen if each[1] != each[2]] == []
+        assert nothing_is_left(db)
+
+
+async def test_a_function_that_commits_ends_its_batch(web: Web) -> None:
+    @web.observe(web.body, id="count", batch=16)
+    async def count(txn: Txn, change: Change) -> None:
+        await web.add(txn, f"count/{change.key}")
+        if change.key in ("a2", "a7"):
+            await txn.commit()
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        await fill(db, web, KEYS)
+        async with db.worker() as worker:
+            await settle(db)
+            assert claims(worker) == len(KEYS), "no row was looked for again"
+        assert await counts(db, web, "count") == dict.fromkeys(KEYS, 1)
+        assert nothing_is_left(db)
+
+
+async def test_a_batch_that_fails_makes_the_next_ones_smaller_for_a_while(web: Web) -> None:
+    fails = True
+
+    @web.observe(web.body, id="sizes", batch=16, backoff_s=(1.0, 1.0))
+    async def length(txn: Txn, change: Change) -> None:
+        if fails:
+            raise perco.Retry(after_s=1.0)
+        txn.set(web.size, change.key, len(change.value or ""))
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(scanners=1) as worker:
+        [scanner] = worker.scanners
+        size = partial(scanner._runners._batches.size, inside(db).catalogue.observers["sizes"].number)
+        sizes = [size()]
+        for letter in "akz":
+            await fill(db, web, [key for key in KEYS if key[0] == letter])
+            await trio.sleep(0.2)
+            sizes.append(size())
+        if shares():
+            assert sizes == sorted(sizes, reverse=True)
+            assert sizes[0] == 16
+            assert sizes[-1] <= 4
+        fails = False
+        await settle(db)
+        for _ in range(40):
+            await fill(db, web, KEYS)
+            await settle(db)
+        assert size() == 16 or not shares()
+
+
+@pytest.mark.parametrize("batch", [0, 257, True, 2.0, "8"])
+def test_a_batch_that_is_no_number_of_runs_is_refused(web: Web, batch: Any) -> None:
+    with pytest.raises(perco.UsageError, match="batch is"):
+        web.counting(web.body, id="count", batch=batch)
+
+
+def test_a_signal_has_no_batches() -> None:
+    docs = perco.Table("docs", key=perco.TEXT)
+    changed = docs.signal("changed")
+    with pytest.raises(perco.UsageError, match="batch= is for observers of columns"):
+        perco.Schema(docs).observe(changed, id="hear", batch=2)  # type: ignore[call-overload]
+
+
+async def test_a_trace_shows_the_runs_that_shared_a_transaction(web: Web) -> None:
+    @web.observe(web.body, id="sizes", batch=16)
+    async def sizes(txn: Txn, change: Change) -> None:
+        txn.set(web.size, change.key, len(change.value or ""))
+
+    @web.observe(web.size, id="notes")
+    async def notes(txn: Txn, change: Change) -> None:
+        txn.set(web.note, change.key, str(change.value))
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        one = await put(db, web.body, "a0", "text")
+        two = await fill(db, web, ["a1", "a2"])
+        async with db.worker(scanners=1) as worker:
+            await settle(db)
+            assert have_shared(worker, "sizes")
+        [tree] = (
+            await db.trace(web.docs, "a0")[-1:]
+            if False
+            else [tree for tree in await db.trace(web.docs, "a0") if tree.commit_ts == one]
+        )
+        [run] = tree.runs
+        assert (run.observer, run.on, run.also) == ("sizes", ("docs", "a0", "body"), [])
+        [after] = run.runs
+        assert (after.observer, after.on) == ("notes", ("docs", "a0", "size"))
+        [tree] = [tree for tree in await db.trace(web.docs, "a1") if tree.commit_ts == two]
+        [run] = tree.runs
+        assert sorted([run.on, *run.also]) == [("docs", "a1", "body"), ("docs", "a2", "body")]
+        assert sorted(after.on for after in run.runs) == [("docs", "a1", "size"), ("docs", "a2", "size")]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_random_changes_failures_and_conflicts(web: Web, seed: int) -> None:
+    """Each row's note follows its body, whatever fails; a count of runs that committed equals that of the store."""
+    rng = random.Random(seed)
+
+    @web.observe(web.body, id="follow", batch=rng.choice([2, 5, 64]))
+    async def follow(txn: Txn, change: Change) -> None:
+        if rng.random() < 0.05:
+            raise ValueError("now and then")
+        await web.add(txn, f"runs/{change.key}")
+        if rng.random() < 0.1:
+            await web.add(txn, "hot")
+        if rng.random() < 0.2:
+            await trio.sleep(rng.random() / 10)
+        assert await txn.get(web.body, change.key) == change.value
+        txn.set(web.note, change.key, change.value)
+
+    ran = Counter[str]()
+    async with (
+        perco.open("memory:", web.schema, options=OPTIONS) as db,
+        db.worker(scanners=rng.choice([1, 4]), concurrency=32) as worker,
+    ):
+        worker.on_run(lambda id, key, seconds: ran.update([f"runs/{key}"]))
+
+        async def write(number: int) -> None:
+            for n in range(15):
+                await trio.sleep(rng.random() / 5)
+
+                async def some(txn: Txn, n: int = n) -> None:
+                    for key in rng.sample(KEYS, rng.randint(1, 12)):
+                        txn.set(web.body, key, f"{number} {n}")
+                    if rng.random() < 0.3:
+                        await web.add(txn, "hot")
+
+                await db.run(some)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(write, number)
+        await settle(db)
+        assert have_shared(worker, "follow")
+        async with db.snapshot() as snap:
+            async for row in snap.scan(web.docs):
+                assert row[web.note] == row[web.body]
+        assert await counts(db, web, "runs") == {key.removeprefix("runs/"): count for key, count in ran.items()}
+        assert nothing_is_left(db)
