@@ -141,7 +141,7 @@ test-types: .venv/.dev ## the public API is typed to the last parameter
 	  PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes $$package --ignoreexternal || exit 1; done
 
 test-all: EACH = 1
-test-all: SOME = 5
+test-all: SOME = 7
 test-all: POSTGRESQL = tests/scenarios/test_hermitage.py tests/scenarios/test_one_step.py
 test-all: test test-faults test-mutants test-everywhere test-postgresql test-spark ## a part of each of these: what CI runs
 	$(MAKE) --no-print-directory -j2 test-types test-wheel docs

@@ -22,8 +22,8 @@ T14 A shared lock is of kind READ, and its cell has no exclusive lock and no rec
     overlaps no write.
 N1  Locks decode. A change of an observed column that no run has seen has a notify cell (otherwise the notification is
     lost); a notify cell has its change (a warning).
-N2  An acknowledgement's lock is at its transaction's primary, and covers nothing newer than itself. N3:
-    acknowledgements point at the past.
+N2  An acknowledgement's lock names an acknowledgement of its observer as primary, and covers nothing newer than itself.
+    N3: acknowledgements point at the past.
 N5  A pending entry decodes, belongs to a signal or to a run for a signal, and names only observers of that signal. A
     signal's column has no records, locks or data; the column of its observer has records, which may overlap.
 N6  Failed changes decode. There is at most one for a row and observer, and it is neither waiting nor acknowledged.

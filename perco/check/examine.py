@@ -165,7 +165,7 @@ def _of_lock(
     is_ack = bool(observer_of(column))
     if (lock.kind == ACK) != is_ack or lock.kind == READ:
         return "N3", f"{who} is of kind {lock.kind}, not one for this column", None
-    if is_ack and observer_of(column) != observer_of(lock.primary.column):
+    if is_ack and (lock.primary.table, lock.primary.column) != (cell.table, column):  # N20: another row's, perhaps
         return "N2", f"the ack's lock of transaction {start_ts} has a primary that is no ack of its observer", None
     if any(ts > start_ts for ts in lock.covers):
         what = f"the ack's lock of transaction {start_ts} covers notify cells that its run cannot have seen"

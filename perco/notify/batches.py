@@ -1,18 +1,19 @@
 """Runs of one observer on several rows that share a transaction.
 
-N20 If changes of an observer that declares a `batch` wait in one tablet at the same time, so many runs at most share a
+N20 If an observer declares a `batch`, and several of its changes wait in one tablet, up to so many of its runs share a
     transaction: one read claims their rows, the function is called for one change after the other, and one commit makes
-    the writes of all visible, with an acknowledgement for each row. The cells that a call writes carry the cause of
-    that call's change alone. So each change is handled by one run (N3), and its consequences have the causes that they
-    would have had otherwise.
+    all writes visible, with an acknowledgement for each row. The cells that a call writes carry the cause of its
+    change; if two calls write a cell, it carries the earlier root, and the longer chain. So each change is handled by
+    one run (N3), and no wait for one of the causes ends too soon (N7).
     If the function fails for one of the changes, or if the transaction conflicts, nothing of it becomes visible, and
     each change gets a run of its own, which counts (N6). Changes that have failed before, that are not due, or whose
     claim meets a lock, also get their own runs; so does one whose observed cell another call of the batch has written.
-    After a failure, fewer runs share a transaction, and then more again, step by step.
+    After a failure, fewer runs share a transaction, and then more again, step by step. If the worker drains, or the
+    observer is paused, no further calls begin.
 
 A call in a batch waits for those before it. So only reads of rows in this machine's memory or files make a batch
 faster: where each read is a round trip to a server, and where transactions are traced, all runs have transactions of
-their own.
+their own. So they do without row locks, because a row might then be in a batch twice.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ import trio
 from perco.errors import CommitUnknown, Corruption, StoreError, TransientError, UsageError
 from perco.notify.concerned import must_be_declared
 from perco.notify.delays import too_early
+from perco.notify.failing import ObserverFailedError, where_of
 from perco.notify.given import change_of, in_time
 from perco.notify.worker import Worker
 from perco.protocol.claim import Run
-from perco.protocol.records import observed_column, observer_of
+from perco.protocol.records import Cellref, observed_column, observer_of
 from perco.protocol.snapshot import Missing, Value
 from perco.schema.schema import Observer
 from perco.txn import runs
@@ -56,6 +58,8 @@ class Batches:
         engine = self._worker.engine
         if not self._sizes or engine.spans is not None or not engine.driver.store.near:
             return 1
+        if not self._worker.options.row_locks:
+            return 1
         return self._sizes.get(observer_of(ack), 1)
 
     async def run_all(self, table: str, rows: Sequence[bytes], ack: int) -> Sequence[bytes]:
@@ -65,7 +69,7 @@ class Batches:
         at = 0
         while at < len(rows):
             size = self.size(ack)
-            if size == 1:
+            if size == 1 or (at and not self._worker.may_go_on(ack, trio.current_time())):
                 return [*left, *rows[at:]]
             left += await self.run(table, rows[at : at + size], ack)
             at += size
@@ -81,10 +85,8 @@ class Batches:
         counters.running += len(rows)
         try:
             left = await self._try(observer, table, rows, ack)
-        except (TransientError, CommitUnknown):
-            counters.conflicts += 1
-        except (CallFailed, StoreError, Corruption):
-            pass  # each row's own run finds out what is wrong, and reports it
+        except (CallFailed, TransientError, CommitUnknown, StoreError, Corruption):
+            pass  # the rows' own runs find out what is wrong, and report and count it
         else:
             self._sizes[number] = min(self._sizes[number] + 1, observer.limits.batch)
             return left
@@ -105,20 +107,19 @@ class Batches:
             if not await worker.enters(txn, observer, observer_of(ack)):
                 return ()
             claimed = await worker.claims.claim_many(txn, observer, table, rows, ack)
-            claimed = [each for each in claimed if await self._may_share(table, ack, *each)]
+            claimed = [each for each in claimed if await self._may_share(table, each[0], ack, each[1])]
             done = await self._run(txn, observer, table, claimed, ack) if claimed else ()
         finally:
             runs.ended(txn)
         return [row for row in rows if row not in done]
 
-    async def _may_share(self, table: str, ack: int, row: bytes, run: Run, seen: Value | Missing) -> bool:
-        worker, number = self._worker, observer_of(ack)
+    async def _may_share(self, table: str, row: bytes, ack: int, run: Run) -> bool:
+        worker = self._worker
+        assert worker.elsewhere is None, "N20: in clients, runs do not share a transaction"
         if run.attempts or run.depth > worker.chain_max:
             return False
-        delays = worker.delays.get(number)
-        if delays is not None and await too_early(worker.engine.driver.store, delays, (table, row, ack), run):
-            return False
-        return worker.elsewhere is None or await worker.elsewhere.carries((table, row), run.root)
+        delays = worker.delays.get(observer_of(ack))
+        return delays is None or not await too_early(worker.engine.driver.store, delays, (table, row, ack), run)
 
     async def _run(
         self, txn: Transaction, observer: Observer, table: str, claimed: Sequence[Claimed], ack: int
@@ -127,49 +128,74 @@ class Batches:
         worker, number, counters = self._worker, observer_of(ack), self._worker.counters[observer.id]
         runs.share(txn)
         began = worker.begins(txn, number, min(run.root for _, run, _ in claimed))
-        handled: list[tuple[Any, Run]] = []
-        done: set[bytes] = set()
+        handled: dict[bytes, tuple[Any, Run]] = {}
         try:
             for row, run, seen in claimed:
                 cell = (table, row, observed_column(ack))
                 if runs.has_written(txn, cell):
                     continue  # the run sees what this transaction does not know yet
+                if handled and not self._may_call(observer, ack):
+                    break
                 worker.caused(txn, number, run)
                 runs.acknowledge(txn, worker.claims.ack(table, row, ack, run))
                 runs.observed(txn, cell, seen)
-                handled.append((await self._call(txn, observer, row, run, seen), run))
-                done.add(row)
+                handled[row] = await self._call(txn, observer, table, row, run, seen), run
                 if txn.outcome != "open":
                     break  # the function has committed: the other changes are not acknowledged
-            counters.seconds += trio.current_time() - began
-            if txn.outcome == "open":
+            seconds = trio.current_time() - began
+            try:
                 self._check(observer, txn)
+            except UsageError as error:
+                self._must_be_committed(observer, txn, table, row, run, error)
+            if txn.outcome == "open":
                 await txn.commit()
         finally:
             worker.over(txn, number)
+        counters.seconds += seconds
         counters.runs += len(handled)
         counters.batched += len(handled) if len(handled) > 1 else 0
-        worker.committed_runs(txn, number, observer.id, handled, trio.current_time() - began)
-        return done
+        for row in handled:
+            worker.succeeded(Cellref(table, row, ack))
+        each_s = (trio.current_time() - began) / len(handled)
+        worker.committed_runs(txn, number, observer.id, list(handled.values()), each_s)
+        return set(handled)
 
-    async def _call(self, txn: Transaction, observer: Observer, row: bytes, run: Run, seen: Value | Missing) -> Any:
+    def _may_call(self, observer: Observer, ack: int) -> bool:
+        """Whether the function may be called for another change."""
+        worker = self._worker
+        return worker.observers.get(observer_of(ack)) is observer and worker.may_go_on(ack, trio.current_time())
+
+    async def _call(
+        self, txn: Transaction, observer: Observer, table: str, row: bytes, run: Run, seen: Value | Missing
+    ) -> Any:
         """Call the function for a change; returns the key. Raises: CallFailed; TransientError, CommitUnknown,
         StoreError."""
+        key = None
         try:
             change = change_of(observer, row, seen, 1, run)
+            key = change.key
             await (in_time(observer, txn, change) if observer.limits.timeout_s else observer.function(txn, change))
             if txn.outcome not in ("open", "committed"):
                 raise UsageError("an observer may commit its transaction, but not discard it")
         except (TransientError, CommitUnknown, StoreError):
             raise
         except Exception as error:
+            self._must_be_committed(observer, txn, table, row, run, error)
+        return key
+
+    def _must_be_committed(
+        self, observer: Observer, txn: Transaction, table: str, row: bytes, run: Run, error: Exception
+    ) -> None:
+        """Handle an error of a call. If the function has committed before, no other run will report the error, so it is
+        reported here. Raises: CallFailed if it has not."""
+        if txn.outcome != "committed":
             raise CallFailed from error
-        return change.key
+        worker = self._worker
+        worker.counters[observer.id].failures += 1
+        failed = ObserverFailedError(error, txn.start_ts, run)
+        worker.failure_log.failed(observer.id, where_of(worker.engine, table, row), failed)
 
     def _check(self, observer: Observer, txn: Transaction) -> None:
-        """Raises: CallFailed if it has written what it does not declare (V14)."""
+        """Raises: UsageError if it has written what it does not declare (V14)."""
         if observer.writes is not None and not observer.view:
-            try:
-                must_be_declared(observer, self._worker.engine.known.catalogue, runs.written(txn))
-            except UsageError as error:
-                raise CallFailed from error
+            must_be_declared(observer, self._worker.engine.known.catalogue, runs.written(txn))

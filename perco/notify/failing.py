@@ -208,3 +208,11 @@ def names_on(engine: Engine, path: bytes) -> list[str]:
     """The ids of the observers on a path."""
     names = {entry.number: id for id, entry in engine.known.catalogue.observers.items()}
     return [names.get(number, f"#{number}") for number in observers_on(path)]
+
+
+def where_of(engine: Engine, table: str, row: bytes) -> str:
+    """A row, in readable form."""
+    try:
+        return f"{table}[{engine.known.schema.tables[table].key.decode(row)!r}]"
+    except ValueError:
+        return f"{table}[{row!r}]"

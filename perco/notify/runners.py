@@ -100,9 +100,9 @@ class Runners:
             for at, ack in enumerate(ready.acks if ready.apart is None else ready.apart):
                 if wait_s := worker.wait_s(ack):
                     await trio.sleep(wait_s)
-                if not (at or wait_s) or worker.may_go_on(ack, claimed_at):
+                if not (at or wait_s or ready.apart) or worker.may_go_on(ack, claimed_at):
                     await worker.run(ready.table, ready.row, ack)
-                    if not worker.has_failed(ready.table, ready.row, [ack]):
+                    if not worker.backoff.waits((ready.table, ready.row, ack), trio.current_time()):
                         self._batches.succeeded(ack)
         finally:
             self._end(ready)

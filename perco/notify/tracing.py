@@ -7,8 +7,8 @@ N9  The acknowledgement of a run records its cause, and so does the record that 
     acknowledgement). Afterwards, it reads again those few of the further pages that belong to the tree. The store keeps
     no data just for this. Cells that have been collected, or written again since, are missing from the tree. If the
     cause of a run is missing, the run is shown with the observers that led to it.
-N20 If several runs shared a transaction, all that it wrote has its commit timestamp: a row that it wrote belongs to the
-    trees of all these runs.
+N20 If several runs shared a transaction, all that it wrote has its commit timestamp. So a row that it wrote belongs to
+    the trees of all these runs. In a tree, each run has a node; the first one has the writes, and what followed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Traced:
         signal: whether `on` is a signal.
         unsure: whether runs may be missing: none is known, but the record of a run for a signal may have been collected
             (G4).
-        also: further cells that it observed: several runs of the observer shared the transaction (N20).
+        also: what further runs observed that shared the transaction (N20). They have nodes of their own, but what
+            the transaction wrote, and the runs that followed, belong to the first node.
     """
 
     commit_ts: int
@@ -238,28 +239,28 @@ class _Tracing:
     def _tree(self, root: int, runs: list[_Run], writes: dict[int, list[Cellref]]) -> Traced:
         name = self._engine.known.name_of
         by_commit = {root: Traced(root)}
-        first: list[_Run] = []  # of each transaction
+        each: list[tuple[_Run, Traced]] = []
         for run in sorted(runs, key=lambda run: run.commit_ts):
             traced = self._traced(run)
-            if (shared := by_commit.setdefault(run.commit_ts, traced)) is traced:
-                first.append(run)
-            elif traced.on is not None:
+            shared = by_commit.setdefault(run.commit_ts, traced)
+            if shared is not traced and traced.on is not None:
                 shared.also.append(traced.on)
+            each.append((run, traced))
         written: dict[Cellref, list[int]] = {}
         for ts in by_commit:
             for cell in writes[ts]:
                 written.setdefault(cell, []).append(ts)
                 by_commit[ts].writes.append(name(cell))
                 by_commit[ts].asked |= (cell.table, cell.row) == (self._table, self._row)
-        for run in first:
+        for run, traced in each:
             parent = by_commit.get(run.raised) if run.raised else None
             if not run.raised:
                 observed = run.cell._replace(column=observed_column(run.cell.column))
                 parent = by_commit.get(max((ts for ts in written.get(observed, ()) if ts <= run.start_ts), default=0))
             if parent is None:
                 parent = by_commit[root]
-                by_commit[run.commit_ts].through = tuple(names_on(self._engine, run.path))
-            parent.runs.append(by_commit[run.commit_ts])
+                traced.through = tuple(names_on(self._engine, run.path))
+            parent.runs.append(traced)
         return by_commit[root]
 
     def _traced(self, run: _Run) -> Traced:

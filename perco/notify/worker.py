@@ -1,4 +1,4 @@
-"""Runs observers: one transaction per run, with the acknowledgement as its primary.
+"""Runs observers: one transaction per run (or per batch of runs, N20), with the acknowledgement as its primary.
 
 N2  The mutation that commits the acknowledgement removes the notify cells that the run saw.
 N3  At most one run commits per change: the run's own transaction reads and writes the acknowledgement.
@@ -54,6 +54,7 @@ from perco.notify.failing import (
     note_failure,
     too_long,
     too_old,
+    where_of,
 )
 from perco.notify.given import change_of, in_time
 from perco.notify.hints import Hints
@@ -376,8 +377,7 @@ class Worker:
                     if done is None:
                         return
                     if done:
-                        self.backoff.succeeded(key)
-                        self.unrunnable.forget(key)
+                        self.succeeded(key)
                         return
                     continue
                 except (TransientError, CommitUnknown) as error:  # if unknown, the next attempt finds out (N3)
@@ -412,14 +412,14 @@ class Worker:
         except ObserverFailedError as failed:
             wrong = awaits_asyncio(self.engine, observer, failed.error)
             failed.error = wrong or failed.error
-            self.failure_log.failed(observer.id, self._where(table, row), failed)
+            self.failure_log.failed(observer.id, where_of(self.engine, table, row), failed)
             self._failed(observer, counters, key, failed.error, seen_ts, 0 if wrong else failed.attempts)
             if wrong is not None:
                 return
             attempts = observer.limits.attempts
             if await note_failure(self.engine, key, failed, self.options.attempts if attempts is None else attempts):
                 counters.given_up += 1
-                self.failure_log.given_up(observer.id, self._where(table, row))
+                self.failure_log.given_up(observer.id, where_of(self.engine, table, row))
                 self.backoff.succeeded(key)
         finally:
             counters.running -= 1
@@ -436,7 +436,7 @@ class Worker:
         """Note a failed run. `seen_ts`: the run has seen all notify cells up to this timestamp. `attempts`: how often
         it has failed, according to the store."""
         counters.failures += 1
-        self.last_failures[observer.id] = counters.failures, self._where(*key[:2]), error
+        self.last_failures[observer.id] = counters.failures, where_of(self.engine, *key[:2]), error
         least_s = 0.0
         if attempts and not isinstance(error, GiveUp | ChainTooLong | Corruption):
             self._tripping.failed(observer.id, observer_of(key[2]), error)
@@ -449,15 +449,8 @@ class Worker:
             self.unrunnable.forget(key)
 
     def _tell(self, level: int, observer: Observer, table: str, row: bytes, what: BaseException) -> None:
-        where = self._where(table, row)
+        where = where_of(self.engine, table, row)
         log.log(level, "observer %s on %s: %s", observer.id, where, what, extra=fields(observer.id, where))
-
-    def _where(self, table: str, row: bytes) -> str:
-        """A row, in readable form."""
-        try:
-            return f"{table}[{self.engine.known.schema.tables[table].key.decode(row)!r}]"
-        except ValueError:
-            return f"{table}[{row!r}]"
 
     async def _try(
         self, observer: Observer, counters: ObserverCounters, table: str, row: bytes, ack: int, conflicts: int
@@ -495,7 +488,7 @@ class Worker:
                 return None
         path = self.caused(txn, number, verdict)
         if verdict.depth > self.chain_max:
-            chain = too_long(engine, self._where(table, row), verdict, path, self.options.chain_max)
+            chain = too_long(engine, where_of(self.engine, table, row), verdict, path, self.options.chain_max)
             raise ObserverFailedError(chain, start_ts, verdict)
         attempt = 1 + conflicts + max(verdict.attempts, self.backoff.attempts((table, row, ack)))
         if self.elsewhere is not None and not await self.elsewhere.carries((table, row), verdict.root):
@@ -528,6 +521,11 @@ class Worker:
             self.wake_up()  # there are more notify cells than one run covers
         self.committed_runs(txn, number, observer.id, [(change.key, verdict)], trio.current_time() - began)
         return True
+
+    def succeeded(self, key: Cellref) -> None:
+        """The changes that waited for an observer on a row have been handled."""
+        self.backoff.succeeded(key)
+        self.unrunnable.forget(key)
 
     async def enters(self, txn: Transaction, observer: Observer, number: int) -> bool:
         """Let a run commit only under the present catalogue. Returns False if the observer was paused or superseded
@@ -564,7 +562,7 @@ class Worker:
     def committed_runs(
         self, txn: Transaction, number: int, id: str, handled: Sequence[tuple[Any, Run]], seconds: float
     ) -> None:
-        """The transaction of some runs has committed. `handled`: their keys, and why they ran."""
+        """The transaction of some runs has committed. `handled`: their keys, and why they ran; `seconds`: of each."""
         counters = self.counters[id]
         counters.commits += len(handled)
         counters.collapsed += sum(run.collapsed for _, run in handled)

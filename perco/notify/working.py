@@ -1,7 +1,7 @@
 """Claims changes: finds out, in the run's own transaction, whether and why an observer must run.
 
 N2  A run removes the notify cells that it has seen, and no others.
-N3  The acknowledgement is the run's primary.
+N3  The acknowledgement is the run's primary; if runs share a transaction, the first one's is (N20).
 N20 Several rows can be claimed in one transaction.
 N5  A signal has no acknowledgement: the run's commit removes the notify cells.
 """

@@ -4,8 +4,8 @@ N2  A run with start_ts T removes only notify cells of its own observer, only th
     below T.
 N3  An acknowledgement is an ordinary cell. Only the pointer in its newest record counts: the start_ts of the run that
     committed the record. An observer must run if and only if the newest record of the observed cell is newer than that
-    pointer. A run reads both at T under T9, and the acknowledgement is its primary, so at most one run commits per
-    change and version of the observer. An acknowledgement names the version of the observer that made it;
+    pointer. A run reads both at T under T9, and writes the acknowledgement (T7), so at most one run commits per change
+    and version of the observer. An acknowledgement names the version of the observer that made it;
     acknowledgements by lower versions do not count.
 N4  Many writes may collapse into one run, which sees the newest value.
 N5  A signal has neither a value nor an acknowledgement: its observer must run if and only if there is a notify cell.

@@ -104,6 +104,8 @@ def limits_of(
             raise UsageError(f"observer {id!r}: {name} is {value!r}; it is an int of at least {least}")
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= _BATCH_MOST:
         raise UsageError(f"observer {id!r}: batch is {batch!r}; it is an int from 1 to {_BATCH_MOST}")
+    if batch > 1 and rate is not None:
+        raise UsageError(f"observer {id!r} has rate= and batch=: runs with a rate do not share transactions")
     if timeout_s is not None:
         must_be_number(f"observer {id!r}: timeout_s", timeout_s)
         if not 0 < timeout_s < float("inf"):

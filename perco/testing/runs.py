@@ -382,7 +382,7 @@ class Run(ABC):
             concurrency=concurrency,
             scanners=1 if "batched" in self.kinds else concurrency // 2,
             backoff=BackoffOptions(first_s=0.01, max_s=0.1),
-            row_locks=rng.random() < 0.5,
+            row_locks=rng.random() < 0.5 or "batched" in self.kinds,
             attempts=2 if failing else 16,
             outputs=failing,
         )

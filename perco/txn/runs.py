@@ -80,9 +80,7 @@ def acknowledge(txn: Transaction, ack: Intent) -> None:
     if txn._acks is None:
         txn._acks = [ack]
     else:
-        assert txn._causes is not None, (
-            "N20: only a run that shares its transaction finds the acknowledgement of another"
-        )
+        assert txn._causes is not None, "N20: only a transaction that runs share acknowledges several rows"
         txn._acks.append(ack)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from perco.notify.batches import Batches, CallFailed
+from perco.notify.worker import Worker
 from perco.protocol.mutations import Intent
 from perco.txn import runs, transaction
 from perco.txn.transaction import Transaction
@@ -41,9 +42,9 @@ def one_acknowledged(patch: pytest.MonkeyPatch) -> None:
 def failed_with_others(patch: pytest.MonkeyPatch) -> None:
     right = Batches._call
 
-    async def call(self: Batches, txn: Transaction, observer: Any, row: bytes, *more: Any) -> Any:
+    async def call(self: Batches, txn: Transaction, observer: Any, table: str, row: bytes, *more: Any) -> Any:
         try:
-            return await right(self, txn, observer, row, *more)
+            return await right(self, txn, observer, table, row, *more)
         except CallFailed:
             return observer.column.table.key.decode(row)
 
@@ -103,3 +104,19 @@ def all_handled(patch: pytest.MonkeyPatch) -> None:
         return {row for row, _, _ in claimed}
 
     patch.setattr(Batches, "_run", run)
+
+
+@by(
+    f"{_TESTS}::test_no_call_of_a_batch_begins_once_the_worker_drains_or_the_observer_is_paused[owner-drain-False]",
+    "N20 calls of a batch begin while the worker drains",
+)
+def goes_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Batches, "_may_call", lambda self, observer, ack: True)
+
+
+@by(
+    f"{_TESTS}::test_a_change_that_was_put_off_is_forgotten_once_a_batch_has_handled_it[owner]",
+    "N20 a change that a batch has handled still counts as put off",
+)
+def not_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Worker, "succeeded", lambda self, key: None)
