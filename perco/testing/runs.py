@@ -220,8 +220,6 @@ class Run(ABC):
             self.kinds |= {"mirrored"}
         if plan.random("counting").random() < COUNTING_OFTEN:
             self.kinds |= {"counting"}
-        if plan.random("batched").random() < BATCHED_OFTEN:
-            self.kinds |= {"batched"}
         followed = plan.random("followed")
         if options.store == LOCAL and followed.random() < FOLLOWED_OFTEN:
             self.kinds |= {"followed"}
@@ -232,10 +230,9 @@ class Run(ABC):
             self.kinds |= {"journal"}
         if "locks" in self.kinds:
             self.kinds -= {"serializable"}
-        self.count = options.processes or rng.choice((1, 1, 2, 3))
-        if "batched" in self.kinds and options.processes is None:
-            self.count = 1  # only the owner's runs share transactions
-        self.outcome.processes = self.count
+        self.count = self.outcome.processes = options.processes or rng.choice((1, 1, 2, 3))
+        if self.count == 1 and options.store == LOCAL and plan.random("batched").random() < BATCHED_OFTEN:
+            self.kinds |= {"batched"}  # N20: only the owner's runs share transactions
         if "failing" in self.kinds:
             self.kinds -= {"waits"}
         self._vacuums = "vacuum" in self.kinds
