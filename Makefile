@@ -96,10 +96,10 @@ test-spark: .venv/.dev ## the tests of perco.spark and of its example (without J
 
 test-wheel: .venv/.python ## the sdist, and the wheel made of it, alone in an environment of its own: its command line, and the demo to its end
 	rm -rf build/wheel && mkdir -p build/wheel
-	$(BIN)/pip install --quiet --disable-pip-version-check 'hatchling>=1.24' 'setuptools>=68'
-	$(BIN)/python -m hatchling build -t sdist -d build/wheel
-	$(BIN)/pip wheel --no-cache-dir --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel build/wheel/perco-*.tar.gz
-	CC=/no/compiler $(BIN)/pip wheel --no-cache-dir --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheel/slow build/wheel/perco-*.tar.gz
+	$(PYTHON) -m venv build/wheel/tools && build/wheel/tools/bin/pip install --quiet --disable-pip-version-check 'hatchling>=1.24' 'setuptools>=68'
+	build/wheel/tools/bin/python -m hatchling build -t sdist -d build/wheel
+	build/wheel/tools/bin/pip wheel --no-cache-dir --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel build/wheel/perco-*.tar.gz
+	CC=/no/compiler build/wheel/tools/bin/pip wheel --no-cache-dir --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheel/slow build/wheel/perco-*.tar.gz
 	ls build/wheel/slow/perco-*-py3-none-any.whl
 	$(PYTHON) -m venv build/wheel/env
 	build/wheel/env/bin/pip install --quiet --disable-pip-version-check "$$(ls build/wheel/*.whl)[web]"
