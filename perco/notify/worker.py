@@ -102,7 +102,7 @@ class Worker:
 
     def __init__(self, engine: Engine, observers: Mapping[int, Observer], options: WorkerOptions) -> None:
         self.engine, self.options = engine, options
-        self.declared = dict(observers)
+        self.declared: dict[int, Observer] = dict(observers)
         self.observers: dict[int, Observer] = {}  # the declared observers that may run
         self.superseded: dict[str, int] = {}  # by id: the store's version, if it is higher than this program's
         self._binds = -1  # `binds` of the catalogue with which `observers` was compared
