@@ -11,9 +11,10 @@ N20 If an observer declares a `batch`, and several of its changes wait in one ta
     After a failure, fewer runs share a transaction, and then more again, step by step. If the worker drains, or the
     observer is paused, no further calls begin.
 
-A call in a batch waits for those before it. So only reads of rows in this machine's memory or files make a batch
-faster: where each read is a round trip to a server, and where transactions are traced, all runs have transactions of
-their own. So they do without row locks, because a row might then be in a batch twice.
+A call in a batch waits for those before it. So a batch is only faster if the store's rows are `near`: elsewhere, each
+read is a round trip to a server, and each run has a transaction of its own. It also has one if transactions are traced,
+because a span belongs to one run, and if scanners do not lock rows, because they might then put a row into a batch
+twice.
 """
 
 from __future__ import annotations
@@ -51,15 +52,16 @@ class Batches:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._sizes = {n: each.limits.batch for n, each in worker.declared.items() if each.limits.batch > 1}
+        self._sizes: dict[int, int] = {}  # by observer, if its runs may share transactions: how many of them
+        if worker.engine.driver.store.near and worker.options.row_locks:
+            self._sizes = {n: each.limits.batch for n, each in worker.declared.items() if each.limits.batch > 1}
+
+    def __bool__(self) -> bool:
+        """Whether runs of any observer may share transactions."""
+        return bool(self._sizes) and self._worker.engine.spans is None
 
     def size(self, ack: int) -> int:
         """How many runs of an observer may share a transaction now."""
-        engine = self._worker.engine
-        if not self._sizes or engine.spans is not None or not engine.driver.store.near:
-            return 1
-        if not self._worker.options.row_locks:
-            return 1
         return self._sizes.get(observer_of(ack), 1)
 
     async def run_all(self, table: str, rows: Sequence[bytes], ack: int) -> Sequence[bytes]:
@@ -97,7 +99,7 @@ class Batches:
 
     def succeeded(self, ack: int) -> None:
         """A run with a transaction of its own has not failed."""
-        if self._sizes and self._sizes.get(number := observer_of(ack)) == 1:
+        if self._sizes.get(number := observer_of(ack)) == 1:
             self._sizes[number] = 2
 
     async def _try(self, observer: Observer, table: str, rows: Sequence[bytes], ack: int) -> Sequence[bytes]:
@@ -146,7 +148,7 @@ class Batches:
             try:
                 self._check(observer, txn)
             except UsageError as error:
-                self._must_be_committed(observer, txn, table, row, run, error)
+                self._failed(observer, txn, table, row, run, error)
             if txn.outcome == "open":
                 await txn.commit()
         finally:
@@ -180,14 +182,12 @@ class Batches:
         except (TransientError, CommitUnknown, StoreError):
             raise
         except Exception as error:
-            self._must_be_committed(observer, txn, table, row, run, error)
+            self._failed(observer, txn, table, row, run, error)
         return key
 
-    def _must_be_committed(
-        self, observer: Observer, txn: Transaction, table: str, row: bytes, run: Run, error: Exception
-    ) -> None:
-        """Handle an error of a call. If the function has committed before, no other run will report the error, so it is
-        reported here. Raises: CallFailed if it has not."""
+    def _failed(self, observer: Observer, txn: Transaction, table: str, row: bytes, run: Run, error: Exception) -> None:
+        """A call has failed. If its function had committed by then, no other run will report the error, so it is
+        reported here. Raises: CallFailed if it had not."""
         if txn.outcome != "committed":
             raise CallFailed from error
         worker = self._worker

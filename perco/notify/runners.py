@@ -81,13 +81,13 @@ class Runners:
         """The next row, with those whose runs may share its transactions (N20)."""
         first = self._ready.popleft()
         batch, others = [first], list[Ready]()
-        if self._ready and first.apart is None and not first.failing:
+        if self._ready and self._batches and first.apart is None and not first.failing:
             most, locate = max(map(self._batches.size, first.acks)), self._worker.engine.driver.store.locate
+            tablet = locate(first.table, first.row) if most > 1 else None
             while self._ready and len(batch) < most:
                 ready = self._ready.popleft()
                 shares = ready.acks == first.acks and ready.apart is None and not ready.failing
-                shares = shares and ready.table == first.table
-                shares = shares and locate(ready.table, ready.row) == locate(first.table, first.row)
+                shares = shares and ready.table == first.table and locate(ready.table, ready.row) == tablet
                 (batch if shares else others).append(ready)
             self._ready.extendleft(reversed(others))
         return batch
@@ -102,7 +102,7 @@ class Runners:
                     await trio.sleep(wait_s)
                 if not (at or wait_s or ready.apart) or worker.may_go_on(ack, claimed_at):
                     await worker.run(ready.table, ready.row, ack)
-                    if not worker.backoff.waits((ready.table, ready.row, ack), trio.current_time()):
+                    if self._batches and not worker.backoff.waits((ready.table, ready.row, ack), trio.current_time()):
                         self._batches.succeeded(ack)
         finally:
             self._end(ready)

@@ -152,7 +152,8 @@ class WorkerHandle:
         return [scanner.counters for scanner in self.scanners]
 
     def on_run(self, function: Callable[[str, Any, float], None]) -> None:
-        """Call `function(observer id, key, seconds)` after each committed run."""
+        """Call `function(observer id, key, seconds)` after each committed run. If runs have shared a transaction (N20),
+        each is given an equal part of its time."""
         self._worker.on_run = function
 
     async def drain(self, *, timeout: float | None = None) -> bool:

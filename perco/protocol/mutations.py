@@ -67,8 +67,8 @@ from perco.storage import (
 
 
 class Cause(NamedTuple):
-    """What caused a change (N9). `root` 0: the transaction itself; `depth`: observers in the chain so far; `path`: the
-    last of them."""
+    """The cause of a change (N9). `root`: the commit timestamp at which the chain began; 0: it begins with this
+    transaction; `depth`: the number of observers in the chain so far; `path`: the last of them."""
 
     root: int
     depth: int
@@ -85,8 +85,8 @@ class Intent(NamedTuple):
     raises (N5); BARE: its bare primary, a cell of its own, if it writes no other cell.
 
     `body`: the short value, or the data group's name; for a run, the contents of its acknowledgement (N9). `data`: the
-    long value, to be put into that group. `cause`: what caused the write, if it is not what caused the transaction
-    (N20).
+    long value, to be put into that group. `cause`: the cause of this write, if several runs share the transaction
+    (N20); None: the header has it.
     """
 
     table: str

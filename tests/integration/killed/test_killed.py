@@ -19,6 +19,8 @@ from perco.testing.sweep import Scenario, observe
 from tests.integration.killed.zygote import Zygote, notes, options, zygote
 from tests.support.copies import copy_as_itself
 from tests.sweep.scenarios import (
+    Batched,
+    BatchedInOneStep,
     Delete,
     Dropped,
     DroppedLastAgent,
@@ -53,6 +55,8 @@ SWEPT: list[tuple[Callable[[], Scenario], int]] = [
     (ObserverRun, 4),
     (ObserverLastAgent, 3),
     (ObserverChain, 6),
+    (Batched, 3),
+    (BatchedInOneStep, 2),
     (TwoObservers, 5),
     (Signalling, 6),
     (SignallingInOneStep, 5),

@@ -2,7 +2,7 @@
 
 body -> size (in another tablet) -> sum; every run is counted in the store, in the run's own transaction.
 
-    python -m tests.integration.notify.chain FOLDER EVENT
+    python -m tests.integration.notify.chain FOLDER EVENT BATCH
 
 The program loads and observes without end, writes a line for each of the store's events, and at EVENT it stands still
 for the parent to kill it.
@@ -25,7 +25,6 @@ body = docs.column("body", perco.BYTES)
 size = docs.column("size", perco.INT64)
 counts = perco.Table("counts", key=perco.TEXT)
 count = counts.column("count", perco.INT64)
-schema = perco.Schema(docs, counts)
 
 OPTIONS = perco.Options(seed=4711)
 
@@ -34,18 +33,27 @@ async def add(txn: perco.Transaction, key: str, by: int) -> None:
     txn.set(count, key, (await txn.get(count, key) or 0) + by)
 
 
-@schema.observe(body, id="measure")
 async def measure(txn: perco.Transaction, change: perco.Change[str, bytes]) -> None:
     assert change.value is not None
     await add(txn, f"measured/{change.key}", 1)
     txn.set(size, "z" + change.key, len(change.value))
 
 
-@schema.observe(size, id="sum")
 async def total(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
     assert change.value is not None
     await add(txn, f"summed/{change.key}", 1)
     await add(txn, "sum", change.value)
+
+
+def declared(batch: int = 1) -> perco.Schema:
+    """The schema. `batch`: how many runs of an observer may share a transaction (N20)."""
+    made = perco.Schema(docs, counts)
+    made.observe(body, id="measure", batch=batch)(measure)
+    made.observe(size, id="sum", batch=batch)(total)
+    return made
+
+
+schema = declared()
 
 
 async def load(db: perco.Database, number: int) -> None:
@@ -75,7 +83,7 @@ async def check_all_handled_once(db: perco.Database) -> int:
     return len(lengths)
 
 
-async def run_until(folder: Path, event: int) -> None:
+async def run_until(folder: Path, event: int, batch: int) -> None:
     numbers = itertools.count(1)
 
     def on_event(name: str) -> None:
@@ -83,7 +91,7 @@ async def run_until(folder: Path, event: int) -> None:
         if next(numbers) == event:
             os.read(0, 1)  # for ever, on the loop's thread
 
-    async with perco.open(folder, schema, options=perco.Options(on_event=on_event)) as db:
+    async with perco.open(folder, declared(batch), options=perco.Options(on_event=on_event)) as db:
         first = len(await loaded(db)) // 3
         async with db.worker(concurrency=8, scanners=2):
             for number in itertools.count(first):
@@ -91,8 +99,8 @@ async def run_until(folder: Path, event: int) -> None:
 
 
 def main(*args: Any) -> None:
-    folder, event = args
-    trio.run(run_until, Path(folder), int(event))
+    folder, event, batch = args
+    trio.run(run_until, Path(folder), int(event), int(batch))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -9,8 +10,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import trio
 
 import perco
+import perco.aio
+import perco.sync
 from tests.integration.notify import chain
 
 ROOT = Path(__file__).parents[3]
@@ -52,21 +56,69 @@ async def test_an_observer_registered_later_runs_for_what_is_on_the_disk(tmp_pat
         assert await chain.check_all_handled_once(db) == 15
 
 
-async def test_many_loaders_and_runs_at_once(tmp_path: Path) -> None:  # N3
-    import trio
-
-    async with perco.open(tmp_path / "store", chain.schema, options=chain.OPTIONS) as db, db.worker():
+@pytest.mark.parametrize("batch", [1, 8])
+async def test_many_loaders_and_runs_at_once(tmp_path: Path, batch: int) -> None:  # N3, N20
+    async with perco.open(tmp_path / "store", chain.declared(batch), options=chain.OPTIONS) as db:
         async with trio.open_nursery() as nursery:
             for number in range(40):
                 nursery.start_soon(chain.load, db, number)
-        await db.wait_idle()
-        assert await chain.check_all_handled_once(db) == 120
+        async with db.worker() as worker:
+            async with trio.open_nursery() as nursery:
+                for number in range(40, 60):
+                    nursery.start_soon(chain.load, db, number)
+            await db.wait_idle()
+            assert (worker.statistics()["measure"].batched > 0) == (batch > 1)
+        assert await chain.check_all_handled_once(db) == 180
 
 
-def kill_at(folder: Path, event: int) -> Counter[str]:
+@pytest.mark.parametrize("front", ["asyncio", "threads"])
+def test_runs_for_asyncio_and_in_threads_share_transactions(tmp_path: Path, front: str) -> None:  # N20
+    schema = perco.Schema(chain.docs, chain.counts)
+    keys = [f"a{number}" for number in range(30)]
+
+    def fill(db: perco.sync.Database) -> None:
+        with db.transaction() as txn:
+            for key in keys:
+                txn.set(chain.body, key, b"some bytes")
+
+    async def of_asyncio() -> int:
+        @schema.observe(chain.body, id="measure", batch=8)
+        @perco.aio.observer
+        async def measure(txn: perco.aio.Transaction, change: perco.Change[str, bytes]) -> None:
+            await asyncio.sleep(0)
+            txn.set(chain.size, change.key, len(await txn.get(chain.body, change.key) or b""))
+
+        async with perco.aio.open(tmp_path / "store", schema, options=chain.OPTIONS) as db:
+            async with db.transaction() as txn:
+                for key in keys:
+                    txn.set(chain.body, key, b"some bytes")
+            async with db.worker() as worker:
+                await db.wait_idle(timeout=60)
+                async with db.snapshot() as snap:
+                    assert list((await snap.get_many(chain.size, keys)).values()) == [10] * 30
+                return (await worker.statistics())["measure"].batched
+
+    def in_threads() -> int:
+        @schema.observe(chain.body, id="measure", batch=8)
+        @perco.sync.observer
+        def measure(txn: perco.sync.Transaction, change: perco.Change[str, bytes]) -> None:
+            txn.set(chain.size, change.key, len(txn.get(chain.body, change.key) or b""))
+
+        with perco.sync.open(tmp_path / "store", schema, options=chain.OPTIONS) as db:
+            fill(db)
+            with db.worker() as worker:
+                db.wait_idle(timeout=60)
+                with db.snapshot() as snap:
+                    assert list(snap.get_many(chain.size, keys).values()) == [10] * 30
+                return worker.statistics()["measure"].batched
+
+    assert (asyncio.run(of_asyncio()) if front == "asyncio" else in_threads()) > 0
+
+
+def kill_at(folder: Path, event: int, batch: int) -> Counter[str]:
     """Run the program in a process and kill it at its n-th event; returns what it had told by then."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.integration.notify.chain", str(folder), str(event)],
+        [sys.executable, "-m", "tests.integration.notify.chain", str(folder), str(event), str(batch)],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -79,12 +131,15 @@ def kill_at(folder: Path, event: int) -> Counter[str]:
     return Counter(told)
 
 
+@pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("events", [(1, 2, 3), (5, 30, 11), (60, 17, 90), (200, 44, 45)])
-async def test_killed_at_any_event_every_change_is_handled_once(tmp_path: Path, events: tuple[int, ...]) -> None:
+async def test_killed_at_any_event_every_change_is_handled_once(
+    tmp_path: Path, events: tuple[int, ...], batch: int
+) -> None:
     """N1, N2, N3. Each process finds what the one before it left, and is killed in its turn."""
     told: Counter[str] = Counter()
     for event in events:
-        told += kill_at(tmp_path / "store", event)
+        told += kill_at(tmp_path / "store", event, batch)
     assert sum(told.values()) == sum(events)
     async with perco.open(tmp_path / "store", chain.schema, options=chain.OPTIONS) as db, db.worker():
         await db.wait_idle()
