@@ -96,7 +96,7 @@ def test_runs_for_asyncio_and_in_threads_share_transactions(tmp_path: Path, fron
                 await db.wait_idle(timeout=60)
                 async with db.snapshot() as snap:
                     assert list((await snap.get_many(chain.size, keys)).values()) == [10] * 30
-                return (await worker.statistics())["measure"].batched
+                return worker.statistics()["measure"].batched
 
     def in_threads() -> int:
         @schema.observe(chain.body, id="measure", batch=8)
