@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,12 @@ import trio.testing
 
 import perco
 from perco.database.inside import inside
+from perco.notify import batches
+from perco.notify.runners import Ready
+from perco.notify.worker import Worker
 from perco.notify.workers import WorkerHandle
-from tests.component.notify.kit import OPTIONS, Web, get, nothing_is_left, put, settle
+from perco.protocol.claim import COVERS_MAX
+from tests.component.notify.kit import OPTIONS, Web, get, local_of, nothing_is_left, put, settle, until
 from tests.support import everywhere
 
 Txn = perco.Transaction
@@ -381,6 +386,170 @@ async def test_a_change_that_was_put_off_is_forgotten_once_a_batch_has_handled_i
         await settle(db)
         assert have_shared(worker, "sizes")
         assert len(worker._worker.backoff.rows) == 0
+
+
+async def test_a_change_that_has_failed_in_another_worker_runs_by_itself(web: Web) -> None:  # N6
+    fails = True
+    seen: dict[str, int] = {}
+
+    @web.observe(web.body, id="sizes", batch=16)
+    async def sizes(txn: Txn, change: Change) -> None:
+        if fails and change.key == "a5":
+            raise ValueError("no good")
+        seen[change.key] = change.attempt
+        txn.set(web.size, change.key, len(change.value or ""))
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        await put(db, web.body, "a5", "text")
+        async with db.worker() as worker:
+            await until(lambda: worker.statistics()["sizes"].failures)
+        fails = False
+        await fill(db, web, [key for key in KEYS[:12] if key != "a5"])
+        async with db.worker(scanners=1) as worker:
+            await settle(db)
+            assert have_shared(worker, "sizes")
+        assert seen.pop("a5") == 2
+        assert set(seen.values()) == {1}
+
+
+async def test_a_chain_that_is_too_long_ends_in_a_batch_too(web: Web) -> None:  # N9
+    web.counting(web.size, id="count", batch=16)
+
+    @web.observe(web.body, id="sizes", batch=16)
+    async def sizes(txn: Txn, change: Change) -> None:
+        txn.set(web.size, change.key, len(change.value or ""))
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        await fill(db, web, KEYS)
+        async with db.worker(options=perco.WorkerOptions(chain_max=1)):
+            await settle(db)
+        assert sorted(each.key for each in await db.failed()) == sorted(KEYS)
+        assert await counts(db, web, "count") == {}
+
+
+async def test_no_batch_runs_before_its_changes_are_due(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    began: dict[str, float] = {}
+    asked, due = 0, Worker.due
+
+    @web.observe(web.body, id="sizes", batch=16, delay_s=5.0)
+    async def sizes(txn: Txn, change: Change) -> None:
+        began[change.key] = trio.current_time()
+
+    async def mistaken(self: Worker, table: str, row: bytes, ack: int, cells: Any, now: float) -> float:
+        """At first, the scanner takes each row to be due: a change may come after it has looked."""
+        nonlocal asked
+        asked += 1
+        return now if asked <= len(KEYS) else await due(self, table, row, ack, cells, now)
+
+    monkeypatch.setattr(Worker, "due", mistaken)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(scanners=1):
+        at = trio.current_time()
+        await fill(db, web, KEYS)
+        await settle(db)
+        assert asked > len(KEYS)
+        assert sorted(began) == sorted(KEYS)
+        assert min(began.values()) >= at + 5.0
+
+
+async def test_a_row_with_more_notify_cells_than_a_run_covers_runs_by_itself(web: Web) -> None:  # N2
+    web.counting(web.body, id="count", batch=16)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        for n in range(COVERS_MAX + 3):
+            await put(db, web.body, "a0", f"{n}")
+        await fill(db, web, ["a1", "a2"])
+        async with db.worker(scanners=1):
+            await settle(db)
+        assert nothing_is_left(db)
+        assert set(await counts(db, web, "count")) == {"a0", "a1", "a2"}
+
+
+async def test_an_observer_that_is_paused_before_its_batch_has_begun_does_not_run(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:  # N10
+    seen = web.counting(web.body, id="count", batch=16)
+    right, paused = batches.begin, 0
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+
+        async def late(*args: Any, **more: Any) -> Any:
+            nonlocal paused
+            paused += 1
+            await db.pause("count")
+            return await right(*args, **more)
+
+        monkeypatch.setattr(batches, "begin", late)
+        await fill(db, web, KEYS)
+        async with db.worker(scanners=1):
+            await trio.sleep(10.0)
+            assert (seen == [] and paused > 0) or not shares()
+            await db.resume("count")
+            monkeypatch.setattr(batches, "begin", right)
+            await settle(db)
+        assert await counts(db, web, "count") == dict.fromkeys(KEYS, 1)
+
+
+async def test_a_write_in_flight_is_waited_for_before_a_batch_claims_its_row(web: Web) -> None:  # C4, T9
+    """Without that, the run would see the value before it, and acknowledge the write."""
+    if everywhere.over != everywhere.OWNER:
+        pytest.skip("the test holds up the tablet of the owner")
+    web.counting(web.body, id="count", batch=16)
+    values: dict[str, str] = {}
+
+    @web.observe(web.body, id="see", batch=16)
+    async def see(txn: Txn, change: Change) -> None:
+        values[change.key] = change.value or ""
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        await fill(db, web, KEYS[:12])
+        store, entered = local_of(db).store, inside(db).driver.entered.cells
+        held, submit = trio.Event(), store.apply_then
+
+        async def apply_then(*args: Any, **more: Any) -> Any:
+            if not held.is_set():
+                await held.wait()
+            return await submit(*args, **more)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "apply_then", apply_then)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(put, db, web.body, "a3", "newer")
+                await until(lambda: entered)
+                async with db.worker(scanners=1):
+                    await trio.sleep(1.0)
+                    assert "a3" not in values
+                    held.set()
+                    await settle(db)
+        assert values["a3"] == "newer"
+
+
+async def test_a_batch_carries_the_oldest_of_its_causes(web: Web) -> None:  # N7
+    carried: list[int] = []
+    async with AsyncExitStack() as stack:
+
+        @web.observe(web.body, id="sizes", batch=16)
+        async def sizes(txn: Txn, change: Change) -> None:
+            carried.append(worker._worker._roots[txn.start_ts][0])
+
+        db = await stack.enter_async_context(perco.open("memory:", web.schema, options=OPTIONS))
+        roots = [await put(db, web.body, key, "text") for key in KEYS[:12]]
+        worker = await stack.enter_async_context(db.worker(scanners=1))
+        await settle(db)
+        assert have_shared(worker, "sizes")
+    if shares():
+        assert min(carried) == roots[0]
+        assert max(Counter(carried).values()) > 1
+        assert all(root <= roots[-1] for root in carried)
+
+
+async def test_rows_that_have_failed_are_left_out_of_a_batch(web: Web) -> None:
+    web.counting(web.body, id="count", batch=16)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(scanners=1) as worker:
+        [scanner] = worker.scanners
+        number = inside(db).catalogue.observers["count"].number
+        rows = [(b"a0", False), (b"a1", True), (b"a2", False), (b"a3", True)]
+        runners = scanner._runners
+        runners._ready.extend(Ready("docs", row, [number], failing) for row, failing in rows)
+        found = [[ready.row for ready in runners._next()] for _ in range(3 if shares() else 4)]
+        assert found == ([[b"a0", b"a2"], [b"a1"], [b"a3"]] if shares() else [[row] for row, _ in rows])
 
 
 async def test_without_row_locks_no_runs_share_a_transaction(web: Web) -> None:
