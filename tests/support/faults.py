@@ -13,6 +13,7 @@ from perco.database.database import Database
 from perco.database.inside import inside
 from perco.database.options import Options
 from perco.protocol import mutations
+from perco.protocol.mutations import Intent
 from perco.rpc.link import Link, LostError
 from perco.serve.client import is_client, remote_owner
 from perco.serve.messages import TOLD, Method, pack_verdict
@@ -58,7 +59,8 @@ class _FaultyLink:
     async def call(self, method: int, arguments: Any, **how: Any) -> Any:
         if method != Method.COMMIT:
             return await self._link.call(method, arguments, **how)
-        header, part, _ = arguments
+        header, packed, _ = arguments
+        part = [Intent(*intent) for intent in packed]
         mutation = mutations.one_step(header, part, header.start_ts + 1)  # the owner draws the timestamp
         self._calls[id(mutation)] = mutation, lambda: self._link.call(method, arguments, **how)
         await trio.lowlevel.checkpoint_if_cancelled()
