@@ -19,6 +19,7 @@ twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -71,7 +72,7 @@ class Batches:
         at = 0
         while at < len(rows):
             size = self.size(ack)
-            if size == 1 or (at and not self._worker.may_go_on(ack, trio.current_time())):
+            if size == 1 or (at and not self._worker.may_go_on(ack, math.inf)):
                 return [*left, *rows[at:]]
             left += await self.run(table, rows[at : at + size], ack)
             at += size
@@ -165,7 +166,8 @@ class Batches:
     def _may_call(self, observer: Observer, ack: int) -> bool:
         """Whether the function may be called for another change."""
         worker = self._worker
-        return worker.observers.get(observer_of(ack)) is observer and worker.may_go_on(ack, trio.current_time())
+        # An observer with batches has no rate, so it does not matter when the rows were claimed.
+        return worker.observers.get(observer_of(ack)) is observer and worker.may_go_on(ack, math.inf)
 
     async def _call(
         self, txn: Transaction, observer: Observer, table: str, row: bytes, run: Run, seen: Value | Missing

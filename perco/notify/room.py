@@ -9,7 +9,7 @@ N13 A slow observer with many changes leaves room for others of its priority, an
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
@@ -36,7 +36,9 @@ class Room:
         self._places = places
         self._taken = 0
         self._held: Counter[int] = Counter()  # by observer
-        self._began: dict[int, dict[int, float]] = {}  # by observer: when the runs in flight began, the oldest first
+        # By observer: when the runs in flight began, the oldest first. A plain dict finds the first of many slowly if
+        # those before it are gone.
+        self._began: dict[int, OrderedDict[int, float]] = {}
         self._pace: dict[int, float] = {}  # by observer: how long a run takes, of late
         self._next: dict[int, float] = {}  # by slow observer: when its next run may begin
 
@@ -53,7 +55,8 @@ class Room:
 
     def _oldest(self, number: int, now: float) -> float:
         """When the oldest run of an observer began that is still in flight."""
-        return next(iter(self._began.get(number, {}).values()), now)
+        began = self._began.get(number)
+        return next(iter(began.values())) if began else now
 
     @property
     def is_empty(self) -> bool:
@@ -84,7 +87,10 @@ class Room:
 
     def runs(self, number: int, run: int, now: float) -> None:
         """Note the beginning of a run."""
-        self._began.setdefault(number, {})[run] = now
+        began = self._began.get(number)
+        if began is None:
+            began = self._began[number] = OrderedDict()
+        began[run] = now
 
     def ran(self, number: int, run: int, now: float) -> None:
         """Note the end of a run."""

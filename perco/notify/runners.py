@@ -10,6 +10,8 @@ import trio
 from perco.notify.batches import Batches
 from perco.notify.worker import Worker
 
+_LOOK: Final = 4  # so many times a batch's rows are looked at for those that can share it
+
 
 class Ready(NamedTuple):
     """A claimed row, whose lock and slot are released at the end of its runs. `acks`: the acknowledgement columns of
@@ -36,22 +38,42 @@ class Runners:
         self._ready: deque[Ready] = deque()
         self._idle = trio.lowlevel.ParkingLot()
         self._left: int = slots.value  # tasks that may still be started
+        self._coming: deque[int] = deque()  # of the tasks that have been woken: how many rows each may take
+        self._expected = 0  # their sum
 
     def hand(self, nursery: trio.Nursery, ready: Ready) -> None:
         """Give a row to the next task."""
         self._ready.append(ready)
+        if len(self._ready) > self._expected:
+            self._wake(nursery, ready)
+
+    def _wake(self, nursery: trio.Nursery, ready: Ready) -> None:
+        """Let another task begin that can take this row, if there is one."""
         if self._idle:
             self._idle.unpark()
         elif self._left:
             self._left -= 1
             nursery.start_soon(self._serve, nursery)
+        else:
+            return
+        size = self._size(ready) if self._batches else 1
+        self._coming.append(size)
+        self._expected += size
+
+    def _size(self, ready: Ready) -> int:
+        """How many rows a task may take with this one."""
+        return 1 if ready.failing or ready.apart is not None else max(map(self._batches.size, ready.acks))
 
     @trio.lowlevel.enable_ki_protection  # trio protects only its system tasks; Ctrl-C must reach the main task
     async def _serve(self, nursery: trio.Nursery) -> None:
+        self._expected -= self._coming.popleft()
         while True:
             while not self._ready:
                 await self._idle.park()
+                self._expected -= self._coming.popleft()
             batch = self._next()
+            if len(self._ready) > self._expected:
+                self._wake(nursery, self._ready[0])  # it took fewer rows than it might have taken
             try:
                 if len(batch) == 1:
                     await self._run_row(batch[0])
@@ -80,15 +102,18 @@ class Runners:
     def _next(self) -> list[Ready]:
         """The next row, with those whose runs may share its transactions (N20)."""
         first = self._ready.popleft()
-        batch, others = [first], list[Ready]()
-        if self._ready and self._batches and first.apart is None and not first.failing:
-            most, locate = max(map(self._batches.size, first.acks)), self._worker.engine.driver.store.locate
-            tablet = locate(first.table, first.row) if most > 1 else None
-            while self._ready and len(batch) < most:
+        batch = [first]
+        if self._ready and self._batches and (most := self._size(first)) > 1:
+            others: list[Ready] = []
+            locate = self._worker.engine.driver.store.locate
+            tablet = locate(first.table, first.row)
+            for _ in range(min(len(self._ready), _LOOK * most)):
                 ready = self._ready.popleft()
                 shares = ready.acks == first.acks and ready.apart is None and not ready.failing
                 shares = shares and ready.table == first.table and locate(ready.table, ready.row) == tablet
                 (batch if shares else others).append(ready)
+                if len(batch) == most:
+                    break
             self._ready.extendleft(reversed(others))
         return batch
 

@@ -337,6 +337,7 @@ class Scanner:
                 worker.rows.passed(table, row)
             if holder == self.number:
                 continue
+            waited = bool(worker.delays) or len(cells) == CELLS_PER_ROW  # `_wanted` may have read something
             if holder is not None or self._is_elsewhere(table, row, cells):
                 if await self._claim(nursery, walk, at):
                     return True
@@ -354,12 +355,13 @@ class Scanner:
                     return False
                 worker.pass_on()  # another process may be able to run what this one cannot
                 await self._slots.acquire()
+                waited = True
                 if self._gives_way():
                     self._slots.release()
                     return True
-            # Meanwhile, other scanners may have run this row, or begun as many failed rows as are allowed at once.
-            now = trio.current_time()
-            acks = [ack for ack in acks if worker.claimable(table, row, ack, now)]
+            if waited:  # other scanners may have run this row, or begun as many failed rows as are allowed at once
+                now = trio.current_time()
+                acks = [ack for ack in acks if worker.claimable(table, row, ack, now)]
             if not acks or not self._takes(table, row):
                 self._slots.release()
                 continue

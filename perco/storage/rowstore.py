@@ -297,7 +297,7 @@ class LocalRowStore:
         return found
 
     def tablet(self, table: str, row: bytes) -> Tablet:
-        starts, tablets = self._of(table)
+        starts, tablets = self._tables.get(table) or self._of(table)
         return tablets[0] if len(tablets) == 1 else tablets[bisect_right(starts, row) - 1]
 
     def _tablet_of(self, mutation: Mutation) -> Tablet | None:

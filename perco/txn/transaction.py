@@ -345,7 +345,7 @@ class Transaction(Snapshot):
 
 
 def _with_causes(intents: list[Intent], causes: Mapping[WHERE, Cause]) -> list[Intent]:
-    return [intent._replace(cause=causes[intent[:3]]) for intent in intents]
+    return [Intent(*intent[:-1], causes[intent[:3]]) for intent in intents]
 
 
 def _placing(store: RowStore) -> Callable[[str, bytes], object]:

@@ -15,7 +15,7 @@ import trio.testing
 import perco
 from perco.database.inside import inside
 from perco.notify import batches
-from perco.notify.runners import Ready
+from perco.notify.runners import Ready, Runners
 from perco.notify.worker import Worker
 from perco.notify.workers import WorkerHandle
 from perco.protocol.claim import COVERS_MAX
@@ -93,6 +93,49 @@ async def test_without_a_batch_each_run_has_a_transaction_of_its_own(web: Web) -
         async with db.worker() as worker:
             await settle(db)
             assert worker.statistics()["count"].batched == 0
+
+
+async def test_a_task_begins_for_each_batch_and_not_for_each_row(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that finds no row costs as much as a part of a run."""
+    began = 0
+    serve = Runners._serve
+
+    async def counted(runners: Runners, nursery: trio.Nursery) -> None:
+        nonlocal began
+        began += 1
+        await serve(runners, nursery)
+
+    monkeypatch.setattr(Runners, "_serve", counted)
+    web.counting(web.body, id="count", batch=16)
+    keys = [f"a{n:02}" for n in range(32)]
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        await fill(db, web, keys)
+        async with db.worker(scanners=1):
+            await settle(db)
+        assert await counts(db, web, "count") == dict.fromkeys(keys, 1)
+    assert (began <= 4) == shares(), f"{began} tasks"
+
+
+async def test_a_row_that_cannot_share_a_batch_does_not_wait_for_its_end() -> None:
+    """The task that could have taken the row with others has left it, and lets another one begin."""
+    table = perco.Table("both", key=perco.TEXT)
+    first, second = table.column("first", perco.INT64), table.column("second", perco.INT64)
+    schema, ran = perco.Schema(table), trio.Event()
+
+    @schema.observe(first, id="waits", batch=16)
+    async def waits(txn: Txn, change: Change) -> None:
+        await ran.wait()
+
+    @schema.observe(second, id="quick", batch=16)
+    async def quick(txn: Txn, change: Change) -> None:
+        ran.set()
+
+    async with perco.open("memory:", schema, options=OPTIONS) as db:
+        async with db.transaction() as txn:
+            txn.set(first, "a", 1)
+            txn.set(second, "b", 1)
+        async with db.worker(scanners=1):
+            await settle(db)
 
 
 @pytest.mark.parametrize("fails", ["raises", "retries", "gives up", "writes too much", "discards"])

@@ -49,6 +49,33 @@ class Delayed(Web):
 # ---------------------------------------------------------------- delays
 
 
+async def test_scanners_that_ask_the_store_when_an_observer_is_due_keep_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """N13: while one asks, another one may take the observer's last place."""
+    due, web, running, most = worker.Worker.due, Web(), 0, 0
+
+    async def ask(self: Any, *args: Any) -> float:
+        await trio.sleep(0.01)  # as long as a store elsewhere may take
+        return await due(self, *args)
+
+    @web.observe(web.body, id="one", concurrency=1, delay_s=1.0)
+    async def one(txn: perco.Transaction, change: Change) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await trio.sleep(1.0)
+        running -= 1
+
+    monkeypatch.setattr(worker.Worker, "due", ask)
+    async with client(memory(), web.schema) as db:
+        for key in ("a", "b", "i", "j", "y", "z"):
+            await put(db, web.body, key, "text")
+        async with db.worker(scanners=4):
+            await settle(db)
+    assert most == 1
+
+
 async def test_a_change_runs_after_its_delay() -> None:
     web = Delayed(delay_s=10.0)
     async with client(memory(), web.schema) as db, db.worker():
