@@ -157,8 +157,9 @@ class Batches:
         counters.seconds += seconds
         counters.runs += len(handled)
         counters.batched += len(handled) if len(handled) > 1 else 0
-        for row in handled:
-            worker.succeeded(Cellref(table, row, ack))
+        if worker.backoff.rows or worker.unrunnable:
+            for row in handled:
+                worker.succeeded(Cellref(table, row, ack))
         each_s = (trio.current_time() - began) / len(handled)
         worker.committed_runs(txn, number, observer.id, list(handled.values()), each_s)
         return set(handled)

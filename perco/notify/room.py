@@ -9,7 +9,7 @@ N13 A slow observer with many changes leaves room for others of its priority, an
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
@@ -35,7 +35,7 @@ class Room:
         self.crowded = False
         self._places = places
         self._taken = 0
-        self._held: Counter[int] = Counter()  # by observer
+        self._held: dict[int, int] = {}  # by observer
         # By observer: when the runs in flight began, the oldest first. A plain dict finds the first of many slowly if
         # those before it are gone.
         self._began: dict[int, OrderedDict[int, float]] = {}
@@ -44,19 +44,19 @@ class Room:
 
     def has(self, number: int, limits: Limits, now: float, *, alone: bool) -> bool:
         """Whether an observer may take another place. `alone`: no other observer has its priority, or a higher one."""
-        held = self._held[number]
+        held = self._held.get(number, 0)
         left = self._places - self._taken - 1
-        slow = self._pace.get(number, _SLOW_S) >= _SLOW_S or now - self._oldest(number, now) >= _SLOW_S
-        room = alone or not slow or not held or held < _SHARE * left
+        room = alone or not held or held < _SHARE * left or not self._is_slow(number, now)
         if limits.concurrency and held >= limits.concurrency:
             room = False
         self.crowded = self.crowded or not room
         return room
 
-    def _oldest(self, number: int, now: float) -> float:
-        """When the oldest run of an observer began that is still in flight."""
+    def _is_slow(self, number: int, now: float) -> bool:
+        if self._pace.get(number, _SLOW_S) >= _SLOW_S:
+            return True
         began = self._began.get(number)
-        return next(iter(began.values())) if began else now
+        return began is not None and now - next(iter(began.values()), now) >= _SLOW_S
 
     @property
     def is_empty(self) -> bool:
@@ -66,12 +66,15 @@ class Room:
     def take(self, acks: Iterable[int]) -> None:
         """Take a place for a row on which these observers will run."""
         self._taken += 1
-        self._held.update(map(observer_of, acks))
+        for ack in acks:
+            number = observer_of(ack)
+            self._held[number] = self._held.get(number, 0) + 1
 
     def release(self, acks: Iterable[int]) -> bool:
         """Returns whether an observer had got no place: its rows can be looked at again."""
         self._taken -= 1
-        self._held.subtract(map(observer_of, acks))
+        for ack in acks:
+            self._held[observer_of(ack)] -= 1
         crowded, self.crowded = self.crowded, False
         return crowded
 

@@ -76,6 +76,11 @@ class Dirty(NamedTuple):
     failing: bool = False
 
 
+def columns_of(cells: list[ScanCell]) -> Iterable[int]:
+    """The acknowledgement columns of these notify cells of a row, each once."""
+    return (cells[0][0],) if len(cells) == 1 else dict.fromkeys([column for column, _, _ in cells])
+
+
 def newest_of(cells: list[ScanCell]) -> int:
     """The commit timestamp of the newest change in these notify cells."""
     return max(ts for _, ts, _ in cells)

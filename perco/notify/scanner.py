@@ -20,13 +20,23 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import trio
 
 from perco.errors import Corruption, SessionEnded, Unavailable
-from perco.notify.rowlocks import CELLS_PER_ROW, CLAIMED, FREE, HELD, Dirty, Elsewhere, newest_of, oldest_root
+from perco.notify.rowlocks import (
+    CELLS_PER_ROW,
+    CLAIMED,
+    FREE,
+    HELD,
+    Dirty,
+    Elsewhere,
+    columns_of,
+    newest_of,
+    oldest_root,
+)
 from perco.notify.runners import Ready, Runners
 from perco.notify.walk import Place, Walk, random_row
 from perco.notify.worker import Worker
@@ -328,7 +338,8 @@ class Scanner:
         worker, table = self.worker, walk.table
         for at, (row, cells) in enumerate(walk.rows):
             self.position = (table, row)
-            acks = await self._wanted(table, row, cells)
+            waited = bool(worker.delays) or len(cells) == CELLS_PER_ROW
+            acks = await self._wanted_now(table, row, cells) if waited else self._wanted(table, row, columns_of(cells))
             if not acks:
                 self._passed += 1
                 continue
@@ -337,7 +348,6 @@ class Scanner:
                 worker.rows.passed(table, row)
             if holder == self.number:
                 continue
-            waited = bool(worker.delays) or len(cells) == CELLS_PER_ROW  # `_wanted` may have read something
             if holder is not None or self._is_elsewhere(table, row, cells):
                 if await self._claim(nursery, walk, at):
                     return True
@@ -431,7 +441,7 @@ class Scanner:
         most = _INSTEAD_MAX  # claims on rows further on in a page mostly succeed
         for row, cells in walk.rows[at : at + most]:
             if self.worker.rows.holder(walk.table, row) is None and not self._is_elsewhere(walk.table, row, cells):
-                acks = await self._wanted(walk.table, row, cells)
+                acks = await self._wanted_now(walk.table, row, cells)
                 # N6: from the moment at which a scanner asks for a failed row, the row counts towards the limit of
                 # failing rows. So no failed row is asked for here, because these further rows may not be needed.
                 if acks and not self.worker.has_failed(walk.table, row, acks):
@@ -476,16 +486,20 @@ class Scanner:
         """Whether the scanner teleports, after it has encountered another one."""
         return self.worker.options.teleport and self.counters.claims > walk.claims
 
-    async def _wanted(self, table: str, row: bytes, cells: list[ScanCell]) -> list[int]:
-        """The acknowledgement columns for which a row has notify cells, and whose observers may run now."""
-        worker, now = self.worker, trio.current_time()
-        acks = list(dict.fromkeys([column for column, _, _ in cells]))
-        if len(cells) == CELLS_PER_ROW:  # the cells of further observers may have been cut off (N11)
-            acks = await self._waiting(table, row)
-        level = self._level
+    def _wanted(self, table: str, row: bytes, acks: Iterable[int]) -> list[int]:
+        """Those of a row's acknowledgement columns whose observers may run now, if they are due."""
+        level, claimable, now = self._level, self.worker.claimable, trio.current_time()
         if level is not None:
             acks = [ack for ack in acks if observer_of(ack) in level]
-        acks = [ack for ack in acks if worker.claimable(table, row, ack, now)]
+        return [ack for ack in acks if claimable(table, row, ack, now)]
+
+    async def _wanted_now(self, table: str, row: bytes, cells: list[ScanCell]) -> list[int]:
+        """The acknowledgement columns for which a row has notify cells, and whose observers may run now. Reads what the
+        notify cells do not tell."""
+        worker, now = self.worker, trio.current_time()
+        # If there are as many cells as a scan reads, those of further observers may have been cut off (N11).
+        all_read = len(cells) < CELLS_PER_ROW
+        acks = self._wanted(table, row, columns_of(cells) if all_read else await self._waiting(table, row))
         if not worker.delays:
             return acks
         due = []

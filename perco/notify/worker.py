@@ -570,6 +570,8 @@ class Worker:
             self.wake_up()
         if self.outputs is not None:
             self.outputs.note_run(number, txn)
+        if self.durations is None and self.engine.on_event is None and self.on_run is None:
+            return
         for key, _ in handled:
             if self.durations is not None:
                 self.durations[id].note(seconds)

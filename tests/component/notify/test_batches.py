@@ -366,6 +366,38 @@ async def test_a_batch_that_fails_makes_the_next_ones_smaller_for_a_while(web: W
         assert size() == 16 or not shares()
 
 
+async def test_a_run_that_asks_for_another_try_is_no_success(web: Web) -> None:
+    """As long as all runs ask for it, none is tried again in a batch."""
+
+    @web.observe(web.body, id="later", batch=2)
+    async def later(txn: Txn, change: Change) -> None:
+        raise perco.Retry(after_s=100.0)
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        await fill(db, web, KEYS)
+        async with db.worker(scanners=1) as worker:
+            await until(lambda: worker.statistics()["later"].later == len(KEYS))
+            [scanner] = worker.scanners
+            assert scanner._runners._batches.size(inside(db).catalogue.observers["later"].number) == 1, "N20"
+
+
+async def test_each_run_of_a_batch_is_told_with_its_share_of_the_time(web: Web) -> None:
+    told: dict[Any, float] = {}
+
+    @web.observe(web.body, id="slow", batch=4)
+    async def slow(txn: Txn, change: Change) -> None:
+        await trio.sleep(2.0)
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        await fill(db, web, KEYS[:4])
+        async with db.worker(scanners=1) as worker:
+            worker.on_run(lambda id, key, seconds: told.update({key: seconds}))
+            await settle(db)
+            assert have_shared(worker, "slow")
+            assert worker.statistics()["slow"].seconds == pytest.approx(8.0, abs=0.5)
+    assert told == dict.fromkeys(KEYS[:4], pytest.approx(2.0, abs=0.1))
+
+
 @pytest.mark.parametrize("batch", [0, 257, True, 2.0, "8"])
 def test_a_batch_that_is_no_number_of_runs_is_refused(web: Web, batch: Any) -> None:
     with pytest.raises(perco.UsageError, match="batch is"):
