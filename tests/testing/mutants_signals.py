@@ -129,7 +129,7 @@ def removes_newer(patch: pytest.MonkeyPatch) -> None:
         if txn._signals is not None and (table, row, ack) in txn._signals:
             seen = txn._signals[table, row, ack]
             txn._signals[table, row, ack] = seen._replace(covers=tuple(ts for ts in covers if ts <= txn.start_ts))
-            await self._claims.tidy(table, row, ack, covers)
+            await self.claims.tidy(table, row, ack, covers)
         await right(self, txn, table, row, ack, run)
 
     right = worker.Worker._commit
