@@ -29,6 +29,7 @@ import trio
 
 from perco.bigtable.address import Place
 from perco.bigtable.options import BigtableOptions
+from perco.bigtable.owner_row import Notice
 from perco.bigtable.repeating import Repeating, pause_of
 from perco.bigtable.rows import Attempt, BigtableRows, turns
 from perco.errors import PercoError, SessionEnded, TransactionClosed, Unavailable, UsedAfterFork
@@ -203,8 +204,17 @@ async def address_of(place: Place, options: BigtableOptions) -> str:
 
     Raises: Unavailable.
     """
+    return (await _notice(place, options)).address
+
+
+async def exists(place: Place, options: BigtableOptions) -> bool:
+    """Whether a process has made the store. Raises: Unavailable."""
+    return (await _notice(place, options)).holder.number > 0
+
+
+async def _notice(place: Place, options: BigtableOptions) -> Notice:
     asking = Repeating(place, options)
     try:
-        return (await asking.notice()).address
+        return await asking.notice()
     finally:
         await asking.calls.aclose()

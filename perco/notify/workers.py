@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
@@ -18,6 +19,8 @@ from perco.notify.worker import Worker
 from perco.schema import catalogue as catalogues
 from perco.schema.schema import Schema
 from perco.txn.engine import Engine
+
+log: logging.Logger = logging.getLogger("perco.observer")
 
 
 async def _nothing() -> None:
@@ -57,6 +60,11 @@ class Workers:
         chosen = _chosen(concurrency, scanners, options)
         ids = _ids(engine.known.schema, chosen)
         self._check_observers(ids)
+        if not ids:
+            log.warning(
+                "this worker has nothing to run: the schema declares no observers. Import the modules that declare "
+                "them before the store is opened."
+            )
         registered = catalogues.registered(engine.known.schema, engine.known.catalogue)
         registered = {number: observer for number, observer in registered.items() if observer.id in ids}
         worker = Worker(engine, registered, chosen)

@@ -24,7 +24,8 @@ from perco.postgresql.statements import Statements
 from perco.postgresql.tickets import alone
 from perco.storage.lease import CLOSED
 
-_NO_TABLES: Final = ("42P01", "42703")  # there is no store yet, or another version made it
+_NO_TABLE: Final = "42P01"
+_NO_TABLES: Final = (_NO_TABLE, "42703")  # there is no store yet, or another version made it
 
 
 class ClientRows(PostgresqlRows):
@@ -138,6 +139,16 @@ async def address_of(place: Place) -> str:
 
     Raises: Unavailable.
     """
+    return await _served_at(place) or ""
+
+
+async def exists(place: Place) -> bool:
+    """Whether a process has made the store. Raises: Unavailable."""
+    return await _served_at(place) is not None
+
+
+async def _served_at(place: Place) -> str | None:
+    """As `address_of`; None: there is no store. Raises: Unavailable."""
     try:
         connection = await Connection.open(place)
         try:
@@ -146,7 +157,7 @@ async def address_of(place: Place) -> str:
             connection.close()
     except Refusal as refusal:
         if refusal.sqlstate in _NO_TABLES:
-            return ""
+            return None if refusal.sqlstate == _NO_TABLE else ""
         raise Unavailable(f"{place.shown} refuses: {refusal}", remedy="The message is PostgreSQL's.") from refusal
     except Lost as lost:
         raise _unreached(place, lost) from lost

@@ -65,6 +65,10 @@ class Remote(Protocol):
         Raises: Unavailable."""
         ...
 
+    async def exists(self) -> bool:
+        """Whether a process has made the store. Raises: Unavailable."""
+        ...
+
     def rows(self, ticket: AskTicket) -> TicketRows:
         """The store's rows, for a direct client."""
         ...
@@ -85,6 +89,11 @@ class _Postgresql:
         from perco.postgresql.client import address_of
 
         return await address_of(self._place)
+
+    async def exists(self) -> bool:
+        from perco.postgresql.client import exists
+
+        return await exists(self._place)
 
     def rows(self, ticket: AskTicket) -> TicketRows:
         from perco.postgresql.client import ClientRows
@@ -111,6 +120,11 @@ class _Bigtable:
                 return await self._rows.served_at()  # over channels that are open
             self._rows = None
         return await address_of(self._place, self._options.bigtable)
+
+    async def exists(self) -> bool:
+        from perco.bigtable.client import exists
+
+        return await exists(self._place, self._options.bigtable)
 
     def rows(self, ticket: AskTicket) -> TicketRows:
         from perco.bigtable.client import ClientRows

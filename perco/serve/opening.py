@@ -37,7 +37,7 @@ from perco.serve.placing import ProcessOptions
 from perco.serve.processes import TabletServers
 from perco.serve.pulse import Pulse
 from perco.serve.server import Server
-from perco.storage.folder import shared_by_owner
+from perco.storage.folder import is_store, shared_by_owner
 from perco.storage.lmdb_engine import PidTaken
 from perco.tablets.backend import Backend, Tickets
 from perco.tablets.local import LocalStore
@@ -65,6 +65,8 @@ class open(AsyncOnly):
         options: see `Options`.
         readonly: only read; in a folder, read the files directly, even if another process owns them. (If the owner runs
             in another container and has the same PID, read through it: LMDB identifies processes by their PIDs.)
+        create: False: raise UsageError if there is no store yet, for example because of a mistake in the path, instead
+            of making an empty one.
         accept_loss: open a folder in spite of NeedsCheck. No effect in a client: the folder is open already.
         token: the token of a server on TCP; by default the environment's PERCO_TOKEN, or the token of a server that the
             same user runs on this machine.
@@ -87,6 +89,7 @@ class open(AsyncOnly):
         *,
         options: Options | None = None,
         readonly: bool = False,
+        create: bool = True,
         accept_loss: bool = False,
         token: str | None = None,
     ) -> None:
@@ -101,7 +104,7 @@ class open(AsyncOnly):
         if token is not None and not isinstance(token, str):
             raise UsageError(f"token= takes the token of a server as text, not {type(token).__name__}")
         self._url, self._schema, self._options = url, schema, options or Options()
-        self._readonly, self._accept_loss = readonly, accept_loss
+        self._readonly, self._create, self._accept_loss = readonly, create, accept_loss
         self._token = (os.environ.get("PERCO_TOKEN", "") if token is None else token).encode()
         self._db: Database | None = None
         self._scope = trio.CancelScope()
@@ -131,6 +134,8 @@ class open(AsyncOnly):
         if (stored := remote_store(text, self._options)) is not None:
             return await self._open_remote(stored)
         options = self._options
+        if not self._create and not self._readonly and (text == "memory:" or not is_store(_absolute(text))):
+            raise _no_store(text)
         if self.processes is not None:
             self.tablet_servers = self._servers()
         deadline = trio.current_time() + options.wire.connect_s
@@ -178,6 +183,8 @@ class open(AsyncOnly):
         began = trio.current_time()
         deadline = began + (0 if self._readonly else options.wire.connect_s)
         store: Owned | None = None
+        if not self._create and not await remote.exists():
+            raise _no_store(remote.shown)
         while store is None:
             locked: StoreLocked | None = None
             at = "" if self.leads else await remote.address()
@@ -282,7 +289,7 @@ class open(AsyncOnly):
             return await self._join_remote(stored, at)
         path = _absolute(text)
         if not path.is_dir():
-            raise UsageError(f"there is no store at {text}")
+            raise _no_store(text)
         try:
             return await self._connect(Address(path / SOCKET), path)
         except OSError as error:
@@ -421,6 +428,10 @@ def _trust(ca_file: str) -> ssl.SSLContext:
 def _unreached(address: Address, error: OSError) -> Unavailable:
     what, remedy = addresses.unreached(address, error)
     return Unavailable(what, remedy=remedy)
+
+
+def _no_store(where: str) -> UsageError:
+    return UsageError(f"there is no store at {where}")
 
 
 def _serve(folder: str | Path) -> str:

@@ -503,6 +503,14 @@ def _unusable(path: Path, error: OSError) -> StoreFull | UnsuitableFolder:
     )
 
 
+def is_store(path: Path) -> bool:
+    """Whether there is a store in a folder. Raises: FormatUnknown, UnsuitableFolder."""
+    try:
+        return _read_format(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
 def _read_format(path: Path) -> bool:
     """Whether the folder holds a store of our format; False: it is empty, and may become one."""
     try:

@@ -36,10 +36,13 @@ class open(BlockingOnly):
         *,
         options: Options | None = None,
         readonly: bool = False,
+        create: bool = True,
         accept_loss: bool = False,
         token: str | None = None,
     ) -> None:
-        self._open = engine.open(url, schema, options=options, readonly=readonly, accept_loss=accept_loss, token=token)
+        self._open = engine.open(
+            url, schema, options=options, readonly=readonly, create=create, accept_loss=accept_loss, token=token
+        )
         self._url = url
         self._ready = threading.Event()
         self._db: Database | None = None

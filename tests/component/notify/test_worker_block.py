@@ -34,6 +34,18 @@ Txn = perco.Transaction
 Change = perco.Change[Any, Any]
 
 
+# ---------------------------------------------------------------- what is told
+
+
+async def test_a_worker_without_observers_says_so(web: Web, caplog: pytest.LogCaptureFixture) -> None:
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        await put(db, web.body, "a", "hello")
+        await settle(db)
+    [record] = [record for record in caplog.records if record.name == "perco.observer"]
+    assert record.levelname == "WARNING"
+    assert "the schema declares no observers" in record.getMessage()
+
+
 # ---------------------------------------------------------------- what comes out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -10,9 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 import perco
+import perco.aio
 import perco.sync
+from tests.support import bigtable, postgresql
 
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
@@ -71,3 +75,67 @@ def test_every_front_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert done.returncode == 2
     assert "write tcp://localhost:7999" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- create=False
+
+FRONTS = ["trio", "asyncio", "blocking"]
+
+
+def enter(front: str, url: str, **how: bool) -> None:
+    """Open a store and close it."""
+
+    async def in_trio() -> None:
+        async with perco.open(url, schema, **how):
+            pass
+
+    async def in_asyncio() -> None:
+        async with perco.aio.open(url, schema, **how):
+            pass
+
+    if front == "trio":
+        trio.run(in_trio)
+    elif front == "asyncio":
+        asyncio.run(in_asyncio())
+    else:
+        with perco.sync.open(url, schema, **how):
+            pass
+
+
+@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("place", ["folder", "postgresql", "bigtable"])
+def test_without_create_only_a_store_that_exists_is_opened(tmp_path: Path, front: str, place: str) -> None:
+    fresh = {"folder": lambda: str(tmp_path / "store"), "postgresql": postgresql.fresh, "bigtable": bigtable.fresh}
+    url = fresh[place]()
+    for _ in range(2):  # the first one has made nothing
+        with pytest.raises(perco.UsageError, match="there is no store at"):
+            enter(front, url, create=False)
+    assert not os.listdir(tmp_path)
+    enter(front, url)
+    enter(front, url, create=False)
+
+
+def test_a_store_that_another_process_has_open_exists(tmp_path: Path) -> None:
+    with perco.sync.open(tmp_path / "store", schema):
+        program = (
+            "import sys, perco.sync\n"
+            "t = perco.Table('docs', key=perco.TEXT)\n"
+            "with perco.sync.open(sys.argv[1], perco.Schema(t), create=False): print('open')\n"
+        )
+        command = [sys.executable, "-c", program, str(tmp_path / "store")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.stdout == "open\n", done.stderr
+
+
+def test_a_store_in_memory_never_exists() -> None:
+    with pytest.raises(perco.UsageError, match="there is no store at memory:"):
+        enter("trio", "memory:", create=False)
+
+
+def test_a_folder_of_other_files_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(perco.errors.FormatUnknown, match=r"letter\.txt"):
+        enter("trio", str(tmp_path), create=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(perco.errors.UnsuitableFolder, match="it is a file"):
+        enter("trio", str(tmp_path / "file"), create=False)
