@@ -286,7 +286,9 @@ def _tell_saturation(run: Run, report: Report, sides: Sequence[Side]) -> None:
         report.figures[f"observer_cpu_us{side.suffix}"] = side.cpu_us
     report.figures["bare_puts_per_s_128"] = bare.median
     report.figures["collapsed"] = sum(rate.collapsed for side in sides for rate in side.rates)
-    report.bars.append(("observer_commits_per_s", sides[0].commits.median, "at least", COMMITS_PER_S_LEAST))
+    for side in (sides[0], sides[-1]):
+        name = f"observer_commits_per_s{side.suffix}"
+        report.bars.append((name, side.commits.median, "at least", COMMITS_PER_S_LEAST))
 
 
 def _draw(run: Run, times: Sequence[float]) -> None:

@@ -33,7 +33,7 @@ def delays(run: Run, every: Sequence[Found]) -> None:
         axis.axvline(found.saturation_rate, color=_PERCO, linewidth=1, linestyle=":")
         axis.annotate(
             f"perco is saturated\nat {found.saturation_rate:,.0f} % ({found.saturation:,.0f}/s)",
-            (found.saturation_rate, 0.5),
+            (found.saturation_rate, 0.36),
             xycoords=("data", "axes fraction"),
             xytext=(-4, 0),
             textcoords="offset points",
