@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +33,7 @@ from perco.spark.ledger import KeyNotUnique
 from perco.spark.sink import must_fit
 from perco.spark.store import Store, described, serve
 from perco.tablets.loading import BulkLoad, Published
-from perco.tablets.sorting import Layout, SortedFile
+from perco.tablets.sorting import Layout, SameRow, SortedFile
 
 _SORTED_BY_SPARK: Final = {  # as perco sorts them
     each.name for each in (perco.TEXT, perco.BYTES, perco.INT64, perco.DATE, perco.TIMESTAMP)
@@ -43,6 +42,7 @@ _ROW: Final = "perco row"  # the column of keys as stored, for other codecs
 _WRITTEN: Final = "first binary, name string, rows bigint, cells bigint, error string"
 _OFFSET: Final = 1 << 63
 _pack_int: Final = struct.Struct(">Q").pack
+_pack_float: Final = struct.Struct(">d").pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +194,8 @@ def _keys(table: perco.Table[Any], given: DataType, column: Any) -> Sequence[byt
     """Keys as stored. `given`: their type in the frame. Raises: UsageError."""
     if column.null_count:
         raise UsageError(f"a row of table {table.name!r} cannot be loaded: its key is null")
+    if table.key.name in (perco.TEXT.name, perco.BYTES.name):
+        return column.cast(pa.binary()).to_pylist()  # type: ignore[no-any-return]
     make = types.writing(table.key, given)
     try:
         return [table.row(key if make is None else make(key)) for key in types.values(column)]
@@ -209,6 +211,10 @@ def values_of(codec: perco.Codec[Any], given: DataType, column: Any) -> Iterable
         return column.to_pylist()  # type: ignore[no-any-return]
     if codec.name == perco.INT64.name:
         return [None if value is None else _pack_int(value + _OFFSET) for value in column.to_pylist()]
+    if codec.name == perco.FLOAT64.name:
+        return [None if value is None else _pack_float(value) for value in column.to_pylist()]
+    if codec.name == perco.BOOL.name:
+        return [None if value is None else b"\x01" if value else b"\x00" for value in column.to_pylist()]
     make, encode = types.writing(codec, given), codec.encode
     return [None if each is None else encode(each if make is None else make(each)) for each in types.values(column)]
 
@@ -244,23 +250,20 @@ class _Writing:
                 file.abandon()
 
     def _put(self, file: SortedFile, batch: pa.RecordBatch) -> None:
-        names = [name for name in batch.schema.names if name not in (self.key, _ROW)]
-        columns = [zip(repeat(name), self._values(name, batch), strict=False) for name in names]
+        values = {name: self._values(name, batch) for name in batch.schema.names if name not in (self.key, _ROW)}
         if _ROW in batch.schema.names:
             rows: Sequence[bytes] = batch.column(_ROW).to_pylist()
         else:
             rows = _keys(self.table, self.given[self.key], batch.column(self.key))
-        put, last = file.put, file.last
-        for row, *cells in zip(rows, *columns, strict=True):
-            if row == last:
-                key = self.table.key.decode(row)
-                raise KeyNotUnique(
-                    f"several rows of the frame for table {self.table.name!r} have the key {key!r}: keep one of each, "
-                    f"as after dropDuplicates([{self.key!r}]). Nothing has been loaded",
-                    {repr(key): 2},
-                )
-            put(row, [cell for cell in cells if cell[1] is not None])
-            last = row
+        try:
+            file.put_all(rows, values)
+        except SameRow as same:
+            key = self.table.key.decode(same.row)
+            raise KeyNotUnique(
+                f"several rows of the frame for table {self.table.name!r} have the key {key!r}: keep one of each, "
+                f"as after dropDuplicates([{self.key!r}]). Nothing has been loaded",
+                {repr(key): 2},
+            ) from None
 
     def _values(self, name: str, batch: pa.RecordBatch) -> Iterable[bytes | None]:
         try:

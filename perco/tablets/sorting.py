@@ -5,10 +5,10 @@ A sorted file is written about ten times faster than the same rows in transactio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, NoReturn
 
 from perco.errors import TooLarge, UsageError
 from perco.protocol.records import PUT, PUT_DATA, SHORT_VALUE_BYTES, ack_of, column_of, pack_cause, pack_record
@@ -48,6 +48,36 @@ class Layout:
         return cls(table, (*PROTOCOL_GROUPS, *catalogue.all_groups(table)), columns)
 
 
+class _Column(NamedTuple):
+    """A column's number; what follows the row in the key of its record, and in that of its value in the data group
+    `group`; for its notify cells, the same."""
+
+    number: int
+    record: bytes
+    group: str
+    data: bytes
+    told: Sequence[bytes]
+
+
+class SameRow(UsageError):
+    """A row came twice. `row`: as stored."""
+
+    def __init__(self, row: bytes) -> None:
+        super().__init__(f"rows of a bulk load come in order, each once: {row!r:.100} came twice")
+        self.row = row
+
+
+def _refuse(row: bytes, last: bytes) -> NoReturn:
+    """Raises: UsageError, TooLarge."""
+    if not row:
+        raise UsageError("a bulk load takes no row whose key is empty: write that row in a transaction afterwards")
+    if row == last:
+        raise SameRow(row)
+    if row < last:
+        raise UsageError(f"rows of a bulk load come in order, each once: {row!r:.100} came after {last!r:.100}")
+    raise TooLarge("a row's key", len(row), ROW_BYTES_MAX, "Use shorter keys.", "bytes")
+
+
 class SortedFile:
     """The file of a tablet that is being made. All its rows are committed at one timestamp.
 
@@ -68,9 +98,9 @@ class SortedFile:
         self._waiting: dict[str, list[tuple[bytes, bytes]]] = {group: [] for group in layout.groups}
         self._waiting_bytes = 0
         self._cause = pack_cause(ts, 0)
-        # By column: what follows the row in the key of its record; its data group; for its notify cells, the same.
         self._of = {
-            name: (
+            name: _Column(
+                number,
                 cell_key(b"", number, ts),
                 group,
                 cell_key(b"", number, ts - 1),
@@ -78,52 +108,76 @@ class SortedFile:
             )
             for name, (number, group, told) in layout.columns.items()
         }
+        self._orders: dict[tuple[str, ...], tuple[Sequence[_Column], Sequence[int]]] = {}  # by names: see `_in_order`
         self._logs = LOG in layout.groups  # E1
-        self._order = {name: number for name, (number, _, _) in layout.columns.items()}
         self._short = pack_record(PUT, ts - 1, b"")
         self.rows = self.cells = 0
-        self.first = self.last = b""
+        self.first = self.last = self._last = b""  # `_last`: whether it has cells or not
 
     def put(self, row: bytes, values: Sequence[tuple[str, bytes]]) -> None:
         """Put a row: pairs of a column's name and a value, as stored. Rows come in ascending order, each once.
 
         Raises: UsageError, TooLarge; StoreFull.
         """
-        if not row:
-            raise UsageError("a bulk load takes no row whose key is empty: write that row in a transaction afterwards")
-        if row <= self.last:
-            raise UsageError(
-                f"rows of a bulk load come in order, each once: {row!r:.100} came after {self.last!r:.100}"
-            )
-        if len(row) > ROW_BYTES_MAX:
-            raise TooLarge("a row's key", len(row), ROW_BYTES_MAX, "Use shorter keys.", "bytes")
-        if not values:
-            return
-        prefix = escape(row)
-        records, waiting = self._waiting[WRITE], self._waiting
-        names = values if len(values) == 1 else sorted(values, key=lambda each: self._order[each[0]])
-        size = 0
-        for name, value in names:
-            record, group, data, told = self._of[name]
+        if values:
+            columns, places = self._in_order(tuple([name for name, _ in values]))
+            self._put(row, columns, [values[at][1] for at in places])
+
+    def put_all(self, rows: Iterable[bytes], values: Mapping[str, Iterable[bytes | None]]) -> None:
+        """Put rows, in ascending order, each once. `values`: for each column, by its name, a value for each row, as
+        stored; None: the row has none.
+
+        Raises: UsageError, and for a row that has come before `SameRow`; TooLarge; StoreFull.
+        """
+        if values:
+            columns, places = self._in_order(names := tuple(values))
+            put, ordered = self._put, [values[names[at]] for at in places]
+            for row, found in zip(rows, zip(*ordered, strict=True), strict=True):
+                put(row, columns, found)
+
+    def _in_order(self, names: tuple[str, ...]) -> tuple[Sequence[_Column], Sequence[int]]:
+        """The columns in the order of their numbers, and the place of each in `names`."""
+        found = self._orders.get(names)
+        if found is None:
+            places = sorted(range(len(names)), key=lambda at: self._of[names[at]].number)
+            found = self._orders[names] = [self._of[names[at]] for at in places], places
+        return found
+
+    def _put(self, row: bytes, columns: Sequence[_Column], values: Sequence[bytes | None]) -> None:
+        """`columns`: in the order of their numbers."""
+        if row <= self._last or len(row) > ROW_BYTES_MAX:
+            _refuse(row, self._last)
+        self._last, prefix, short, size = row, escape(row), self._short, 0
+        records = self._waiting[WRITE]
+        before = len(records)
+        for column, value in zip(columns, values, strict=True):
+            if value is None:
+                continue
             size += len(value)
-            if self._logs:
-                waiting[LOG].append((log_key(prefix, self._order[name], self._ts), b""))
             if len(value) <= SHORT_VALUE_BYTES:
-                records.append((prefix + record, self._short + value))
-            elif len(value) > VALUE_BYTES_MAX:
-                raise TooLarge(f"a value of column {name!r}", len(value), VALUE_BYTES_MAX, "Divide it.", "bytes")
+                records.append((prefix + column.record, short + value))
             else:
-                records.append((prefix + record, pack_record(PUT_DATA, self._ts - 1, group.encode())))
-                waiting[group].append((prefix + data, value))
-            if told:
-                waiting[NOTIFY] += [(prefix + each, self._cause) for each in told]
-        self.first = self.first or row
-        self.last = row
-        self.rows += 1
-        self.cells += len(values)
-        self._waiting_bytes += size + _CELL_BYTES * len(values)
-        if self._waiting_bytes >= _FLUSHED_BYTES:
-            self._flush()
+                self._put_long(prefix, column, value)
+            if column.told:
+                self._waiting[NOTIFY] += [(prefix + each, self._cause) for each in column.told]
+            if self._logs:
+                self._waiting[LOG].append((log_key(prefix, column.number, self._ts), b""))
+        if cells := len(records) - before:
+            self.first = self.first or row
+            self.last = row
+            self.rows += 1
+            self.cells += cells
+            self._waiting_bytes += size + _CELL_BYTES * cells
+            if self._waiting_bytes >= _FLUSHED_BYTES:
+                self._flush()
+
+    def _put_long(self, prefix: bytes, column: _Column, value: bytes) -> None:
+        if len(value) > VALUE_BYTES_MAX:
+            name = next(name for name, each in self._of.items() if each is column)
+            raise TooLarge(f"a value of column {name!r}", len(value), VALUE_BYTES_MAX, "Divide it.", "bytes")
+        record = pack_record(PUT_DATA, self._ts - 1, column.group.encode())
+        self._waiting[WRITE].append((prefix + column.record, record))
+        self._waiting[column.group].append((prefix + column.data, value))
 
     def _flush(self) -> None:
         self._engine.append({group: cells for group, cells in self._waiting.items() if cells})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 import trio
 import trio.lowlevel
@@ -19,11 +21,12 @@ import perco
 from perco.check.check import check
 from perco.database.inside import inside, local_owner
 from perco.errors import Corruption, StoreError, StoreFull, Unavailable, UsageError
+from perco.protocol.records import column_of
 from perco.schema import catalogue as catalogues
 from perco.schema.catalogue import SYSTEM_TABLE
-from perco.storage import APPLIED, Failed, Folder, LocalRowStore, Mutation, NoReply, Verdict
+from perco.storage import APPLIED, LOG, PROTOCOL_GROUPS, Failed, Folder, LocalRowStore, Mutation, NoReply, Verdict
 from perco.tablets import loading
-from perco.tablets.sorting import Layout, SortedFile
+from perco.tablets.sorting import Layout, SameRow, SortedFile
 from tests.integration.storage.bulk import (
     DOCS,
     SCHEMA,
@@ -327,6 +330,58 @@ async def test_wrong_rows(tmp_path: Path, rows: Any, message: str) -> None:
             await db.bulk_load({docs: rows})
         assert not list((tmp_path / "s" / "loads").glob("*"))
         assert not await must_be_one_or_the_other(db)
+
+
+# ---------------------------------------------------------------- files
+
+LAYOUT = Layout(
+    "docs",
+    (*PROTOCOL_GROUPS, "data", LOG),
+    {"late": (column_of(3), "data", ()), "early": (column_of(1), "data", (7, 9)), "long": (column_of(2), "data", ())},
+)
+
+
+def cells_of(file: SortedFile, path: Path) -> dict[bytes, list[tuple[bytes, bytes]]]:
+    """All cells, by group, of a file that is finished here."""
+    file.finish()
+    with (
+        lmdb.open(str(path / "data.mdb"), subdir=False, max_dbs=32, readonly=True, lock=False) as env,
+        env.begin() as txn,
+    ):
+        groups = [name for name, _ in txn.cursor() if name in {group.encode() for group in LAYOUT.groups}]
+        return {name: list(txn.cursor(env.open_db(name, txn=txn))) for name in groups}
+
+
+def test_rows_that_are_put_at_once_give_the_cells_of_rows_put_one_by_one(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    rows = sorted({rng.randbytes(rng.randrange(1, 9)) for _ in range(400)})
+    value = {"late": 3, "early": 8, "long": 5000}
+    values = {
+        name: [None if rng.random() < 0.3 else rng.randbytes(rng.randrange(size)) for _ in rows]
+        for name, size in value.items()
+    }
+    one, many = SortedFile(tmp_path / "one", LAYOUT, 50), SortedFile(tmp_path / "many", LAYOUT, 50)
+    for row, *found in zip(rows, *values.values(), strict=True):
+        one.put(row, [(name, each) for name, each in zip(values, found, strict=True) if each is not None])
+    for at in range(0, len(rows), 64):
+        some = slice(at, at + 64)
+        many.put_all(rows[some], {name: values[name][some] for name in ("long", "early", "late")})
+    assert (one.rows, one.cells, one.first, one.last) == (many.rows, many.cells, many.first, many.last)
+    assert one.rows < len(rows), "some rows have no cells"
+    found = cells_of(one, tmp_path / "one")
+    assert found == cells_of(many, tmp_path / "many")
+    assert len(found[b"notify"]) == 2 * sum(each is not None for each in values["early"])
+    assert len(found[LOG.encode()]) == one.cells
+
+
+def test_a_row_that_is_put_twice_is_named(tmp_path: Path) -> None:
+    file = SortedFile(tmp_path / "file", LAYOUT, 50)
+    file.put_all([b"a", b"b"], {"late": [b"1", None]})
+    for rows, error in (([b"b"], SameRow), ([b"c", b"c"], SameRow), ([b"a"], UsageError)):
+        with pytest.raises(error) as told:
+            file.put_all(rows, {"late": [b"2"] * len(rows)})
+        assert getattr(told.value, "row", rows[-1]) == rows[-1]
+    file.abandon()
 
 
 async def test_an_error_or_a_cancellation_in_the_rows(tmp_path: Path) -> None:
