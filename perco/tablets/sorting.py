@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn, TypeAlias
 
 from perco.errors import TooLarge, UsageError
 from perco.protocol.records import PUT, PUT_DATA, SHORT_VALUE_BYTES, ack_of, column_of, pack_cause, pack_record
@@ -57,6 +57,10 @@ class _Column(NamedTuple):
     group: str
     data: bytes
     told: Sequence[bytes]
+
+
+# Where a column's value is among those of a row, the rest of its record's key, and whether a cell of it has others.
+_Placed: TypeAlias = tuple[int, bytes, bool, _Column]
 
 
 class SameRow(UsageError):
@@ -108,7 +112,7 @@ class SortedFile:
             )
             for name, (number, group, told) in layout.columns.items()
         }
-        self._orders: dict[tuple[str, ...], tuple[Sequence[_Column], Sequence[int]]] = {}  # by names: see `_in_order`
+        self._orders: dict[tuple[str, ...], Sequence[_Placed]] = {}  # by names: see `_in_order`
         self._logs = LOG in layout.groups  # E1
         self._short = pack_record(PUT, ts - 1, b"")
         self.rows = self.cells = 0
@@ -120,8 +124,7 @@ class SortedFile:
         Raises: UsageError, TooLarge; StoreFull.
         """
         if values:
-            columns, places = self._in_order(tuple([name for name, _ in values]))
-            self._put(row, columns, [values[at][1] for at in places])
+            self._put(row, self._in_order(tuple([name for name, _ in values])), [value for _, value in values])
 
     def put_all(self, rows: Iterable[bytes], values: Mapping[str, Iterable[bytes | None]]) -> None:
         """Put rows, in ascending order, each once. `values`: for each column, by its name, a value for each row, as
@@ -130,38 +133,41 @@ class SortedFile:
         Raises: UsageError, and for a row that has come before `SameRow`; TooLarge; StoreFull.
         """
         if values:
-            columns, places = self._in_order(names := tuple(values))
-            put, ordered = self._put, [values[names[at]] for at in places]
-            for row, found in zip(rows, zip(*ordered, strict=True), strict=True):
+            put, columns = self._put, self._in_order(tuple(values))
+            for row, found in zip(rows, zip(*values.values(), strict=True), strict=True):
                 put(row, columns, found)
 
-    def _in_order(self, names: tuple[str, ...]) -> tuple[Sequence[_Column], Sequence[int]]:
-        """The columns in the order of their numbers, and the place of each in `names`."""
+    def _in_order(self, names: tuple[str, ...]) -> Sequence[_Placed]:
+        """The columns, by their numbers."""
         found = self._orders.get(names)
         if found is None:
-            places = sorted(range(len(names)), key=lambda at: self._of[names[at]].number)
-            found = self._orders[names] = [self._of[names[at]] for at in places], places
+            placed = [(at, self._of[name]) for at, name in enumerate(names)]
+            placed.sort(key=lambda each: each[1].number)
+            found = self._orders[names] = [
+                (at, column.record, self._logs or bool(column.told), column) for at, column in placed
+            ]
         return found
 
-    def _put(self, row: bytes, columns: Sequence[_Column], values: Sequence[bytes | None]) -> None:
-        """`columns`: in the order of their numbers."""
+    def _put(self, row: bytes, columns: Sequence[_Placed], values: Sequence[bytes | None]) -> None:
         if row <= self._last or len(row) > ROW_BYTES_MAX:
             _refuse(row, self._last)
         self._last, prefix, short, size = row, escape(row), self._short, 0
         records = self._waiting[WRITE]
         before = len(records)
-        for column, value in zip(columns, values, strict=True):
+        for at, record, more, column in columns:
+            value = values[at]
             if value is None:
                 continue
-            size += len(value)
-            if len(value) <= SHORT_VALUE_BYTES:
-                records.append((prefix + column.record, short + value))
+            length = len(value)
+            size += length
+            if length <= SHORT_VALUE_BYTES:
+                records.append((prefix + record, short + value))
             else:
                 self._put_long(prefix, column, value)
-            if column.told:
+            if more:
                 self._waiting[NOTIFY] += [(prefix + each, self._cause) for each in column.told]
-            if self._logs:
-                self._waiting[LOG].append((log_key(prefix, column.number, self._ts), b""))
+                if self._logs:
+                    self._waiting[LOG].append((log_key(prefix, column.number, self._ts), b""))
         if cells := len(records) - before:
             self.first = self.first or row
             self.last = row
