@@ -71,6 +71,7 @@ ARROW = {"columnar.py", "scan.py", "scanning.py"}  # the first is imported on de
 # it: the files of a folder, and how the writes that wait at a tablet are sent again after its split.
 INSIDES = ("folder", "lmdb_engine", "lmdb_tablet", "tablet")
 REACHING_INSIDE = {
+    "serve/opening.py folder.is_store": "a program may ask that none is made",
     "serve/opening.py folder.shared_by_owner": "a folder is opened: wait only for an owner that serves others",
     "serve/opening.py lmdb_engine.PidTaken": "a reader in another container reads through the owner then",
     "tablets/local.py folder.tablet_path": "a store is opened: each of its tablets lies in a folder of its own",

@@ -543,11 +543,7 @@ def _refuse_remote(path: Path) -> str:
 def _check_file_system(path: Path) -> None:
     kind = _refuse_remote(path)
     if kind in VOLATILE:
-        warnings.warn(
-            f"{path} lies on {kind}: files there do not survive power loss",
-            PercoWarning,
-            stacklevel=3,
-        )
+        warnings.warn(f"{path} lies on {kind}: files there do not survive power loss", PercoWarning, stacklevel=3)
 
 
 def file_system(path: Path) -> str:
