@@ -194,10 +194,10 @@ def _keys(table: perco.Table[Any], given: DataType, column: Any) -> Sequence[byt
     """Keys as stored. `given`: their type in the frame. Raises: UsageError."""
     if column.null_count:
         raise UsageError(f"a row of table {table.name!r} cannot be loaded: its key is null")
-    if table.key.name in (perco.TEXT.name, perco.BYTES.name):
-        return column.cast(pa.binary()).to_pylist()  # type: ignore[no-any-return]
     make = types.writing(table.key, given)
     try:
+        if table.key.name in (perco.TEXT.name, perco.BYTES.name):
+            return list(values_of(table.key, given, column))  # type: ignore[arg-type]  # none is null
         return [table.row(key if make is None else make(key)) for key in types.values(column)]
     except (TypeError, ValueError) as error:
         raise UsageError(f"a key of table {table.name!r} is wrong: {error}") from error
@@ -206,6 +206,7 @@ def _keys(table: perco.Table[Any], given: DataType, column: Any) -> Sequence[byt
 def values_of(codec: perco.Codec[Any], given: DataType, column: Any) -> Iterable[bytes | None]:
     """The values of an Arrow column, as stored. `given`: their type in the frame."""
     if codec.name == perco.TEXT.name:
+        column.validate(full=True)  # a cast to a string in Spark may give what is no UTF-8
         return column.cast(pa.binary()).to_pylist()  # type: ignore[no-any-return]
     if codec.name == perco.BYTES.name:
         return column.to_pylist()  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, TypeAlias
 
@@ -18,6 +19,7 @@ from perco.storage.keys import cell_key, escape, log_key
 
 _FLUSHED_BYTES: Final = 8 << 20  # written in one transaction
 _CELL_BYTES: Final = 64  # of a cell, besides its value
+_ORDERS_MAX: Final = 256  # sets of columns that are remembered; in a sparse table, each row may have another one
 _MAP_BYTES: Final = 1 << 40  # of addresses, not of memory or of the disk
 
 
@@ -123,29 +125,28 @@ class SortedFile:
 
         Raises: UsageError, TooLarge; StoreFull.
         """
-        if values:
-            self._put(row, self._in_order(tuple([name for name, _ in values])), [value for _, value in values])
+        self._put(row, self._in_order(tuple([name for name, _ in values])), [value for _, value in values])
 
-    def put_all(self, rows: Iterable[bytes], values: Mapping[str, Iterable[bytes | None]]) -> None:
+    def put_all(self, rows: Sequence[bytes], values: Mapping[str, Iterable[bytes | None]]) -> None:
         """Put rows, in ascending order, each once. `values`: for each column, by its name, a value for each row, as
         stored; None: the row has none.
 
         Raises: UsageError, and for a row that has come before `SameRow`; TooLarge; StoreFull.
         """
-        if values:
-            put, columns = self._put, self._in_order(tuple(values))
-            for row, found in zip(rows, zip(*values.values(), strict=True), strict=True):
-                put(row, columns, found)
+        put, columns = self._put, self._in_order(tuple(values))
+        cells = zip(*values.values(), strict=True) if values else repeat((), len(rows))
+        for row, found in zip(rows, cells, strict=True):
+            put(row, columns, found)
 
     def _in_order(self, names: tuple[str, ...]) -> Sequence[_Placed]:
         """The columns, by their numbers."""
         found = self._orders.get(names)
         if found is None:
-            placed = [(at, self._of[name]) for at, name in enumerate(names)]
-            placed.sort(key=lambda each: each[1].number)
-            found = self._orders[names] = [
-                (at, column.record, self._logs or bool(column.told), column) for at, column in placed
-            ]
+            columns = [self._of[name] for name in names]
+            placed = sorted([(column.number, at) for at, column in enumerate(columns)])
+            found = [(at, columns[at].record, self._logs or bool(columns[at].told), columns[at]) for _, at in placed]
+            if len(self._orders) < _ORDERS_MAX:
+                self._orders[names] = found
         return found
 
     def _put(self, row: bytes, columns: Sequence[_Placed], values: Sequence[bytes | None]) -> None:

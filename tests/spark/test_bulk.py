@@ -143,6 +143,10 @@ def refused(spark: SparkSession, store: perco.spark.Store) -> None:
         load({docs: one.selectExpr("nullif(key, 'a') as key", "number")})
     with pytest.raises(UsageError, match=r"^a value of column 'tree' .* is wrong"):
         load({docs: one.selectExpr("key", "'no json' as tree")})
+    with pytest.raises(UsageError, match=r"^a key of table 'docs' is wrong: .*UTF"):
+        load({docs: one.selectExpr("cast(X'61FF' as string) as key", "number")})
+    with pytest.raises(UsageError, match=r"^a value of column 'text' .*UTF"):
+        load({docs: one.selectExpr("key", "cast(X'61FF' as string) as text")})
     assert failed_tasks(spark, None) == before  # Spark would run such a task again
     load({docs: one})  # it is still empty
     with pytest.raises(UsageError, match="'docs' has some"):

@@ -384,6 +384,30 @@ def test_a_row_that_is_put_twice_is_named(tmp_path: Path) -> None:
     file.abandon()
 
 
+def test_a_row_without_cells_is_checked_too(tmp_path: Path) -> None:
+    file = SortedFile(tmp_path / "file", LAYOUT, 50)
+    file.put(b"b", [])
+    for row in (b"", b"a", b"b", b"c" * 401):
+        with pytest.raises(UsageError):
+            file.put(row, [])
+        with pytest.raises(UsageError):
+            file.put_all([row], {})
+    assert (file.rows, file.cells, file.first) == (0, 0, b"")
+    file.abandon()
+
+
+def test_of_many_sets_of_columns_a_file_remembers_some(tmp_path: Path) -> None:
+    names = [f"c{n}" for n in range(10)]
+    columns = {name: (column_of(n), "data", ()) for n, name in enumerate(names, 1)}
+    file = SortedFile(tmp_path / "file", Layout("docs", (*PROTOCOL_GROUPS, "data"), columns), 50)
+    for n in range(1, 1 << len(names)):
+        some = [name for bit, name in enumerate(names) if n >> bit & 1]
+        file.put(n.to_bytes(2, "big"), [(name, b"x") for name in reversed(some)])
+    assert len(file._orders) == 256
+    file.finish()
+    assert file.cells == len(names) << (len(names) - 1)
+
+
 async def test_an_error_or_a_cancellation_in_the_rows(tmp_path: Path) -> None:
     def broken() -> Iterator[Any]:
         yield "a", {size: 1}
