@@ -66,7 +66,7 @@ class open(AsyncOnly):
         readonly: only read; in a folder, read the files directly, even if another process owns them. (If the owner runs
             in another container and has the same PID, read through it: LMDB identifies processes by their PIDs.)
         create: False: raise UsageError if there is no store yet, for example because of a mistake in the path, instead
-            of making an empty one.
+            of making an empty one. No effect with `readonly`, or with the address of a served store.
         accept_loss: open a folder in spite of NeedsCheck. No effect in a client: the folder is open already.
         token: the token of a server on TCP; by default the environment's PERCO_TOKEN, or the token of a server that the
             same user runs on this machine.
@@ -104,7 +104,8 @@ class open(AsyncOnly):
         if token is not None and not isinstance(token, str):
             raise UsageError(f"token= takes the token of a server as text, not {type(token).__name__}")
         self._url, self._schema, self._options = url, schema, options or Options()
-        self._readonly, self._create, self._accept_loss = readonly, create, accept_loss
+        self._readonly, self._accept_loss = readonly, accept_loss
+        self._must_exist = not create and not readonly  # a program that only reads makes none anyway
         self._token = (os.environ.get("PERCO_TOKEN", "") if token is None else token).encode()
         self._db: Database | None = None
         self._scope = trio.CancelScope()
@@ -134,7 +135,7 @@ class open(AsyncOnly):
         if (stored := remote_store(text, self._options)) is not None:
             return await self._open_remote(stored)
         options = self._options
-        if not self._create and not self._readonly and (text == "memory:" or not is_store(_absolute(text))):
+        if self._must_exist and (text == "memory:" or not is_store(_absolute(text))):
             raise _no_store(text)
         if self.processes is not None:
             self.tablet_servers = self._servers()
@@ -183,7 +184,7 @@ class open(AsyncOnly):
         began = trio.current_time()
         deadline = began + (0 if self._readonly else options.wire.connect_s)
         store: Owned | None = None
-        if not self._create and not await remote.exists():
+        if self._must_exist and not await remote.exists():
             raise _no_store(remote.shown)
         while store is None:
             locked: StoreLocked | None = None

@@ -87,13 +87,12 @@ def _refuse(row: bytes, last: bytes) -> NoReturn:
 class SortedFile:
     """The file of a tablet that is being made. All its rows are committed at one timestamp.
 
-    Attributes: `rows` and `cells`, how many were put; `first` and `last`, the first and the last row, as stored.
+    Attributes: `rows` and `cells`, how many were put; `first`, the first row, as stored.
     """
 
     rows: int
     cells: int
     first: bytes
-    last: bytes
 
     def __init__(self, path: Path, layout: Layout, ts: int) -> None:
         """Args: `path`: a folder, which is made; `ts`: the timestamp, of which the one before it is the start_ts."""
@@ -118,7 +117,7 @@ class SortedFile:
         self._logs = LOG in layout.groups  # E1
         self._short = pack_record(PUT, ts - 1, b"")
         self.rows = self.cells = 0
-        self.first = self.last = self._last = b""  # `_last`: whether it has cells or not
+        self.first = self._last = b""  # `_last`: the last row that came, whether or not it has cells
 
     def put(self, row: bytes, values: Sequence[tuple[str, bytes]]) -> None:
         """Put a row: pairs of a column's name and a value, as stored. Rows come in ascending order, each once.
@@ -171,7 +170,6 @@ class SortedFile:
                     self._waiting[LOG].append((log_key(prefix, column.number, self._ts), b""))
         if cells := len(records) - before:
             self.first = self.first or row
-            self.last = row
             self.rows += 1
             self.cells += cells
             self._waiting_bytes += size + _CELL_BYTES * cells

@@ -134,8 +134,9 @@ async def test_a_row_that_cannot_share_a_batch_does_not_wait_for_its_end() -> No
         async with db.transaction() as txn:
             txn.set(first, "a", 1)
             txn.set(second, "b", 1)
-        async with db.worker(scanners=1):
+        async with db.worker(scanners=1) as worker:
             await settle(db)
+            assert {id: each.commits for id, each in worker.statistics().items()} == {"waits": 1, "quick": 1}
 
 
 @pytest.mark.parametrize("fails", ["raises", "retries", "gives up", "writes too much", "discards"])

@@ -132,6 +132,14 @@ def test_a_store_in_memory_never_exists() -> None:
         enter("trio", "memory:", create=False)
 
 
+def test_create_makes_no_difference_to_a_program_that_only_reads(tmp_path: Path) -> None:
+    for create in (True, False):
+        with pytest.raises(perco.errors.UnsuitableFolder, match="there is no such folder"):
+            enter("trio", str(tmp_path / "store"), readonly=True, create=create)
+    enter("trio", str(tmp_path / "store"))
+    enter("trio", str(tmp_path / "store"), readonly=True, create=False)
+
+
 def test_a_folder_of_other_files_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(perco.errors.FormatUnknown, match=r"letter\.txt"):
