@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -364,7 +365,8 @@ async def test_a_lost_reply_neither_loses_nor_doubles_it(web: Web, picky: Picky,
             await is_whole(db)
 
 
-async def test_a_run_commits_nothing_for_what_was_given_up_meanwhile(web: Web) -> None:  # N6
+@pytest.mark.parametrize("one_step", [True, False])
+async def test_a_run_commits_nothing_for_what_was_given_up_meanwhile(web: Web, one_step: bool) -> None:  # N6
     """Two workers have the same change: one gives it up while the other's run is under way, which then must not be."""
     gates = [trio.Event(), trio.Event()]
     runs = 0
@@ -378,10 +380,14 @@ async def test_a_run_commits_nothing_for_what_was_given_up_meanwhile(web: Web) -
             await gates[mine - 1].wait()
         if mine == 2:
             raise ZeroDivisionError
-        await web.add(txn, "runs")
+        txn.set(web.note, change.key, "seen")
+        if not one_step:
+            await web.add(txn, "z")
 
     once = perco.WorkerOptions(attempts=1)
-    async with client(memory(), web.schema) as one, client(local_of(one), web.schema, beside=one) as two:
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(client(memory(), web.schema, one_step=one_step))
+        two = one if one_step else await stack.enter_async_context(client(local_of(one), web.schema, beside=one))
         await put(one, web.body, "a", "hello")
         first, second = ByHand(one, once), ByHand(two, once)
         async with trio.open_nursery() as nursery:
@@ -394,7 +400,7 @@ async def test_a_run_commits_nothing_for_what_was_given_up_meanwhile(web: Web) -
             gates[0].set()
         await settle(one)
         assert runs == 2
-        assert await get(one, web.count, "runs") is None
+        assert (await get(one, web.note, "a"), await get(one, web.count, "z")) == (None, None)
         assert (first.counted("slow").conflicts, second.counted("slow").given_up) == (1, 1)
         assert await one.failed_count() == 1
         await is_whole(one)
