@@ -57,7 +57,7 @@ test-native: .venv/.dev build/sanitized/_native.so ## storage, transactions and 
 	PERCO_NATIVE=0 $(BIN)/pytest -q -n auto --dist worksteal --some $(SOME) tests/component tests/integration/storage tests/scenarios
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 $(BIN)/pytest -q -n 0 \
 	  --extension build/sanitized/_native.so tests/integration/storage/test_native.py tests/component/storage/test_mirror.py \
-	  tests/integration/storage/test_group_commit.py tests/integration/storage/test_cornered.py \
+	  tests/integration/storage/test_group_commit.py tests/integration/storage/test_cornered.py tests/spark/test_leaves.py \
 	  -k "not postgresql and not bigtable and not address_space"
 
 build/sanitized/_native.so: $(wildcard perco/storage/native/*)

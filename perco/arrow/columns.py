@@ -1,4 +1,4 @@
-"""Makes Arrow columns of write records, many cells at a time. Pure.
+"""Makes Arrow columns of write records, many cells at a time, with numpy or the C extension. Pure.
 
 It sees what a snapshot's scan sees (`perco/protocol/snapshot.py`): for each row and column, the newest record at or
 below the timestamp. It neither settles locks nor explains damaged cells: a row that has either is left to a scan.
@@ -7,6 +7,7 @@ below the timestamp. It neither settles locks nor explains damaged cells: a row 
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import Any, Final, NamedTuple
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from pyarrow.lib import ArrowInvalid
 
 from perco.arrow.fields import Field, schema_of
-from perco.arrow.leaves import Bytes, Cells, Places, windows
+from perco.arrow.leaves import Bytes, Cells, Places, end_of, walk, windows
 from perco.arrow.types import TREES, Make
 from perco.errors import Corruption
 from perco.protocol.records import PUT, PUT_DATA, RECORD_HEAD, data_group, unpack_record
@@ -34,7 +35,9 @@ from perco.schema.codecs import (
     DecimalCodec,
     TupleCodec,
 )
-from perco.storage.keys import TAIL_BYTES, unescape
+from perco.storage import lmdb_native
+from perco.storage.keys import TAIL_BYTES, escape, unescape
+from perco.storage.walking import Leaves
 
 _INVERT: Final = (1 << 64) - 1
 _PLAIN_ZEROS: Final = 32  # a prefix with fewer zero bytes has each of the row's escaped by itself (`keys.py`)
@@ -58,32 +61,46 @@ class Long(NamedTuple):
     start_ts: int
 
 
-class Found(NamedTuple):
-    """Rows of cells.
+class Bodies(NamedTuple):
+    """The records of a column that have a value.
 
     Attributes:
-        at: the newest record of each row and column that has a value; is_long: whether a data group has the value;
-            columns: its column; rows: the number of its row.
-        begins, ends: of each row, where a key's prefix lies.
+        rows: the number of each one's row.
+        bodies: their bodies.
+        long: those whose value a data group has: the number of each among the records, and among `Found.long`.
     """
 
-    cells: Cells
-    at: Places
-    is_long: NDArray[np.bool_]
-    columns: NDArray[np.uint32]
     rows: Places
-    begins: Places
-    ends: Places
+    bodies: pa.Array
+    long: list[tuple[int, int]]
 
-    @property
-    def long(self) -> list[Long]:
-        """The values that data groups have. Raises: Corruption."""
-        found = []
-        for n in np.flatnonzero(self.is_long).tolist():
-            _, start_ts, body = unpack_record(self.cells.value(int(self.at[n])))
-            row = unescape(self.cells.prefix(int(self.at[n])))
-            found.append(Long(data_group(body), row, int(self.columns[n]), start_ts))
-        return found
+
+class Found(NamedTuple):
+    """Rows of cells, as a snapshot sees them.
+
+    Attributes:
+        prefixes: of the rows.
+        columns: by their numbers.
+        long: the values that data groups have.
+    """
+
+    prefixes: pa.Array
+    columns: dict[int, Bodies]
+    long: list[Long]
+
+
+class Taken(NamedTuple):
+    """All cells of some rows, made into columns.
+
+    Attributes:
+        cells: how many there were.
+        found: None: no row has a value in any of the columns.
+        next: the row at which to continue; None: there are no more rows in the range.
+    """
+
+    cells: int
+    found: Found | None
+    next: bytes | None
 
 
 class Columns:
@@ -115,6 +132,41 @@ class Columns:
             for column, inverted in (_TAIL.unpack_from(key, len(key) - TAIL_BYTES) for key in locks)
         )
 
+    def take(self, leaves: Leaves, start: bytes, stop: bytes | None, count: int) -> Taken | None:
+        """The rows from `start` up to but excluding `stop`, or the end of the tablet, as many as fit into `count`
+        cells, or fewer. None: `count` has to be greater.
+
+        Raises: PageDamaged; Corruption for a key that no row has, and for a record that is none.
+        """
+        native = lmdb_native.leaves()
+        if native is not None and leaves.numbers and self.numbers:
+            taken = self._take_natively(native, leaves, start, stop, count)
+            if taken is not None:
+                return taken
+        walked = walk(leaves, start, stop, count)
+        return None if walked is None else Taken(len(walked.cells.begins), self.find(walked.cells), walked.next)
+
+    def _take_natively(self, native: Any, leaves: Leaves, start: bytes, stop: bytes | None, count: int) -> Taken | None:
+        """The same with the C extension; None: `walk` has to look at these leaves."""
+        further, end = end_of(leaves, stop)
+        made = native.columns(
+            *(leaves.data, array("Q", leaves.numbers), leaves.page, escape(start), end, count, leaves.more),
+            *(self._numbers, int(self._inverted)),
+        )
+        if made is None:
+            return None
+        after, cells, count, prefixes, each = made
+        next = unescape(after) if after else further
+        if not count:
+            return Taken(cells, None, next)
+        columns: dict[int, Bodies] = {}
+        long: list[Long] = []
+        for number, (rows, bounds, data, long_here) in zip(self._numbers.tolist(), each, strict=True):
+            places = [(n, len(long) + i) for i, (n, _, _) in enumerate(long_here)]
+            long += [_long(number, prefix, record) for _, prefix, record in long_here]
+            columns[number] = Bodies(np.frombuffer(rows, np.int64), _binary(len(rows) // _WORD, bounds, data), places)
+        return Taken(cells, Found(_binary(count, *prefixes), columns, long), next)
+
     def find(self, cells: Cells) -> Found | None:
         """The rows that have a value in any of the columns; None: there are none. Raises: Corruption."""
         tails = cells.ends - TAIL_BYTES
@@ -135,17 +187,29 @@ class Columns:
         has[rows] = True
         if not len(rows):
             return None
-        rows = (np.cumsum(has) - 1)[rows]
-        return Found(
-            cells, at[live], kinds[live] == PUT_DATA, columns[newest][live], rows, begins[first][has], tails[first][has]
+        rows, at, columns, is_long = (
+            (np.cumsum(has) - 1)[rows],
+            at[live],
+            columns[newest][live],
+            kinds[live] == PUT_DATA,
         )
+        found: dict[int, Bodies] = {}
+        long: list[Long] = []
+        for number in self._numbers.tolist():
+            mine = np.flatnonzero(columns == number)
+            records = at[mine]
+            places = [(n, len(long) + i) for i, n in enumerate(np.flatnonzero(is_long[mine]).tolist())]
+            long += [_long(number, cells.prefix(int(n)), cells.value(int(n))) for n in records[is_long[mine]]]
+            bodies = _gathered(cells.buffer, cells.ends[records] + RECORD_HEAD, cells.stops[records])
+            found[number] = Bodies(rows[mine], bodies, places)
+        return Found(_gathered(cells.buffer, begins[first][has], tails[first][has]), found, long)
 
     def batch(self, found: Found | None, long: Sequence[bytes]) -> pa.RecordBatch:
         """`long`: the values of `found.long`. Raises: Corruption, ValueError for a cell that cannot be read."""
         if found is None:
             return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in self.schema], schema=self.schema)
-        cells, count, made = found.cells, len(found.begins), []
-        keys = _unescaped(_gathered(cells.buffer, found.begins, found.ends))
+        count, made = len(found.prefixes), []
+        keys = _unescaped(found.prefixes)
         parts = [self._key.decode(each) for each in keys.to_pylist()] if self._parts else []
         for field in self._fields:
             if field.part is not None:
@@ -155,21 +219,29 @@ class Columns:
             if not field.number:
                 made.append(_decoded(self._key, field.make, keys, field.type))
                 continue
-            mine = np.flatnonzero(found.columns == field.number)
-            at = found.at[mine]
-            bodies = _gathered(cells.buffer, cells.ends[at] + RECORD_HEAD, cells.stops[at])
-            if bool(found.is_long[mine].any()):
-                which = (np.cumsum(found.is_long) - 1)[mine]
-                is_long = found.is_long[mine]
-                short = bodies.to_pylist()
-                bodies = pa.array([long[which[n]] if is_long[n] else body for n, body in enumerate(short)], pa.binary())
+            rows, bodies, at = found.columns[field.number]
+            if at:
+                some = bodies.to_pylist()
+                for n, which in at:
+                    some[n] = long[which]
+                bodies = pa.array(some, pa.binary())
             values = _decoded(field.codec, field.make, bodies, field.type)
-            if len(mine) != count:
+            if len(rows) != count:
                 places = np.full(count, -1)
-                places[found.rows[mine]] = np.arange(len(mine))
+                places[rows] = np.arange(len(rows))
                 values = values.take(pa.array(places, mask=places < 0))
             made.append(values)
         return pa.RecordBatch.from_arrays(made, schema=self.schema)
+
+
+def _long(column: int, prefix: bytes, record: bytes) -> Long:
+    """Raises: Corruption."""
+    _, start_ts, body = unpack_record(record)
+    return Long(data_group(body), unescape(prefix), column, start_ts)
+
+
+def _binary(count: int, bounds: bytes, data: bytes) -> pa.Array:
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
 
 
 def _parts(array: pa.Array) -> tuple[NDArray[np.int32], Bytes]:

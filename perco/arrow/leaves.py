@@ -2,7 +2,8 @@
 
 A cursor makes three Python objects of a cell, which cost more than all else that a columnar read does. Here numpy
 parses the pages that `perco/storage/walking.py` finds (format: `perco/storage/pages.py`). An impossible page raises
-PageDamaged, before anything of it is used.
+PageDamaged, before anything of it is used. Where perco's C extension is used, it makes columns of the pages at once
+(`Columns.take`), and leaves to this module the pages with which something is wrong.
 """
 
 from __future__ import annotations
@@ -70,11 +71,7 @@ def walk(leaves: Leaves, start: bytes, stop: bytes | None, count: int) -> Walked
 
     Raises: PageDamaged; Corruption for a key that no row has.
     """
-    if leaves.stop is not None and (stop is None or leaves.stop < stop):
-        further: bytes | None = leaves.stop
-        end = escape(leaves.stop)
-    else:
-        further, end = None, b"" if stop is None else escape(stop)
+    further, end = end_of(leaves, stop)
     if not leaves.numbers:
         return Walked(Cells(np.empty(0, np.uint8), *(np.empty(0, np.int64),) * 3), further)
     cells = _cells(_checked(leaves))
@@ -88,6 +85,14 @@ def walk(leaves: Leaves, start: bytes, stop: bytes | None, count: int) -> Walked
     elif after and (total <= first or after <= low):
         return None
     return Walked(cells.between(first, max(first, total)), unescape(after) if after else further)
+
+
+def end_of(leaves: Leaves, stop: bytes | None) -> tuple[bytes | None, bytes]:
+    """Where a range that goes on in the next tablet does so, and the prefix before which it ends in this one; b"": the
+    end of the tablet."""
+    if leaves.stop is not None and (stop is None or leaves.stop < stop):
+        return leaves.stop, escape(leaves.stop)
+    return None, b"" if stop is None else escape(stop)
 
 
 def first_row(leaves: Leaves, start: bytes) -> bytes:

@@ -80,6 +80,12 @@ def environment(env: lmdb.Environment, path: Path, groups: Iterable[str]) -> Any
     return found
 
 
+def leaves() -> Any | None:
+    """The extension's functions on pages of leaves (native/leaves.c); None: it is not used."""
+    module = _module()
+    return None if isinstance(module, str) else module
+
+
 def completions() -> Any:
     """A list of the batches that writers have written, for the loop (native/writing.c)."""
     module = _module()

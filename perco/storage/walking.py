@@ -10,6 +10,7 @@ P4  A reader beside the owner that asks for rows which a split has moved to anot
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -18,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import lmdb
 
 from perco.errors import Corruption, Unavailable
+from perco.storage import lmdb_native
 from perco.storage.cells import LOCK, WRITE
 from perco.storage.keys import TAIL_BYTES, escape, past_row, unescape
 from perco.storage.lmdb_engine import LmdbEngine
@@ -123,7 +125,9 @@ def _leaves(file: int, size: int, tree: Tree, start: bytes, cells: int) -> tuple
     parts: list[bytes] = []
     found = 0
     while found <= cells and len(numbers) < _PAGES_MAX:
-        wanted = min(1 + (cells + 1 - found) * _CELL_BYTES // size, _PAGES_MAX - len(numbers))
+        left_over = cells + 1 - found
+        guess = left_over * len(numbers) // found if found > 0 else left_over * _CELL_BYTES // size
+        wanted = min(1 + guess, _PAGES_MAX - len(numbers))
         some = list(islice(left, wanted))
         if not some:
             break
@@ -135,6 +139,10 @@ def _leaves(file: int, size: int, tree: Tree, start: bytes, cells: int) -> tuple
 
 def _joined(file: int, size: int, numbers: list[int]) -> bytes:
     """The pages with these numbers; those that lie side by side are read at once. Raises: PageDamaged."""
+    native = lmdb_native.leaves()
+    if native is not None and (made := native.pages(file, size, array("Q", numbers))) is not None:
+        whole: bytes = made
+        return whole
     runs: list[tuple[int, int]] = []
     first, last = numbers[0], numbers[0] - 1
     for number in numbers:

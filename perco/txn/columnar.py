@@ -21,7 +21,7 @@ import trio
 
 from perco.arrow.columns import Columns, Long
 from perco.arrow.fields import fields_of
-from perco.arrow.leaves import first_row, walk
+from perco.arrow.leaves import first_row
 from perco.arrow.rows import RowBatch
 from perco.blocks import AsyncOnly
 from perco.errors import Corruption, TabletSplit, Unavailable, UsageError
@@ -77,7 +77,7 @@ class Pages:
         grown = False  # the first row needs so many cells: with fewer, this would begin again and again
         while True:
             leaves = await self._leaves(low, high)
-            page = walk(leaves, low, high, self.cells)
+            page = self._columns.take(leaves, low, high, self.cells)
             if page is None:  # not even the first row fits
                 row = first_row(leaves, low)
                 if self.cells >= self._most and row >= low:
@@ -88,12 +88,12 @@ class Pages:
                 grown = True
                 continue
             if leaves.locks and self._blocked(leaves.locks, page.next):
-                if not grown and len(page.cells.begins) > _CELLS_BY_ROW < self.cells:
+                if not grown and page.cells > _CELLS_BY_ROW < self.cells:
                     self.cells = _CELLS_BY_ROW
                     continue
                 return Page(None, page.next)
-            found = self._columns.find(page.cells)
-            long = [] if found is None else await self._long(found.long, len(found.begins) == 1)
+            found = page.found
+            long = [] if found is None else await self._long(found.long, len(found.prefixes) == 1)
             if long is None:
                 if grown:
                     return Page(None, page.next)

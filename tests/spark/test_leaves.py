@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import perco
 from perco.arrow import leaves
-from perco.database.inside import local_owner
+from perco.arrow.columns import Columns, Taken
+from perco.arrow.fields import Field
+from perco.database.inside import inside, local_owner
 from perco.errors import Corruption, Unavailable
 from perco.serve.opening import open
-from perco.storage import WRITE
+from perco.storage import WRITE, lmdb_native
 from perco.storage.keys import escape
 from perco.storage.pages import PageDamaged
 from perco.storage.rowstore import LocalRowStore
+from perco.storage.walking import Leaves
 
 TABLE = perco.Table("rows", key=perco.BYTES)
 VALUE = TABLE.column("value", perco.BYTES)
@@ -37,7 +42,9 @@ async def fill(folder: Path, rows: int, seed: int) -> None:
             async with db.transaction() as txn:
                 for _ in range(100):
                     key = bytes(rng.choices(b"\0ab", k=rng.randrange(1, 9))) + rng.randbytes(rng.randrange(0, 60))
-                    txn.set(rng.choice([VALUE, OTHER]), key, rng.randbytes(rng.randrange(0, 200)))
+                    txn.set(
+                        rng.choice([VALUE, OTHER]), key, rng.randbytes(rng.randrange(0, rng.choice([200, 200, 2000])))
+                    )
         for n in range(50):
             async with db.transaction() as txn:
                 txn.set(VALUE, b"often", b"%d" % n)
@@ -125,6 +132,7 @@ async def test_a_damaged_page_is_noticed_before_it_is_used(tmp_path: Path, monke
 
     async with beside(tmp_path) as here:
         monkeypatch.setattr(os, "pread", damaged)
+        monkeypatch.setattr(lmdb_native, "leaves", lambda: None)
         for _ in range(500):
             try:
                 found = here.find_leaves("rows", b"", None, 50)
@@ -136,6 +144,62 @@ async def test_a_damaged_page_is_noticed_before_it_is_used(tmp_path: Path, monke
             if walked is not None and len(walked.cells.begins):
                 assert int(walked.cells.stops.max()) <= len(walked.cells.buffer)
     assert len(noticed) >= 8, noticed
+
+
+def changed(leaves: Leaves, rng: random.Random) -> Leaves:
+    """Some bits, of the pages' heads or of anything."""
+    data = bytearray(leaves.data)
+    for _ in range(rng.choice([1, 1, 5])):
+        page = rng.randrange(len(leaves.numbers)) * leaves.page
+        data[page + rng.randrange(rng.choice([32, leaves.page]))] ^= 1 << rng.randrange(8)
+    return leaves._replace(data=bytes(data))
+
+
+def must_be_equal(here: Taken, there: Taken) -> None:
+    assert (here.cells, here.next, here.found is None) == (there.cells, there.next, there.found is None)
+    if here.found is None or there.found is None:
+        return
+    assert here.found.prefixes.equals(there.found.prefixes)
+    assert here.found.long == there.found.long
+    assert here.found.columns.keys() == there.found.columns.keys()
+    for number, column in here.found.columns.items():
+        its = there.found.columns[number]
+        assert (column.rows.tolist(), column.long) == (its.rows.tolist(), its.long)
+        assert column.bodies.equals(its.bodies)
+
+
+@pytest.mark.skipif(lmdb_native.leaves() is None, reason="it is about the C extension")
+async def test_the_extension_makes_the_same_columns(tmp_path: Path) -> None:
+    """Random ranges, timestamps and columns: it makes what numpy makes. Of damaged pages, it makes anything, or leaves
+    them to numpy."""
+    await fill(tmp_path, 3000, 8)
+    rng, native, counts = random.Random(9), lmdb_native.leaves(), Counter[str]()
+    ends = [b"", b"often", b"\xff", *(rng.randbytes(3) for _ in range(6)), b"a\0", b"\0" * 40]
+    async with open(tmp_path, readonly=True) as db:
+        local = local_owner(db).backend.local
+        assert local is not None
+        numbers = [inside(db).known.bind(column).column for column in (VALUE, OTHER)]
+        async with db.snapshot() as snap:
+            last = snap.start_ts
+        fields = [Field(f"{n}", pa.binary(), VALUE.codec, None, number=n) for n in numbers]
+        for _ in range(2000):
+            start, end = sorted(rng.sample(ends, 2))
+            stop, count = rng.choice([end, None]), rng.choice([1, 20, 333, 100_000])
+            found = local.store.find_leaves("rows", start, stop, count)
+            assert found is not None
+            ts = rng.choice([last, rng.randrange(last)])
+            columns = Columns(TABLE.key, rng.sample(fields, rng.randrange(1, 3)), ts)
+            made = columns._take_natively(native, found, start, stop, count)
+            walked = leaves.walk(found, start, stop, count)
+            assert (made is None) == (walked is None)
+            if made is not None and walked is not None:
+                must_be_equal(made, Taken(len(walked.cells.begins), columns.find(walked.cells), walked.next))
+                counts["rows"] += 0 if made.found is None else len(made.found.prefixes)
+                counts["long"] += 0 if made.found is None else len(made.found.long)
+            with suppress(Corruption):  # of a key that no row has
+                of_damaged = columns._take_natively(native, changed(found, rng), start, stop, count)
+                counts["damaged, left" if of_damaged is None else "damaged, made"] += 1
+    assert min(counts[each] for each in ("rows", "long", "damaged, left", "damaged, made")) > 100, counts
 
 
 @pytest.mark.parametrize("part", ["data", "numbers", "order"])

@@ -3,12 +3,12 @@
    environment.c   Environment: an environment that py-lmdb has opened
    reading.c       reads of rows, and pages of scans and logs, in an Environment
    writing.c       batches of mutations; Writer: the loop of a writer's thread; Completions: what writers have done
+   leaves.c        columns of write records, made from the pages of a file without LMDB
 
    There is one copy of LMDB in the process: its functions are those that py-lmdb's shared object exports. The
    environment is py-lmdb's, too; `find_env` says how it is found and verified.
 
-   Everything unusual goes back to Python, which does it again from the beginning: `read`, `scan` and `scan_log` return
-   None, and `Writer.get` returns the batch. Until then, nothing was written. The exception is a commit that failed: what
+   Everything unusual goes back to Python, which does it again from the beginning: what reads returns None, and `Writer.get` returns the batch. Until then, nothing was written. The exception is a commit that failed: what
    is on the disk is then unknown, and Python gets LMDB's error.
 
    Objects are used with the GIL held, unless a comment says otherwise. */
@@ -103,6 +103,8 @@ PyObject *Environment_read(Environment *self, PyObject *const *args, Py_ssize_t 
 PyObject *Environment_scan(Environment *self, PyObject *args);
 PyObject *Environment_scan_log(Environment *self, PyObject *args);
 PyObject *Environment_apply(Environment *self, PyObject *args);
+PyObject *leaf_columns(PyObject *self, PyObject *args);
+PyObject *leaf_pages(PyObject *self, PyObject *args);
 extern PyObject *api; /* the address of py-lmdb's table of the functions of LMDB 0.9; None: it has only these */
 
 /* ------------------------------------------------------------ keys (keys.py) */

@@ -706,7 +706,12 @@ use(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyMethodDef methods[] = {{"use", use, METH_VARARGS, NULL}, {0}};
+static PyMethodDef methods[] = {
+    {"use", use, METH_VARARGS, NULL},
+    {"columns", leaf_columns, METH_VARARGS, NULL},
+    {"pages", leaf_pages, METH_VARARGS, NULL},
+    {0},
+};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "perco.storage._native", .m_size = -1, .m_methods = methods,
