@@ -67,7 +67,7 @@ class Bodies(NamedTuple):
     Attributes:
         rows: the number of each one's row.
         bodies: their bodies.
-        long: those whose value a data group has: the number of each among the records, and among `Found.long`.
+        long: the records whose value is in a data group: pairs of their index here, and the index in `Found.long`.
     """
 
     rows: Places
@@ -136,24 +136,25 @@ class Columns:
         """The rows from `start` up to but excluding `stop`, or the end of the tablet, as many as fit into `count`
         cells, or fewer. None: `count` has to be greater.
 
-        Raises: PageDamaged; Corruption for a key that no row has, and for a record that is none.
+        Raises: PageDamaged; Corruption for a key that no row has, and for a value that is not a record.
         """
         native = lmdb_native.leaves()
         if native is not None and leaves.numbers and self.numbers:
-            taken = self._take_natively(native, leaves, start, stop, count)
-            if taken is not None:
+            taken: Taken | None = self._take_natively(native, leaves, start, stop, count)
+            if taken is not NotImplemented:
                 return taken
         walked = walk(leaves, start, stop, count)
         return None if walked is None else Taken(len(walked.cells.begins), self.find(walked.cells), walked.next)
 
-    def _take_natively(self, native: Any, leaves: Leaves, start: bytes, stop: bytes | None, count: int) -> Taken | None:
-        """The same with the C extension; None: `walk` has to look at these leaves."""
+    def _take_natively(self, native: Any, leaves: Leaves, start: bytes, stop: bytes | None, count: int) -> Any:
+        """The same with the C extension; NotImplemented: `walk` has to look at these leaves."""
         further, end = end_of(leaves, stop)
-        made = native.columns(
-            *(leaves.data, array("Q", leaves.numbers), leaves.page, escape(start), end, count, leaves.more),
-            *(self._numbers, int(self._inverted)),
-        )
+        numbers = array("Q", leaves.numbers)
+        range = escape(start), end, count, leaves.more
+        made = native.columns(leaves.data, numbers, leaves.page, *range, self._numbers, int(self._inverted))
         if made is None:
+            return NotImplemented
+        if made is False:
             return None
         after, cells, count, prefixes, each = made
         next = unescape(after) if after else further

@@ -3,7 +3,7 @@
 A cursor makes three Python objects of a cell, which cost more than all else that a columnar read does. Here numpy
 parses the pages that `perco/storage/walking.py` finds (format: `perco/storage/pages.py`). An impossible page raises
 PageDamaged, before anything of it is used. Where perco's C extension is used, it makes columns of the pages at once
-(`Columns.take`), and leaves to this module the pages with which something is wrong.
+(`Columns.take`), and this module says what is wrong with a page, and reads the columns of tables with very many.
 """
 
 from __future__ import annotations
@@ -144,7 +144,10 @@ def _cells(pages: Bytes) -> Cells:
     begins = at + _NODE
     ends = begins + lengths
     sizes = (nodes & _SIZE).view(np.int64)
-    _need(places + (_NODE + lengths + sizes) <= size, "a cell is longer than its page")
+    taken = _NODE + lengths + sizes
+    _need(places + taken <= size, "a cell is longer than its page")
+    used = np.add.reduceat(taken, firsts)
+    _need(used <= size - pages.view(np.uint16)[:, _UPPER].astype(np.int64), "cells of a page overlap")
     stops = ends + sizes
     return Cells(buffer, begins, ends, stops)
 

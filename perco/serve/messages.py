@@ -44,6 +44,7 @@ WIRE_VERSION: Final = 18
 DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows
 LEAF_CELLS_MAX: Final = 1 << 24
+LEAF_BYTES_MAX: Final = 1 << 16  # of one
 _MAGIC: Final = "perco"
 
 
@@ -444,8 +445,10 @@ def read_leaves(packed: Any) -> Leaves | None:
     if packed is None:
         return None
     page, numbers, data, more, locks, stop = packed
-    if type(data) is not bytes or type(numbers) not in (list, tuple) or type(page) is not int:
+    if type(data) is not bytes or type(page) is not int or not 0 < page <= LEAF_BYTES_MAX:
         raise WireError("an answer that has no leaves")
+    if type(numbers) not in (list, tuple) or not all(type(n) is int and 0 <= n < 1 << 64 for n in numbers):
+        raise WireError("leaves whose numbers are none")
     return Leaves(page, list(numbers), data, bool(more), list(locks), stop)
 
 

@@ -1,7 +1,7 @@
 """The rows of a scan as Arrow record batches.
 
 A scan of rows makes Python objects of each cell. Where the store has its cells in pages of files, in this process or in
-the owner, numpy makes columns of thousands of cells at once (`perco/arrow`). A scan of rows does the rest: rows with a
+the owner, columns are made of thousands of cells at once (`perco/arrow`). A scan of rows does the rest: rows with a
 lock in the way, damaged pages, stores without pages, a transaction's own writes, reverse and limited scans.
 
 G5  The versions that a page needs are still kept after it has been read; the check is the snapshot's.

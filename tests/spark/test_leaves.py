@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -147,11 +147,11 @@ async def test_a_damaged_page_is_noticed_before_it_is_used(tmp_path: Path, monke
 
 
 def changed(leaves: Leaves, rng: random.Random) -> Leaves:
-    """Some bits, of the pages' heads or of anything."""
+    """Flip some bits, in a page's head or anywhere in it: often in the last one, after which nothing may be read."""
     data = bytearray(leaves.data)
     for _ in range(rng.choice([1, 1, 5])):
-        page = rng.randrange(len(leaves.numbers)) * leaves.page
-        data[page + rng.randrange(rng.choice([32, leaves.page]))] ^= 1 << rng.randrange(8)
+        page = rng.choice([rng.randrange(len(leaves.numbers)), len(leaves.numbers) - 1]) * leaves.page
+        data[page + rng.randrange(rng.choice([16, 32, leaves.page]))] ^= 1 << rng.randrange(8)
     return leaves._replace(data=bytes(data))
 
 
@@ -168,10 +168,10 @@ def must_be_equal(here: Taken, there: Taken) -> None:
         assert column.bodies.equals(its.bodies)
 
 
-@pytest.mark.skipif(lmdb_native.leaves() is None, reason="it is about the C extension")
+@pytest.mark.skipif(lmdb_native.leaves() is None, reason="needs the C extension")
 async def test_the_extension_makes_the_same_columns(tmp_path: Path) -> None:
-    """Random ranges, timestamps and columns: it makes what numpy makes. Of damaged pages, it makes anything, or leaves
-    them to numpy."""
+    """Random ranges, timestamps and columns: it makes what numpy makes, and leaves the pages to numpy that numpy calls
+    impossible."""
     await fill(tmp_path, 3000, 8)
     rng, native, counts = random.Random(9), lmdb_native.leaves(), Counter[str]()
     ends = [b"", b"often", b"\xff", *(rng.randbytes(3) for _ in range(6)), b"a\0", b"\0" * 40]
@@ -190,6 +190,7 @@ async def test_the_extension_makes_the_same_columns(tmp_path: Path) -> None:
             ts = rng.choice([last, rng.randrange(last)])
             columns = Columns(TABLE.key, rng.sample(fields, rng.randrange(1, 3)), ts)
             made = columns._take_natively(native, found, start, stop, count)
+            assert made is not NotImplemented
             walked = leaves.walk(found, start, stop, count)
             assert (made is None) == (walked is None)
             if made is not None and walked is not None:
@@ -197,9 +198,95 @@ async def test_the_extension_makes_the_same_columns(tmp_path: Path) -> None:
                 counts["rows"] += 0 if made.found is None else len(made.found.prefixes)
                 counts["long"] += 0 if made.found is None else len(made.found.long)
             with suppress(Corruption):  # of a key that no row has
-                of_damaged = columns._take_natively(native, changed(found, rng), start, stop, count)
-                counts["damaged, left" if of_damaged is None else "damaged, made"] += 1
+                flipped, impossible = changed(found, rng), False
+                of_damaged = columns._take_natively(native, flipped, start, stop, count)
+                try:
+                    leaves.walk(flipped, start, stop, count)
+                except PageDamaged:
+                    impossible = True
+                assert of_damaged is NotImplemented or not impossible
+                counts["damaged, left" if of_damaged is NotImplemented else "damaged, made"] += 1
     assert min(counts[each] for each in ("rows", "long", "damaged, left", "damaged, made")) > 100, counts
+
+
+def _lower(page: bytearray, slot: int, value: int) -> None:
+    page[12] ^= 1  # the places of the cells end within one
+
+
+def _place(page: bytearray, slot: int, value: int) -> None:
+    page[16] ^= 1  # a node begins at an odd place
+
+
+def _kind(page: bytearray, slot: int, value: int) -> None:
+    page[value] = 9
+
+
+def _short(page: bytearray, slot: int, value: int) -> None:
+    page[slot : slot + 2] = bytes([3, 0])  # bytes of the value
+
+
+@pytest.mark.parametrize("how", ["native", "numpy"])
+@pytest.mark.parametrize("damage", [_lower, _place, _kind, _short])
+async def test_each_kind_of_damage_is_noticed(
+    tmp_path: Path, how: str, damage: Callable[[bytearray, int, int], None]
+) -> None:
+    if how == "native" and lmdb_native.leaves() is None:
+        pytest.skip("needs the C extension")
+    async with perco.open(tmp_path, SCHEMA, options=OPTIONS) as db, db.transaction() as txn:
+        for n in range(9):
+            txn.set(VALUE, b"%d" % n, b"value")
+        number = inside(db).known.bind(VALUE).column
+    async with beside(tmp_path) as here:
+        found = here.find_leaves("rows", b"", None, 100)
+    assert found is not None
+    columns = Columns(TABLE.key, [Field("a", pa.binary(), VALUE.codec, None, number=number)], txn.commit_ts)
+    page = bytearray(found.data)
+    slot = int.from_bytes(page[16:18], "little")
+    damage(page, slot, slot + 8 + int.from_bytes(page[slot + 6 : slot + 8], "little"))
+    damaged = found._replace(data=bytes(page))
+    if how == "native":
+        assert isinstance(columns._take_natively(lmdb_native.leaves(), found, b"", None, 100), Taken)
+        assert columns._take_natively(lmdb_native.leaves(), damaged, b"", None, 100) is NotImplemented
+    else:
+        with pytest.raises((PageDamaged, Corruption)):
+            columns.find(leaves.walk(damaged, b"", None, 100).cells)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("how", ["native", "numpy"])
+def test_cells_that_overlap_are_noticed(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells of one page that have the same bytes could together be longer than the leaves by any factor."""
+    if how == "native" and lmdb_native.leaves() is None:
+        pytest.skip("needs the C extension")
+    size, slots = 4096, 1000
+    key = escape(b"k") + (1 << 16).to_bytes(4, "big") + bytes(8)
+    record = b"\1" + bytes(1500)
+    node = len(record).to_bytes(2, "little") + bytes(4) + len(key).to_bytes(2, "little") + key + record
+    upper = size - len(node) - (len(node) & 1)
+    page = (7).to_bytes(8, "little") + bytes(2) + (2).to_bytes(2, "little")
+    page += (16 + 2 * slots).to_bytes(2, "little") + upper.to_bytes(2, "little") + upper.to_bytes(2, "little") * slots
+    page = page.ljust(upper, b"\0") + node
+    found = Leaves(size, [7], page.ljust(size, b"\0"), False, [], None)
+    if how == "numpy":
+        monkeypatch.setattr(lmdb_native, "leaves", lambda: None)
+    columns = Columns(TABLE.key, [Field("a", pa.binary(), VALUE.codec, None, number=1 << 16)], 1)
+    with pytest.raises(PageDamaged, match="overlap"):
+        columns.take(found, b"", None, 10_000)
+    if how == "native":
+        native = lmdb_native.leaves()
+        assert columns._take_natively(native, found, b"", None, 10_000) is NotImplemented
+
+
+async def test_more_columns_than_the_extension_takes(tmp_path: Path) -> None:
+    table = perco.Table("wide", key=perco.TEXT)
+    many = [table.column(f"c{n}", perco.INT64) for n in range(70)]
+    async with perco.open(tmp_path, perco.Schema(table), options=OPTIONS) as db:
+        async with db.transaction() as txn:
+            for n, column in enumerate(many):
+                txn.set(column, f"k{n % 3}", n)
+        async with db.snapshot() as snap:
+            found = pa.Table.from_batches([batch async for batch in snap.scan(table).to_batches()])
+    assert found.num_columns == 71
+    assert [found[f"c{n}"].to_pylist()[n % 3] for n in range(70)] == list(range(70))
 
 
 @pytest.mark.parametrize("part", ["data", "numbers", "order"])
@@ -217,6 +304,9 @@ async def test_an_answer_that_was_cut_or_mixed_up_is_noticed(tmp_path: Path, par
         found = found._replace(numbers=found.numbers[::-1])
     with pytest.raises(PageDamaged):
         leaves.walk(found, b"", None, 10_000)
+    columns = Columns(TABLE.key, [Field("a", pa.binary(), VALUE.codec, None, number=1 << 16)], 1)
+    with pytest.raises(PageDamaged):
+        columns.take(found, b"", None, 10_000)
 
 
 async def test_a_file_that_has_replaced_another_is_not_read(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ typedef struct { /* a record that a snapshot sees */
 
 typedef struct {
     const char *data, *low, *end;
-    Py_ssize_t size, low_size, end_size, count;
+    Py_ssize_t low_size, end_size, count;
     size_t page, pages, wanted;
     const uint64_t *numbers;
     const uint32_t *columns;
@@ -35,10 +35,10 @@ typedef struct {
 
     Cell *cells;
     size_t total, first, last; /* [first, last): the cells of whole rows within the range */
-    int64_t after;             /* the first cell of the row at which to continue; -1: none */
+    int64_t after;             /* a cell of the row at which to continue; -1: none */
     Hit *hits;
     size_t n_hits, rows;
-    uint32_t *row_cells; /* a cell of each row */
+    uint32_t *row_cells; /* a cell of each row that has a value */
 } Walk;
 
 static uint16_t
@@ -49,7 +49,8 @@ short_at(const char *at)
     return n;
 }
 
-/* Find all cells. Returns -1 if a page is impossible. */
+/* Find all cells. The cells of a page do not overlap, so all keys and values together are no longer than the leaves.
+   Returns -1 if a page is impossible, or memory is short. */
 static int
 find_cells(Walk *walk)
 {
@@ -71,6 +72,7 @@ find_cells(Walk *walk)
         size_t at = p * walk->page;
         const char *page = walk->data + at;
         uint16_t lower = short_at(page + 12), upper = short_at(page + 14);
+        size_t used = 0;
         for (size_t slot = HEAD; slot < lower; slot += 2, cell++) {
             size_t place = short_at(page + slot);
             if (place < upper || place % 2 || place + NODE + KEY_MIN > walk->page)
@@ -83,7 +85,10 @@ find_cells(Walk *walk)
                 place + NODE + cell->key_size + cell->value_size > walk->page)
                 return -1;
             cell->key = (uint32_t)(at + place + NODE);
+            used += NODE + cell->key_size + cell->value_size;
         }
+        if (used > walk->page - upper)
+            return -1;
     }
     walk->total = n;
     return 0;
@@ -105,7 +110,9 @@ search(const Walk *walk, size_t n, const char *key, size_t size)
     return low;
 }
 
-/* Choose the cells (`walk` in leaves.py). Returns -1 if not even the first row is among them. */
+enum { MORE = 1 }; /* besides 0 and -1: not even the first row is among the cells */
+
+/* Choose the cells (`walk` in leaves.py). Returns 0 or MORE. */
 static int
 choose(Walk *walk)
 {
@@ -127,14 +134,14 @@ choose(Walk *walk)
         walk->after = -1;
     }
     else if (after && (walk->last <= walk->first || compare(after, size, walk->low, (size_t)walk->low_size) <= 0))
-        return -1;
+        return MORE;
     if (walk->last < walk->first)
         walk->last = walk->first;
     return 0;
 }
 
 /* Find what a snapshot sees: of each row and wanted column, the newest record at or below the timestamp, if it has a
-   value. Returns -1 if one is no record. */
+   value. Returns -1 if one is not a record, or memory is short. */
 static int
 find_hits(Walk *walk)
 {
@@ -186,55 +193,50 @@ find_hits(Walk *walk)
 }
 
 static PyObject *
-bytes_of(size_t size, void *at)
+bytes_of(size_t size)
 {
-    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
-    *(char **)at = made ? PyBytes_AS_STRING(made) : NULL;
-    return made;
+    return PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
 }
 
-/* (offsets, prefixes): those of all rows, one after the other. */
+/* (offsets, bytes) of all rows' prefixes. */
 static PyObject *
 prefixes_of(const Walk *walk)
 {
     size_t size = 0;
-    int32_t *offsets;
-    char *out;
     for (size_t r = 0; r < walk->rows; r++)
         size += walk->cells[walk->row_cells[r]].key_size - TAIL;
-    PyObject *bounds = bytes_of((walk->rows + 1) * sizeof *offsets, &offsets), *data = bytes_of(size, &out);
+    PyObject *bounds = bytes_of((walk->rows + 1) * sizeof(int32_t)), *data = bytes_of(size);
     if (bounds && data) {
-        int32_t at = 0;
+        int32_t *offsets = (int32_t *)PyBytes_AS_STRING(bounds), at = 0;
         for (size_t r = 0; r < walk->rows; r++) {
             const Cell *cell = &walk->cells[walk->row_cells[r]];
             offsets[r] = at;
-            memcpy(out + at, walk->data + cell->key, cell->key_size - TAIL);
+            memcpy(PyBytes_AS_STRING(data) + at, walk->data + cell->key, cell->key_size - TAIL);
             at += cell->key_size - TAIL;
         }
         offsets[walk->rows] = at;
     }
-    return Py_BuildValue("(NN)", bounds, data);
+    return Py_BuildValue("(NN)", bounds, data); /* with NULL, it returns NULL, and has released the other one */
 }
 
-/* (rows, offsets, bodies, long) of a column; long: of the values that data groups have, a list of their number in the
-   column, their prefix, and their record. */
+/* (rows, offsets, bodies, long) of a column. long: for each value in a data group, its index in the column, the prefix
+   of its row, and its record. */
 static PyObject *
 column_of_hits(const Walk *walk, size_t column)
 {
-    size_t n = 0, size = 0;
-    int64_t *rows;
-    int32_t *offsets, at = 0;
-    char *out;
+    size_t n = 0, size = 0, i = 0;
     for (size_t h = 0; h < walk->n_hits; h++)
         if (walk->hits[h].column == column) {
             n++;
             size += walk->cells[walk->hits[h].cell].value_size - RECORD;
         }
-    PyObject *numbers = bytes_of(n * sizeof *rows, &rows), *bounds = bytes_of((n + 1) * sizeof *offsets, &offsets);
-    PyObject *data = bytes_of(size, &out), *longs = PyList_New(0);
-    int rc = numbers && bounds && data && longs ? 0 : -1;
-    size_t i = 0;
-    for (size_t h = 0; h < walk->n_hits && !rc; h++) {
+    PyObject *numbers = bytes_of(n * sizeof(int64_t)), *bounds = bytes_of((n + 1) * sizeof(int32_t));
+    PyObject *data = bytes_of(size), *longs = PyList_New(0);
+    if (!numbers || !bounds || !data || !longs)
+        return Py_BuildValue("(NNNN)", numbers, bounds, data, longs);
+    int64_t *rows = (int64_t *)PyBytes_AS_STRING(numbers);
+    int32_t *offsets = (int32_t *)PyBytes_AS_STRING(bounds), at = 0;
+    for (size_t h = 0; h < walk->n_hits; h++) {
         const Hit *hit = &walk->hits[h];
         if (hit->column != column)
             continue;
@@ -242,23 +244,30 @@ column_of_hits(const Walk *walk, size_t column)
         const char *value = walk->data + cell->key + cell->key_size;
         rows[i] = hit->row;
         offsets[i] = at;
-        memcpy(out + at, value + RECORD, cell->value_size - RECORD);
+        memcpy(PyBytes_AS_STRING(data) + at, value + RECORD, cell->value_size - RECORD);
         at += cell->value_size - RECORD;
         if (hit->is_long) {
             PyObject *found = Py_BuildValue("(ny#y#)", (Py_ssize_t)i, walk->data + cell->key,
                                             (Py_ssize_t)cell->key_size - TAIL, value, (Py_ssize_t)cell->value_size);
-            rc = found ? PyList_Append(longs, found) : -1;
+            int rc = found ? PyList_Append(longs, found) : -1;
             Py_XDECREF(found);
+            if (rc) {
+                Py_DECREF(numbers);
+                Py_DECREF(bounds);
+                Py_DECREF(data);
+                Py_DECREF(longs);
+                return NULL;
+            }
         }
         i++;
     }
-    if (!rc)
-        offsets[n] = at;
+    offsets[n] = at;
     return Py_BuildValue("(NNNN)", numbers, bounds, data, longs);
 }
 
 /* columns(leaves, their numbers, page size, low, end, count, more, columns, newest) -> (prefix of the row at which to
-   continue, number of cells, prefixes, [column]), or None: Python has to do it, or to say what is wrong. */
+   continue, number of cells, number of rows, prefixes, [column]); False: `count` has to be greater; or None: Python has
+   to do it, or to say what is wrong. */
 PyObject *
 leaf_columns(PyObject *self, PyObject *args)
 {
@@ -270,7 +279,6 @@ leaf_columns(PyObject *self, PyObject *args)
                           &walk.end_size, &walk.count, &walk.more, &columns, &newest))
         return NULL;
     walk.data = data.buf;
-    walk.size = data.len;
     walk.numbers = numbers.buf;
     walk.columns = columns.buf;
     walk.newest = newest;
@@ -278,10 +286,13 @@ leaf_columns(PyObject *self, PyObject *args)
     walk.wanted = (size_t)columns.len / 4;
     walk.page = (size_t)page;
     int rc = -1;
-    if (page >= 256 && page <= 65536 && walk.pages && walk.count > 0 && data.len <= INT32_MAX &&
+    /* Only bytes: the leaves must not change while the GIL is released. */
+    if (PyBytes_Check(data.obj) && page >= 256 && page <= 65536 && walk.pages && walk.count > 0 && data.len <= INT32_MAX &&
         (size_t)data.len == walk.pages * walk.page && walk.wanted && walk.wanted <= COLUMNS_MAX) {
         Py_BEGIN_ALLOW_THREADS
-        rc = find_cells(&walk) || choose(&walk) || find_hits(&walk) ? -1 : 0;
+        rc = find_cells(&walk);
+        rc = rc ? rc : choose(&walk);
+        rc = rc ? rc : find_hits(&walk);
         Py_END_ALLOW_THREADS
     }
     PyObject *made = NULL;
@@ -306,6 +317,8 @@ leaf_columns(PyObject *self, PyObject *args)
     PyBuffer_Release(&data);
     PyBuffer_Release(&numbers);
     PyBuffer_Release(&columns);
+    if (rc == MORE)
+        Py_RETURN_FALSE;
     if (rc)
         Py_RETURN_NONE;
     return made;
@@ -318,22 +331,22 @@ leaf_pages(PyObject *self, PyObject *args)
     int file;
     Py_ssize_t page;
     Py_buffer numbers;
-    char *out;
     if (!PyArg_ParseTuple(args, "iny*", &file, &page, &numbers))
         return NULL;
     size_t n = (size_t)numbers.len / 8;
     const uint64_t *at = numbers.buf;
-    PyObject *data = page > 0 && page <= 65536 ? bytes_of(n * (size_t)page, &out) : NULL;
+    PyObject *data = page > 0 && page <= 65536 ? bytes_of(n * (size_t)page) : NULL;
     int whole = data != NULL;
     if (data) {
+        char *out = PyBytes_AS_STRING(data);
         Py_BEGIN_ALLOW_THREADS
         for (size_t i = 0; i < n && whole;) {
             size_t run = 1; /* pages that lie side by side are read at once */
             while (i + run < n && at[i + run] == at[i] + run)
                 run++;
             size_t size = run * (size_t)page;
-            whole = at[i] < (uint64_t)1 << 40 &&
-                    pread(file, out + i * (size_t)page, size, (off_t)(at[i] * (uint64_t)page)) == (ssize_t)size;
+            off_t from = (off_t)(at[i] * (uint64_t)page);
+            whole = at[i] < (uint64_t)1 << 40 && pread(file, out + i * (size_t)page, size, from) == (ssize_t)size;
             i += run;
         }
         Py_END_ALLOW_THREADS

@@ -8,8 +8,9 @@
    There is one copy of LMDB in the process: its functions are those that py-lmdb's shared object exports. The
    environment is py-lmdb's, too; `find_env` says how it is found and verified.
 
-   Everything unusual goes back to Python, which does it again from the beginning: what reads returns None, and `Writer.get` returns the batch. Until then, nothing was written. The exception is a commit that failed: what
-   is on the disk is then unknown, and Python gets LMDB's error.
+   Everything unusual goes back to Python, which does it again from the beginning: the functions that read return None,
+   and `Writer.get` returns the batch. Until then, nothing was written. The exception is a commit that failed: what is on
+   the disk is then unknown, and Python gets LMDB's error.
 
    Objects are used with the GIL held, unless a comment says otherwise. */
 
