@@ -158,7 +158,7 @@ class Side:
             number = self._rng.randrange(self.documents)
             old, text = self.corpus.text(number), self.corpus.edit(number)
             with self._running() as running, self._reader(running) as reader:
-                self._until_ready(running)
+                self._until_ready(running, self._after_kill_s())
                 kill_at = time.perf_counter() + self._rng.uniform(0, took_s)
                 if self.system.source == "files":
                     replace_file(self.job.files, key_of(number), text)
