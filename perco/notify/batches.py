@@ -4,7 +4,8 @@ N20 If an observer declares a `batch`, and several of its changes wait in one ta
     transaction: one read claims their rows, the function is called for one change after the other, and one commit makes
     all writes visible, with an acknowledgement for each row. The cells that a call writes carry the cause of its
     change; if two calls write a cell, it carries the earlier root, and the longer chain. So each change is handled by
-    one run (N3), and no wait for one of the causes ends too soon (N7).
+    one run (N3), and no wait for one of the causes ends too soon (N7). Signals share transactions in the same way: the
+    commit removes the notify cells that each call saw (N5).
     If the function fails for one of the changes, or if the transaction conflicts, nothing of it becomes visible, and
     each change gets a run of its own, which counts (N6). Changes that have failed before, that are not due, or whose
     claim meets a lock, also get their own runs; so does one whose observed cell another call of the batch has written.
@@ -20,7 +21,7 @@ twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import trio
@@ -34,7 +35,7 @@ from perco.notify.worker import Worker
 from perco.protocol.claim import Run
 from perco.protocol.records import Cellref, observed_column, observer_of
 from perco.protocol.snapshot import Missing, Value
-from perco.schema.schema import Observer
+from perco.schema.schema import Observer, Signal
 from perco.txn import runs
 from perco.txn.beginning import begin
 from perco.txn.transaction import Transaction
@@ -109,7 +110,10 @@ class Batches:
         try:
             if not await worker.enters(txn, observer, observer_of(ack)):
                 return ()
-            claimed = await worker.claims.claim_many(txn, observer, table, rows, ack)
+            if isinstance(observer.column, Signal):
+                claimed = await worker.claims.claim_signals(txn, table, rows, ack)
+            else:
+                claimed = await worker.claims.claim_many(txn, observer, table, rows, ack)
             claimed = [each for each in claimed if await self._may_share(table, each[0], ack, each[1])]
             done = await self._run(txn, observer, table, claimed, ack) if claimed else ()
         finally:
@@ -140,8 +144,11 @@ class Batches:
                 if handled and not self._may_call(observer, ack):
                     break
                 worker.caused(txn, number, run)
-                runs.acknowledge(txn, worker.claims.ack(table, row, ack, run))
-                runs.observed(txn, cell, seen)
+                if isinstance(observer.column, Signal):
+                    runs.handle(txn, worker.claims.signal(table, row, ack, observer.version, run))
+                else:
+                    runs.acknowledge(txn, worker.claims.ack(table, row, ack, run))
+                    runs.observed(txn, cell, seen)
                 handled[row] = await self._call(txn, observer, table, row, run, seen), run
                 if txn.outcome != "open":
                     break  # the function has committed: the other changes are not acknowledged
@@ -151,7 +158,7 @@ class Batches:
             except UsageError as error:
                 self._failed(observer, txn, table, row, run, error)
             if txn.outcome == "open":
-                await txn.commit()
+                await self._commit(txn, table, ack, {row: run for row, (_, run) in handled.items()})
         finally:
             worker.over(txn, number)
         counters.seconds += seconds
@@ -163,6 +170,14 @@ class Batches:
         each_s = (trio.current_time() - began) / len(handled)
         worker.committed_runs(txn, number, observer.id, list(handled.values()), each_s)
         return set(handled)
+
+    async def _commit(self, txn: Transaction, table: str, ack: int, handled: Mapping[bytes, Run]) -> None:
+        """N5: runs for signals that together write, raise and lock nothing leave no records."""
+        if not runs.only_handles(txn):
+            await txn.commit()
+            return
+        runs.handled(txn)
+        await self._worker.claims.tidy_all(table, ack, [(row, run.removes) for row, run in handled.items()])
 
     def _may_call(self, observer: Observer, ack: int) -> bool:
         """Whether the function may be called for another change."""

@@ -8,7 +8,7 @@ N5  A signal has no acknowledgement: the run's commit removes the notify cells.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from perco.errors import Corruption
 from perco.protocol.claim import (
@@ -115,6 +115,26 @@ class Claims:
                 claimed.append((row, verdict, await driver.finish(table, row, column, start_ts, there)))
         return claimed
 
+    async def claim_signals(
+        self, txn: Transaction, table: str, rows: Sequence[bytes], ack: int
+    ) -> list[tuple[bytes, Run, Value | Missing]]:
+        """Like `claim_many`, for a signal."""
+        queries = signal_queries(ack, txn.start_ts)
+        found = await runs.driver_of(txn).reads.read([(table, row, queries) for row in rows])
+        claimed: list[tuple[bytes, Run, Value | Missing]] = []
+        for row, cells in zip(rows, found, strict=True):
+            try:
+                verdict = decide_signal(cells, txn.start_ts)
+            except Corruption:
+                continue  # the row's own run says so
+            if type(verdict) is Run and len(verdict.covers) < COVERS_MAX:
+                claimed.append((row, verdict, Missing(verdict.covers[0])))
+        return claimed
+
+    def signal(self, table: str, row: bytes, ack: int, version: int, run: Run) -> Intent:
+        """The intent of a signal that a run handles (N5). `version`: of the observer."""
+        return Intent(table, row, ack, SIGNAL, raised_head(version, run.raised) + run.cause, (), run.removes)
+
     def ack(self, table: str, row: bytes, ack: int, run: Run) -> Intent:
         """The acknowledgement of a run."""
         head = self._marks[observer_of(ack)][0]
@@ -144,8 +164,7 @@ class Claims:
         assert isinstance(verdict, Run)
         if len(verdict.covers) == COVERS_MAX:
             verdict = await self.with_older(verdict, cell)
-        body = raised_head(observer.version, verdict.raised) + verdict.cause
-        runs.handle(txn, Intent(table, row, ack, SIGNAL, body, (), verdict.removes))
+        runs.handle(txn, self.signal(table, row, ack, observer.version, verdict))
         return verdict, Missing(verdict.covers[0])
 
     async def _read(
@@ -184,9 +203,17 @@ class Claims:
     async def tidy(self, table: str, row: bytes, ack: int, covers: tuple[int, ...]) -> None:
         """Remove the notify cells that an earlier run has handled; or, after a run for a signal, the notify cells, and
         the failed change, that this run has seen (N2). `covers`: their timestamps; a failed change's is negative."""
+        await self.tidy_all(table, ack, [(row, covers)])
+
+    async def tidy_all(self, table: str, ack: int, seen: Iterable[tuple[bytes, tuple[int, ...]]]) -> None:
+        """The same for several rows. `seen`: each with its `covers`."""
         driver = self._engine.driver
-        writes = tuple((NOTIFY, ack, ts, None) if ts > 0 else (FAILED_LIST, ack, -ts, None) for ts in covers)
+        mutations = []
+        for row, covers in seen:
+            writes = tuple((NOTIFY, ack, ts, None) if ts > 0 else (FAILED_LIST, ack, -ts, None) for ts in covers)
+            mutations.append(Mutation(table, ((row, (), writes),), None, True))
         with driver.observing(()):
-            [verdict] = await driver.store.apply([Mutation(table, ((row, (), writes),), None, True)])
-        if isinstance(verdict, Failed):
-            raise verdict.error
+            verdicts = await driver.store.apply(mutations)
+        for verdict in verdicts:
+            if isinstance(verdict, Failed):
+                raise verdict.error

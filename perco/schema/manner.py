@@ -89,6 +89,12 @@ _RATE_LEAST, _RATE_MOST = 1 / 86400, 100_000  # runs per second
 _BATCH_MOST = 256
 
 
+def must_be_batch(whose: str, batch: object) -> None:
+    """Raises: UsageError."""
+    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= _BATCH_MOST:
+        raise UsageError(f"{whose}: batch is {batch!r}; it is an int from 1 to {_BATCH_MOST}")
+
+
 def limits_of(
     id: str,
     concurrency: int | None,
@@ -102,8 +108,7 @@ def limits_of(
     for name, value, least in ("concurrency", concurrency, 1), ("attempts", attempts, 0):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise UsageError(f"observer {id!r}: {name} is {value!r}; it is an int of at least {least}")
-    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= _BATCH_MOST:
-        raise UsageError(f"observer {id!r}: batch is {batch!r}; it is an int from 1 to {_BATCH_MOST}")
+    must_be_batch(f"observer {id!r}", batch)
     if batch > 1 and rate is not None:
         raise UsageError(f"observer {id!r} has rate= and batch=: runs with a rate do not share transactions")
     if timeout_s is not None:

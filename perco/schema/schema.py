@@ -41,7 +41,7 @@ T = TypeVar("T")
 _QUOTED_MAX = 240  # the name of a tablet's folder is the table's quoted name and a number
 
 
-def _must_declare(id: str, column: object, version: object, backfill: object, batch: object) -> None:
+def _must_declare(id: str, column: object, version: object, backfill: object) -> None:
     if not isinstance(column, Column | Signal):
         raise UsageError(f"observer {id!r} takes a column or a signal, as made by Table.column, not {column!r}")
     must_be_name("observer", id)
@@ -49,8 +49,6 @@ def _must_declare(id: str, column: object, version: object, backfill: object, ba
         raise UsageError(f"observer {id!r}: version is {version!r}; it is an int of at least 1, and only goes up")
     if not isinstance(backfill, bool):
         raise UsageError(f"observer {id!r}: backfill is True or False, not {backfill!r}")
-    if batch != 1 and isinstance(column, Signal):
-        raise UsageError(f"observer {id!r}: batch= is for observers of columns, and {column!r} is a signal")
 
 
 def _named_cell(id: str, written: object) -> tuple[str, str]:
@@ -392,6 +390,7 @@ class Schema:
         timeout_s: float | None = None,
         rate: float | None = None,
         backoff_s: tuple[float, float] | None = None,
+        batch: int = 1,
         was: str | Sequence[str] = (),
     ) -> Callable[[ObserverFunction[K, None]], ObserverFunction[K, None]]: ...
     def observe(
@@ -440,15 +439,15 @@ class Schema:
             rate: at most so many of its runs begin per second, in all workers together (N15).
             backoff_s: the first and the longest pause after a failed run, in seconds; each pause is twice as long as
                 the one before. By default as in `BackoffOptions`.
-            batch: the most changes that may share a transaction, if they wait at the same time (N20). The function is
-                still called once for each of them, one after the other, with the same transaction.
+            batch: the most changes, or signals, that may share a transaction, if they wait at the same time (N20). The
+                function is still called once for each of them, one after the other, with the same transaction.
             was: the id, or the ids, that the observer had before: it is renamed, and keeps what waits for it (N18).
 
         The function may raise `perco.Retry`, to be run later, and `perco.GiveUp`.
         """
         if isolation is not None:
             is_serializable(isolation)
-        _must_declare(id, column, version, backfill, batch)
+        _must_declare(id, column, version, backfill)
         manner = manner_of(id, delay_s, max_delay_s, priority)
         before = self._must_be_new(id, was)
         if self.tables.get(column.table.name) is not column.table:

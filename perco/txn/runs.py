@@ -4,7 +4,7 @@ N2  The acknowledgement removes the notify cells that the run has seen.
 N3  The acknowledgement is the primary.
 N5  A signal has no acknowledgement: the run's commit removes its notify cells.
 N20 Several runs on rows may share a transaction. It then has an acknowledgement for each, of which the first is the
-    primary, and each cell carries the cause of the run that wrote it.
+    primary, or the intent of each signal; and each cell carries the cause of the run that wrote it.
 N10 The run commits only under the version of the catalogue with which it began.
 """
 
@@ -93,8 +93,10 @@ def observed(txn: Transaction, cell: WHERE, seen: Value | Missing) -> None:
 
 
 def handle(txn: Transaction, signal: Intent) -> None:
-    """Note the signal that the run handles. The signal's intent removes the notify cells that the run has seen (N5)."""
-    txn._signals = {(signal.table, signal.row, signal.column): signal}
+    """Note a signal that the run handles. The signal's intent removes the notify cells that the run has seen (N5)."""
+    if txn._signals is None:
+        txn._signals = {}
+    txn._signals[signal.table, signal.row, signal.column] = signal
 
 
 def ahead_of(txn: Transaction) -> Ahead | None:
@@ -118,6 +120,7 @@ def bytes_of(txn: Transaction) -> int:
 
 
 def only_handles(txn: Transaction) -> bool:
-    """Whether the run only handles a signal: it writes, raises and locks nothing, and needs no commit (N5)."""
-    signals = txn._signals if txn._acks is None else None
-    return signals is not None and len(signals) == 1 and not txn._writes and txn._locked is None
+    """Whether the transaction only handles signals: its runs write, raise and lock nothing, and need no commit (N5)."""
+    if txn._signals is None or txn._acks is not None or txn._writes or txn._locked is not None:
+        return False
+    return all(signal.covers for signal in txn._signals.values())

@@ -345,7 +345,8 @@ class Transaction(Snapshot):
 
 
 def _with_causes(intents: list[Intent], causes: Mapping[WHERE, Cause]) -> list[Intent]:
-    return [Intent(*intent[:-1], causes[intent[:3]]) for intent in intents]
+    """Intents with the causes of the runs that made them; a signal that is handled (N5) already has its own."""
+    return [intent if intent.covers else Intent(*intent[:-1], causes[intent[:3]]) for intent in intents]
 
 
 def _placing(store: RowStore) -> Callable[[str, bytes], object]:

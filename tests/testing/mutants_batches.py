@@ -9,6 +9,7 @@ import pytest
 
 from perco.notify.batches import Batches, CallFailed
 from perco.notify.worker import Worker
+from perco.notify.working import Claims
 from perco.protocol.mutations import Intent
 from perco.txn import runs, transaction
 from perco.txn.transaction import Transaction
@@ -33,6 +34,33 @@ def one_acknowledged(patch: pytest.MonkeyPatch) -> None:
             right(txn, ack)
 
     patch.setattr(runs, "acknowledge", acknowledge)
+
+
+@by(
+    f"{_TESTS}::test_each_signal_of_a_batch_is_handled_by_its_call[owner-True]",
+    "N20 only the last signal of a batch is handled",
+)
+def one_handled(patch: pytest.MonkeyPatch) -> None:
+    right = runs.handle
+
+    def handle(txn: Transaction, signal: Intent) -> None:
+        txn._signals = None
+        right(txn, signal)
+
+    patch.setattr(runs, "handle", handle)
+
+
+@by(
+    f"{_TESTS}::test_each_signal_of_a_batch_is_handled_by_its_call[owner-False]",
+    "N20 of the signals of a batch that writes nothing, one is removed",
+)
+def one_removed(patch: pytest.MonkeyPatch) -> None:
+    right = Claims.tidy_all
+
+    async def tidy_all(self: Claims, table: str, ack: int, seen: Any) -> None:
+        await right(self, table, ack, [*seen][:1])
+
+    patch.setattr(Claims, "tidy_all", tidy_all)
 
 
 @by(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -19,7 +20,19 @@ from perco.notify.runners import Ready, Runners
 from perco.notify.worker import Worker
 from perco.notify.workers import WorkerHandle
 from perco.protocol.claim import COVERS_MAX
-from tests.component.notify.kit import OPTIONS, Web, get, local_of, nothing_is_left, put, settle, until
+from perco.storage import WRITE
+from tests.component.notify.kit import (
+    OPTIONS,
+    Web,
+    get,
+    local_of,
+    nothing_is_left,
+    put,
+    run_seeded,
+    settle,
+    tablets_cells,
+    until,
+)
 from tests.support import everywhere
 
 Txn = perco.Transaction
@@ -405,11 +418,171 @@ def test_a_batch_that_is_no_number_of_runs_is_refused(web: Web, batch: Any) -> N
         web.counting(web.body, id="count", batch=batch)
 
 
-def test_a_signal_has_no_batches() -> None:
-    docs = perco.Table("docs", key=perco.TEXT)
-    changed = docs.signal("changed")
-    with pytest.raises(perco.UsageError, match="batch= is for observers of columns"):
-        perco.Schema(docs).observe(changed, id="hear", batch=2)  # type: ignore[call-overload]
+class Groups:
+    """Rows in two tables: a run for each row's body raises a signal of its group, whose run notes how many rows there
+    are; a group "idle..." has no note."""
+
+    def __init__(self, batch: int) -> None:
+        self.docs = perco.Table("docs", key=perco.TEXT)
+        self.body = self.docs.column("body", perco.TEXT)
+        self.groups = perco.Table("groups", key=perco.TEXT, splits=["m"])
+        self.changed, self.size = self.groups.signal("changed"), self.groups.column("size", perco.INT64)
+        self.schema = perco.Schema(self.docs, self.groups)
+        self.heard = Counter[str]()
+        self.fails: Callable[[Txn, Change], None] = lambda txn, change: None
+
+        @self.schema.observe(self.body, id="raise")
+        async def raises(txn: Txn, change: Change) -> None:
+            txn.signal(self.changed, change.key.partition("/")[0])
+
+        @self.schema.observe(self.changed, id="hear", batch=batch)
+        async def hear(txn: Txn, change: Change) -> None:
+            self.heard[change.key] += 1
+            self.fails(txn, change)
+            if not change.key.startswith("idle"):
+                rows = [row async for row in txn.scan(self.docs, prefix=f"{change.key}/")]
+                txn.set(self.size, change.key, len(rows))
+
+    async def fill(self, db: perco.Database, groups: list[str], rows: int = 3) -> None:
+        async def write(txn: Txn) -> None:
+            for group in groups:
+                for n in range(rows):
+                    txn.set(self.body, f"{group}/{n}", "text")
+
+        await db.run(write)
+
+    async def sizes(self, db: perco.Database) -> dict[str, int]:
+        async with db.snapshot() as snap:
+            return {row.key: row[self.size] or 0 async for row in snap.scan(self.groups)}
+
+
+@pytest.mark.parametrize("one_step", [True, False])
+async def test_signals_share_transactions(one_step: bool) -> None:  # N5
+    groups = Groups(16)
+    options = perco.Options(seed=1, backfill=OPTIONS.backfill, commit=perco.options.CommitOptions(one_step=one_step))
+    async with perco.open("memory:", groups.schema, options=options) as db:
+        await groups.fill(db, KEYS)
+        async with db.worker(scanners=1) as worker:
+            await settle(db)
+            assert have_shared(worker, "hear")
+        assert await groups.sizes(db) == dict.fromkeys(KEYS, 3)
+        async with db.snapshot() as snap:
+            commits = {row.commit_ts(groups.size) async for row in snap.scan(groups.groups)}
+        assert (len(commits) < len(KEYS)) == shares()
+        assert nothing_is_left(db)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+async def test_each_signal_of_a_batch_is_handled_by_its_call(writes: bool) -> None:  # N2, N5
+    groups = Groups(16)
+    keys = KEYS if writes else [f"idle {key}" for key in KEYS]
+    async with perco.open("memory:", groups.schema, options=OPTIONS) as db:
+        async with db.transaction() as txn:
+            for key in keys:
+                txn.signal(groups.changed, key)
+        async with db.worker(scanners=1) as worker:
+            await settle(db)
+            assert have_shared(worker, "hear")
+        assert groups.heard == dict.fromkeys(keys, 1)
+        assert await groups.sizes(db) == (dict.fromkeys(keys, 0) if writes else {})
+        assert nothing_is_left(db)
+
+
+async def test_signals_whose_runs_write_nothing_leave_no_records() -> None:  # N5
+    groups = Groups(16)
+    keys = [f"idle{n:02}" for n in range(16)]
+    async with perco.open("memory:", groups.schema, options=OPTIONS) as db:
+        await groups.fill(db, keys)
+        async with db.worker(scanners=1) as worker:
+            await settle(db)
+            assert have_shared(worker, "hear")
+            assert worker.statistics()["hear"].commits == worker.statistics()["hear"].runs
+        assert set(groups.heard) == set(keys)
+        assert [cell for cell in tablets_cells(local_of(db).store, WRITE) if cell[0] == "groups"] == []
+        assert nothing_is_left(db)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+async def test_a_signal_raised_by_another_call_of_its_batch_is_heard_once_more(writes: bool) -> None:  # N5
+    """Whether its own call comes before or after that: the raise is of the commit, which its call did not see."""
+    groups = Groups(16)
+    keys = [f"{'' if writes else 'idle '}a{n}" for n in range(8)]
+    raised, called = dict[str, int](), dict[str, int]()  # start_ts of the newest transaction
+
+    def raise_the_next(txn: Txn, change: Change) -> None:
+        called[change.key] = txn.start_ts
+        following = keys[(keys.index(change.key) + 1) % len(keys)]
+        if following not in raised:
+            raised[following] = txn.start_ts
+            txn.signal(groups.changed, following)
+
+    groups.fails = raise_the_next
+    async with perco.open("memory:", groups.schema, options=OPTIONS) as db:
+        await groups.fill(db, keys)
+        async with db.worker(scanners=1) as worker:
+            await settle(db)
+            assert have_shared(worker, "hear")
+        assert set(raised) == set(called) == set(keys)
+        assert all(called[key] > raised[key] for key in keys)
+        assert nothing_is_left(db)
+
+
+async def test_a_signal_that_fails_leaves_the_others_alone() -> None:  # N6
+    groups = Groups(16)
+
+    def fail(txn: Txn, change: Change) -> None:
+        if change.key == "a5":
+            raise perco.GiveUp("no good")
+
+    groups.fails = fail
+    async with perco.open("memory:", groups.schema, options=OPTIONS) as db:
+        await groups.fill(db, KEYS)
+        async with db.worker() as worker:
+            await settle(db)
+            assert have_shared(worker, "hear")
+        assert await groups.sizes(db) == {key: 3 for key in KEYS if key != "a5"}
+        assert [each.key for each in await db.failed()] == ["a5"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_signals_and_conflicts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:  # N5, N7
+    """When nothing waits, the size of each group is right."""
+    run_seeded(monkeypatch, seed, partial(_signals_and_conflicts, seed))
+
+
+async def _signals_and_conflicts(seed: int) -> None:
+    rng, groups = random.Random(seed), Groups(random.Random(seed).choice([2, 7, 64]))
+
+    def fail(txn: Txn, change: Change) -> None:
+        if rng.random() < 0.05:
+            raise ValueError("now and then")
+        if rng.random() < 0.1:
+            txn.signal(groups.changed, rng.choice(KEYS))
+
+    groups.fails = fail
+    expected = Counter[str]()
+    options = perco.WorkerOptions(breaker=perco.options.BreakerOptions(failures=0))
+    async with (
+        perco.open("memory:", groups.schema, options=OPTIONS) as db,
+        db.worker(scanners=rng.choice([1, 4]), options=options) as worker,
+    ):
+
+        async def write(number: int) -> None:
+            for n in range(12):
+                await trio.sleep(rng.random() / 5)
+                some = rng.sample(KEYS, rng.randint(1, 20))
+                async with db.transaction() as txn:
+                    for key in some:
+                        txn.set(groups.body, f"{key}/{number} {n}", "text")
+                expected.update(some)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(write, number)
+        await settle(db)
+        assert have_shared(worker, "hear")
+        assert await groups.sizes(db) == expected
+        assert nothing_is_left(db)
 
 
 async def test_a_trace_shows_the_runs_that_shared_a_transaction(web: Web) -> None:
