@@ -87,7 +87,8 @@ class Graph:
         rng = random.Random(seed)
         self.sources = [Shape("left", split=split), Shape("right", split=split)]
         shapes = [Shape(f"t{number}", split=split) for number in range(rng.randrange(1, most + 1))]
-        self.views = views.Views(Schema() if schema is None else schema)
+        batch = random.Random(f"{seed} batch").choice([1, 3, 16])
+        self.views = views.Views(Schema() if schema is None else schema, batch=batch)
         for shape in (*self.sources, *shapes):
             self.views.take_up("the graph", shape.table)
         self.derived = {}

@@ -25,6 +25,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from perco.errors import UsageError
 from perco.schema.codecs import BYTES, Codec
+from perco.schema.manner import must_be_batch
 from perco.schema.schema import Change, Code, Column, Schema, Signal, Table
 from perco.txn.row import Row
 from perco.txn.transaction import Transaction
@@ -64,6 +65,14 @@ class Views:
 
     Declare a view after the views that it reads from. Open stores with `views.schema`, as ever.
 
+    Args:
+        schema: the tables that the views read and write.
+        batch: how many runs of a view may share a transaction, if changes wait (N20), as in `Schema.observe`. It does
+            not concern sinks. Functions that call a `cached` function are better off without it: the runs of a batch
+            follow each other, so they do not share its calls.
+
+    Raises: UsageError.
+
     Attributes:
         schema: the schema, with all that the views compile to.
         declared: the views, by id, in the order of their declaration.
@@ -75,9 +84,10 @@ class Views:
     cached_functions: dict[str, Cached[Any, Any]]
     sinks: dict[str, Sinking]
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, *, batch: int = 1) -> None:
         if not isinstance(schema, Schema):
             raise UsageError(f"Views takes a perco.Schema, not {schema!r}")
+        must_be_batch("Views", batch)
         self.schema = schema
         self.declared = {}
         self.cached_functions = {}
@@ -85,6 +95,7 @@ class Views:
         self._readers: dict[Column[Any, Any], str] = {}
         self._writers: dict[Column[Any, Any], Owners] = {}
         self._codes: dict[str, str] = {}
+        self._batch = batch
 
     def each(
         self, *columns: Column[K, Any], id: str, into: Into, version: int = 1
@@ -588,7 +599,7 @@ class Views:
         async def observe(txn: Transaction, change: Change[Any, Any]) -> None:
             await run(view, txn, change)
 
-        self.schema.observe(on, id=id, version=view.version)(observe)
+        self.schema.observe(on, id=id, version=view.version, batch=self._batch)(observe)
         tells = view.tells if isinstance(view, Each | Teller) else None
         owner: Any = view if tells is None else tells
         code = Code(f"view {owner.id!r}", partial(self.fingerprint, owner.id))

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+import perco
+from perco import views
 from tests.component.notify.kit import client, memory, settle, work_and_die
+from tests.support import everywhere
 from tests.support.graphs import Graph, State, check_equal, write
 from tests.support.places import local_of
 
@@ -32,6 +37,30 @@ async def test_a_store_equals_the_build(seed: int) -> None:  # V1 to V7
                 rows.clear()
                 await settle(db)
             await check_equal(db, graph.views, state)
+
+
+async def test_runs_of_views_share_transactions() -> None:  # N20
+    docs, sizes = perco.Table("docs", key=perco.TEXT), perco.Table("sizes", key=perco.TEXT)
+    body, size = docs.column("body", perco.TEXT), sizes.column("size", perco.INT64)
+    declared = views.Views(perco.Schema(docs, sizes), batch=8)
+
+    @declared.each(body, id="sizes", into=[size])
+    def measure(row: perco.Row[str]) -> Iterator[views.Put[str]]:
+        yield views.Put(sizes, row.key, {size: len(row[body] or "")})
+
+    async with client(memory(), declared.schema) as db:
+        await write(db, [(body, f"d{n}", "x" * n) for n in range(24)])
+        async with db.worker(scanners=1) as worker:
+            await settle(db)
+            assert (worker.statistics()["sizes: body"].batched > 0) == (everywhere.over == everywhere.OWNER)
+        async with db.snapshot() as snap:
+            assert {row.key: row[size] async for row in snap.scan(sizes)} == {f"d{n}": n for n in range(24)}
+
+
+@pytest.mark.parametrize("batch", [0, 257, True, "8"])
+def test_a_batch_of_views_is_a_number_of_runs(batch: Any) -> None:
+    with pytest.raises(perco.UsageError, match="Views: batch is"):
+        views.Views(perco.Schema(), batch=batch)
 
 
 def test_the_graphs_cover_what_views_can_be() -> None:
