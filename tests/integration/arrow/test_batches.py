@@ -16,6 +16,7 @@ import trio
 
 import perco
 import perco.sync
+from perco.arrow.columns import Columns
 from perco.arrow.types import reading
 from perco.database.inside import inside
 from perco.errors import Corruption, ReadConflict, SnapshotTooOld, TransactionClosed, UsageError
@@ -227,7 +228,7 @@ def test_several_threads_share_a_reader(tmp_path: Path, monkeypatch: pytest.Monk
         with db.snapshot() as snap:
             batches = snap.scan(KEYS["text"], columns=[NUMBERS]).to_batches()
             found: list[int] = []
-            entered: list[int] = []
+            entered: list[threading.Thread] = []
 
             class Noted:
                 """The lock, and which threads have had it: without it, two of them may take one batch."""
@@ -237,7 +238,7 @@ def test_several_threads_share_a_reader(tmp_path: Path, monkeypatch: pytest.Monk
 
                 def __enter__(self) -> None:
                     self._of.acquire()
-                    entered.append(threading.get_ident())
+                    entered.append(threading.current_thread())
 
                 def __exit__(self, *_: object) -> None:
                     self._of.release()
@@ -299,7 +300,7 @@ async def test_rows_are_read_one_by_one_where_pages_cannot_be_read(
     """... and pages again after them."""
     monkeypatch.setattr(columnar, "_ROWS_AFTER_FAILURE", 30)
     small(monkeypatch, 20)
-    failed, walk, fine = 0, columnar.walk, 0
+    failed, take, fine = 0, Columns.take, 0
 
     def fails(*args: Any) -> Any:
         nonlocal failed, fine
@@ -307,9 +308,9 @@ async def test_rows_are_read_one_by_one_where_pages_cannot_be_read(
             failed += 1
             raise PageDamaged("injected")
         fine += 1
-        return walk(*args)
+        return take(*args)
 
-    monkeypatch.setattr(columnar, "walk", fails)
+    monkeypatch.setattr(Columns, "take", fails)
 
     async def fill(db: perco.Database) -> None:
         async with db.transaction() as txn:
