@@ -57,7 +57,6 @@ CoGroupFunction = Callable[..., Iterable[Put[Any]]]
 MEMBERS_MAX: Final = 100_000
 MATCHES_MAX: Final = 10_000
 NODES_MAX: Final = 100_000
-_ID_MAX: Final = 40  # the names of a view's tables and observers begin with it
 
 
 class Views:
@@ -67,9 +66,8 @@ class Views:
 
     Args:
         schema: the tables that the views read and write.
-        batch: how many runs of a view may share a transaction, if changes wait (N20), as in `Schema.observe`. It does
-            not concern sinks. Functions that call a `cached` function are better off without it: the runs of a batch
-            follow each other, so they do not share its calls.
+        batch: how many runs of a view may share a transaction, if changes wait (N20). Use it for short functions that
+            call no `cached` function: the runs of a batch follow each other, so they would not share its calls.
 
     Raises: UsageError.
 
@@ -89,9 +87,7 @@ class Views:
             raise UsageError(f"Views takes a perco.Schema, not {schema!r}")
         must_be_batch("Views", batch)
         self.schema = schema
-        self.declared = {}
-        self.cached_functions = {}
-        self.sinks = {}
+        self.declared, self.cached_functions, self.sinks = {}, {}, {}
         self._readers: dict[Column[Any, Any], str] = {}
         self._writers: dict[Column[Any, Any], Owners] = {}
         self._codes: dict[str, str] = {}
@@ -508,11 +504,7 @@ class Views:
         return table
 
     def _must_be_id(self, id: str) -> None:
-        if not isinstance(id, str) or not 0 < len(id) <= _ID_MAX or id.startswith("_") or "." in id:
-            raise UsageError(
-                f"a view's id is a str of 1 to {_ID_MAX} characters, without '.', that does not begin with '_'; not "
-                f"{id!r}"
-            )
+        wiring.must_be_id(id)
         if id in self.declared or id in self.cached_functions or id in self.sinks:
             raise UsageError(f"there are two views, cached functions or sinks with the id {id!r}")
 

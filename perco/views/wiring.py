@@ -67,6 +67,7 @@ from perco.views.rows import Group, Put
 Columns = tuple[Column[Any, Any], ...]
 Outputs = dict[Table[Any], frozenset[Column[Any, Any]]]
 
+_ID_MAX: Final = 40  # the names of a view's tables and observers begin with it
 _INTERNAL: Final = Keep(seconds=60.0)  # no reader asks for the past of deltas and orders
 
 
@@ -462,6 +463,14 @@ def must_be_plain(id: str, function: object) -> None:
     """Raises: UsageError unless the function is a plain one."""
     if not callable(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(f"view {id!r} takes a plain function that gives views.Put(...), not {function!r}")
+
+
+def must_be_id(id: object) -> None:
+    """Raises: UsageError."""
+    if not isinstance(id, str) or not 0 < len(id) <= _ID_MAX or id.startswith("_") or "." in id:
+        raise UsageError(
+            f"a view's id is a str of 1 to {_ID_MAX} characters, without '.', that does not begin with '_'; not {id!r}"
+        )
 
 
 def must_be_count(id: str, name: str, value: object, what: str = "rows") -> None:
