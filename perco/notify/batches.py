@@ -9,8 +9,8 @@ N20 If an observer declares a `batch`, and several of its changes wait in one ta
     If the function fails for one of the changes, or if the transaction conflicts, nothing of it becomes visible, and
     each change gets a run of its own, which counts (N6). Changes that have failed before, that are not due, or whose
     claim meets a lock, also get their own runs; so does one whose observed cell another call of the batch has written.
-    After a failure, fewer runs share a transaction, and then more again, step by step. If the worker drains, or the
-    observer is paused, no further calls begin.
+    After a failure, fewer runs share a transaction, and then more again, step by step. If the worker drains, the
+    observer is paused, or the calls so far have written much, no further calls begin.
 
 A call in a batch waits for those before it. So a batch is only faster if the store's rows are `near`: elsewhere, each
 read is a round trip to a server, and each run has a transaction of its own. It also has one if transactions are traced,
@@ -38,8 +38,10 @@ from perco.protocol.snapshot import Missing, Value
 from perco.schema.schema import Observer, Signal
 from perco.txn import runs
 from perco.txn.beginning import begin
+from perco.txn.inside import size_of
 from perco.txn.transaction import Transaction
 
+_PART: Final = 4  # of what a transaction may write, its calls use one part before the last of them begins
 _LESS: Final = 2  # a batch that fails divides the size of the next ones by this
 
 Claimed = tuple[bytes, Run, Value | Missing]  # the row, why the observer runs, and what it observes
@@ -141,7 +143,7 @@ class Batches:
                 cell = (table, row, observed_column(ack))
                 if runs.has_written(txn, cell):
                     continue  # the run sees what this transaction does not know yet
-                if handled and not self._may_call(observer, ack):
+                if handled and not self._may_call(txn, observer, ack):
                     break
                 worker.caused(txn, number, run)
                 if isinstance(observer.column, Signal):
@@ -160,7 +162,7 @@ class Batches:
             if txn.outcome == "open":
                 await self._commit(txn, table, ack, {row: run for row, (_, run) in handled.items()})
         finally:
-            worker.over(txn, number)
+            worker.over(txn, number, max(len(handled), 1))
         counters.seconds += seconds
         counters.runs += len(handled)
         counters.batched += len(handled) if len(handled) > 1 else 0
@@ -179,9 +181,13 @@ class Batches:
         runs.handled(txn)
         await self._worker.claims.tidy_all(table, ack, [(row, run.removes) for row, run in handled.items()])
 
-    def _may_call(self, observer: Observer, ack: int) -> bool:
-        """Whether the function may be called for another change."""
-        worker = self._worker
+    def _may_call(self, txn: Transaction, observer: Observer, ack: int) -> bool:
+        """Whether the function may be called for another change. A transaction that is already large has room for what
+        one call may write, but not for that of many."""
+        worker, limits = self._worker, self._worker.engine.limits
+        cells, size = size_of(txn)
+        if cells * _PART > limits.cells_max or size * _PART > limits.bytes_max:
+            return False
         # An observer with batches has no rate, so it does not matter when the rows were claimed.
         return worker.observers.get(observer_of(ack)) is observer and worker.may_go_on(ack, math.inf)
 

@@ -95,7 +95,7 @@ class Room:
             began = self._began[number] = OrderedDict()
         began[run] = now
 
-    def ran(self, number: int, run: int, now: float) -> None:
-        """Note the end of a run."""
-        seconds = now - self._began[number].pop(run)
+    def ran(self, number: int, run: int, now: float, calls: int = 1) -> None:
+        """Note the end of a run, or of so many that shared a transaction."""
+        seconds = (now - self._began[number].pop(run)) / calls
         self._pace[number] = seconds + _INERTIA * (self._pace.get(number, seconds) - seconds)

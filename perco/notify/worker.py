@@ -552,9 +552,9 @@ class Worker:
         self.room.runs(number, txn.start_ts, began)
         return began
 
-    def over(self, txn: Transaction, number: int) -> None:
-        """The transaction of a run that had begun has ended."""
-        self.room.ran(number, txn.start_ts, trio.current_time())
+    def over(self, txn: Transaction, number: int, calls: int = 1) -> None:
+        """The transaction of a run, or of so many, has ended."""
+        self.room.ran(number, txn.start_ts, trio.current_time(), calls)
         del self._roots[txn.start_ts]
         if not self._roots:
             self.engine.driver.quiet()

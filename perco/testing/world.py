@@ -146,9 +146,9 @@ class World:
         if failing:
             self.schema.observe(self.values, id="picky", batch=batch)(self._picky)
         if signals:
-            self.schema.observe(self.noted, id="relay")(self._relay)
-            self.schema.observe(self.noted, id="idler")(self._idler)
-            self.schema.observe(self.touched, id="gather")(self._gather)
+            self.schema.observe(self.noted, id="relay", batch=batch)(self._relay)
+            self.schema.observe(self.noted, id="idler", batch=batch)(self._idler)
+            self.schema.observe(self.touched, id="gather", batch=batch)(self._gather)
         if counting:
             self.schema.observe(self.count, id="double")(self._double)
         if self.grown:

@@ -67,7 +67,8 @@ class Views:
     Args:
         schema: the tables that the views read and write.
         batch: how many runs of a view may share a transaction, if changes wait (N20). Use it for short functions that
-            call no `cached` function: the runs of a batch follow each other, so they would not share its calls.
+            call no `cached` function: the runs of a batch follow each other, so they would not share its calls. It does
+            not concern sinks.
 
     Raises: UsageError.
 

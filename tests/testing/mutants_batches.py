@@ -139,7 +139,7 @@ def all_handled(patch: pytest.MonkeyPatch) -> None:
     "N20 calls of a batch begin while the worker drains",
 )
 def goes_on(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Batches, "_may_call", lambda self, observer, ack: True)
+    patch.setattr(Batches, "_may_call", lambda self, txn, observer, ack: True)
 
 
 @by(

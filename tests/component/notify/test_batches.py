@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -410,6 +411,25 @@ async def test_each_run_of_a_batch_is_told_with_its_share_of_the_time(web: Web) 
             assert have_shared(worker, "slow")
             assert worker.statistics()["slow"].seconds == pytest.approx(8.0, abs=0.5)
     assert told == dict.fromkeys(KEYS[:4], pytest.approx(2.0, abs=0.1))
+
+
+async def test_a_batch_does_not_grow_over_what_a_transaction_may_write(web: Web) -> None:
+    """Its calls stop early enough, so no call is made in vain."""
+    tries = Counter[str]()
+
+    @web.observe(web.body, id="many", batch=16)
+    async def many(txn: Txn, change: Change) -> None:
+        tries[change.key] += 1
+        for n in range(9):
+            txn.set(web.count, f"{change.key}/{n}", n)
+
+    options = replace(OPTIONS, transaction=perco.options.TransactionOptions(cells_max=60))
+    async with perco.open("memory:", web.schema, options=options) as db:
+        await fill(db, web, KEYS)
+        async with db.worker(scanners=1) as worker:
+            await settle(db)
+            assert have_shared(worker, "many")
+        assert tries == dict.fromkeys(KEYS, 1)
 
 
 @pytest.mark.parametrize("batch", [0, 257, True, 2.0, "8"])

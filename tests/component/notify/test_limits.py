@@ -332,6 +332,9 @@ def test_how_far_apart_runs_begin() -> None:  # N13
     assert room.wait_s(2, 9.0, alone=False) == 0
     assert waits(3, 0.256, 0.0) == [0, 0.001, 0.002, 0.003], "all together wait for a quarter of a run at most"
     assert waits(4, 2.0, 0.0, alone=True) == [0, 0, 0, 0]
+    room.runs(5, 1, -2.0)
+    room.ran(5, 1, 0.0, calls=16)  # N20: many quick runs that shared a transaction
+    assert [room.wait_s(5, 0.0, alone=False) for _ in range(4)] == [0, 0, 0, 0]
 
 
 def test_a_request_is_one_error_alone() -> None:
