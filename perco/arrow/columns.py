@@ -188,12 +188,8 @@ class Columns:
         has[rows] = True
         if not len(rows):
             return None
-        rows, at, columns, is_long = (
-            (np.cumsum(has) - 1)[rows],
-            at[live],
-            columns[newest][live],
-            kinds[live] == PUT_DATA,
-        )
+        at, columns, is_long = at[live], columns[newest][live], kinds[live] == PUT_DATA
+        rows = (np.cumsum(has) - 1)[rows]
         found: dict[int, Bodies] = {}
         long: list[Long] = []
         for number in self._numbers.tolist():

@@ -3,7 +3,7 @@
 A cursor makes three Python objects of a cell, which cost more than all else that a columnar read does. Here numpy
 parses the pages that `perco/storage/walking.py` finds (format: `perco/storage/pages.py`). An impossible page raises
 PageDamaged, before anything of it is used. Where perco's C extension is used, it makes columns of the pages at once
-(`Columns.take`), and this module says what is wrong with a page, and reads the columns of tables with very many.
+(`Columns.take`). This module then only says what is wrong with a page, and reads more columns than the extension takes.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import trio
@@ -35,7 +35,7 @@ from perco.notify.worker import Worker
 from perco.protocol.claim import Run
 from perco.protocol.records import Cellref, observed_column, observer_of
 from perco.protocol.snapshot import Missing, Value
-from perco.schema.schema import Observer, Signal
+from perco.schema.schema import Observer
 from perco.txn import runs
 from perco.txn.beginning import begin
 from perco.txn.inside import size_of
@@ -112,10 +112,7 @@ class Batches:
         try:
             if not await worker.enters(txn, observer, observer_of(ack)):
                 return ()
-            if isinstance(observer.column, Signal):
-                claimed = await worker.claims.claim_signals(txn, table, rows, ack)
-            else:
-                claimed = await worker.claims.claim_many(txn, observer, table, rows, ack)
+            claimed = await worker.claims.claim_many(txn, observer, table, rows, ack)
             claimed = [each for each in claimed if await self._may_share(table, each[0], ack, each[1])]
             done = await self._run(txn, observer, table, claimed, ack) if claimed else ()
         finally:
@@ -140,17 +137,12 @@ class Batches:
         handled: dict[bytes, tuple[Any, Run]] = {}
         try:
             for row, run, seen in claimed:
-                cell = (table, row, observed_column(ack))
-                if runs.has_written(txn, cell):
+                if runs.has_written(txn, (table, row, observed_column(ack))):
                     continue  # the run sees what this transaction does not know yet
                 if handled and not self._may_call(txn, observer, ack):
                     break
                 worker.caused(txn, number, run)
-                if isinstance(observer.column, Signal):
-                    runs.handle(txn, worker.claims.signal(table, row, ack, observer.version, run))
-                else:
-                    runs.acknowledge(txn, worker.claims.ack(table, row, ack, run))
-                    runs.observed(txn, cell, seen)
+                worker.claims.handle(txn, observer, table, row, ack, run, seen)
                 handled[row] = await self._call(txn, observer, table, row, run, seen), run
                 if txn.outcome != "open":
                     break  # the function has committed: the other changes are not acknowledged
@@ -160,7 +152,7 @@ class Batches:
             except UsageError as error:
                 self._failed(observer, txn, table, row, run, error)
             if txn.outcome == "open":
-                await self._commit(txn, table, ack, {row: run for row, (_, run) in handled.items()})
+                await worker.claims.commit(txn, table, ack, [(row, run) for row, (_, run) in handled.items()])
         finally:
             worker.over(txn, number, max(len(handled), 1))
         counters.seconds += seconds
@@ -172,14 +164,6 @@ class Batches:
         each_s = (trio.current_time() - began) / len(handled)
         worker.committed_runs(txn, number, observer.id, list(handled.values()), each_s)
         return set(handled)
-
-    async def _commit(self, txn: Transaction, table: str, ack: int, handled: Mapping[bytes, Run]) -> None:
-        """N5: runs for signals that together write, raise and lock nothing leave no records."""
-        if not runs.only_handles(txn):
-            await txn.commit()
-            return
-        runs.handled(txn)
-        await self._worker.claims.tidy_all(table, ack, [(row, run.removes) for row, run in handled.items()])
 
     def _may_call(self, txn: Transaction, observer: Observer, ack: int) -> bool:
         """Whether the function may be called for another change. A transaction that is already large has room for what

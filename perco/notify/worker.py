@@ -514,7 +514,7 @@ class Worker:
                 raise ObserverFailedError(asked or error, start_ts, verdict) from error
             counters.seconds += trio.current_time() - began
             if txn.outcome == "open":
-                await self._commit(txn, table, row, ack, verdict)
+                await self.claims.commit(txn, table, ack, [(row, verdict)])
         finally:
             self.over(txn, number)
         if len(verdict.covers) == COVERS_MAX:
@@ -586,14 +586,6 @@ class Worker:
             listener(id, key, seconds)
         except Exception:  # the listener has failed, not the observer, whose run has committed
             log.exception("the function given to on_run raised")
-
-    async def _commit(self, txn: Transaction, table: str, row: bytes, ack: int, run: Run) -> None:
-        """Commit a run's transaction. N5: a run for a signal that writes, raises and locks nothing leaves no record."""
-        if runs.only_handles(txn):
-            runs.handled(txn)
-            await self.claims.tidy(table, row, ack, run.removes)
-        else:
-            await txn.commit()
 
     def statistics(self) -> dict[str, ObserverCounters]:
         """The counters, by observer id."""

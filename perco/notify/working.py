@@ -33,7 +33,7 @@ from perco.protocol.records import (
     unpack_cause,
 )
 from perco.protocol.snapshot import Missing, Value, look
-from perco.schema.schema import Observer
+from perco.schema.schema import Observer, Signal
 from perco.storage import FAILED_LIST, NOTIFY, Failed, Mutation, Query, RowCells
 from perco.txn import runs
 from perco.txn.driver import Driver
@@ -81,7 +81,7 @@ class Claims:
                 return False
             case Handled(covers):
                 txn.discard()
-                await self.tidy(table, row, ack, covers)
+                await self.tidy(table, ack, [(row, covers)])
                 return True
         assert isinstance(verdict, Run)
         if len(verdict.covers) == COVERS_MAX:
@@ -90,55 +90,56 @@ class Claims:
         if ahead is not None:
             ahead.keep(table, row, column, seen)
         del cells  # a run may take a long time
-        runs.acknowledge(txn, self.ack(table, row, ack, verdict))
-        runs.observed(txn, (table, row, column), seen)
+        self.handle(txn, observer, table, row, ack, verdict, seen)
         return verdict, seen
 
     async def claim_many(
         self, txn: Transaction, observer: Observer, table: str, rows: Sequence[bytes], ack: int
     ) -> list[tuple[bytes, Run, Value | Missing]]:
-        """Like `claim`, for several rows, with one read, and without the acknowledgements (N20). Leaves out the rows
-        for which this is not enough: a lock is in the way, an earlier run has handled the changes, or many wait."""
+        """Like `claim` or `claim_signal`, for several rows, with one read, and without `handle` (N20). Leaves out the
+        rows for which this is not enough: a lock is in the way, an earlier run has handled the changes, or many
+        wait."""
         driver, start_ts, column = self._engine.driver, txn.start_ts, observed_column(ack)
-        if driver.entered.cells:
+        signals = isinstance(observer.column, Signal)
+        if driver.entered.cells and not signals:
             await driver.past_cells([(table, row, each) for row in rows for each in (ack, column)], start_ts)  # C4
-        queries = claim_queries(column, ack, start_ts)
+        queries = signal_queries(ack, start_ts) if signals else claim_queries(column, ack, start_ts)
         found = await runs.driver_of(txn).reads.read([(table, row, queries) for row in rows])
         claimed: list[tuple[bytes, Run, Value | Missing]] = []
         for row, cells in zip(rows, found, strict=True):
             try:
-                verdict = decide(cells, start_ts, observer.version)
-                there = look(cells[3], cells[4])
+                verdict = decide_signal(cells, start_ts) if signals else decide(cells, start_ts, observer.version)
+                there = None if signals else look(cells[3], cells[4])
             except Corruption:
                 continue  # the row's own run says so
             if type(verdict) is Run and len(verdict.covers) < COVERS_MAX:
-                claimed.append((row, verdict, await driver.finish(table, row, column, start_ts, there)))
+                if there is None:
+                    seen: Value | Missing = Missing(verdict.covers[0])
+                else:
+                    seen = await driver.finish(table, row, column, start_ts, there)
+                claimed.append((row, verdict, seen))
         return claimed
 
-    async def claim_signals(
-        self, txn: Transaction, table: str, rows: Sequence[bytes], ack: int
-    ) -> list[tuple[bytes, Run, Value | Missing]]:
-        """Like `claim_many`, for a signal."""
-        queries = signal_queries(ack, txn.start_ts)
-        found = await runs.driver_of(txn).reads.read([(table, row, queries) for row in rows])
-        claimed: list[tuple[bytes, Run, Value | Missing]] = []
-        for row, cells in zip(rows, found, strict=True):
-            try:
-                verdict = decide_signal(cells, txn.start_ts)
-            except Corruption:
-                continue  # the row's own run says so
-            if type(verdict) is Run and len(verdict.covers) < COVERS_MAX:
-                claimed.append((row, verdict, Missing(verdict.covers[0])))
-        return claimed
-
-    def signal(self, table: str, row: bytes, ack: int, version: int, run: Run) -> Intent:
-        """The intent of a signal that a run handles (N5). `version`: of the observer."""
-        return Intent(table, row, ack, SIGNAL, raised_head(version, run.raised) + run.cause, (), run.removes)
-
-    def ack(self, table: str, row: bytes, ack: int, run: Run) -> Intent:
-        """The acknowledgement of a run."""
+    def handle(
+        self, txn: Transaction, observer: Observer, table: str, row: bytes, ack: int, run: Run, seen: Value | Missing
+    ) -> None:
+        """Let the transaction handle what a run has claimed: acknowledge the changes (N3), or remove the signal's
+        notify cells (N5)."""
+        if isinstance(observer.column, Signal):
+            body = raised_head(observer.version, run.raised) + run.cause
+            runs.handle(txn, Intent(table, row, ack, SIGNAL, body, (), run.removes))
+            return
         head = self._marks[observer_of(ack)][0]
-        return Intent(table, row, ack, ACK, head + run.cause, (), run.removes)
+        runs.acknowledge(txn, Intent(table, row, ack, ACK, head + run.cause, (), run.removes))
+        runs.observed(txn, (table, row, observed_column(ack)), seen)
+
+    async def commit(self, txn: Transaction, table: str, ack: int, handled: Iterable[tuple[bytes, Run]]) -> None:
+        """Commit the transaction of runs. N5: runs for signals that write, raise and lock nothing leave no record."""
+        if runs.only_handles(txn):
+            runs.handled(txn)
+            await self.tidy(table, ack, [(row, run.removes) for row, run in handled])
+        else:
+            await txn.commit()
 
     async def claim_signal(
         self, txn: Transaction, observer: Observer, table: str, row: bytes, ack: int
@@ -164,8 +165,9 @@ class Claims:
         assert isinstance(verdict, Run)
         if len(verdict.covers) == COVERS_MAX:
             verdict = await self.with_older(verdict, cell)
-        runs.handle(txn, self.signal(table, row, ack, observer.version, verdict))
-        return verdict, Missing(verdict.covers[0])
+        seen = Missing(verdict.covers[0])
+        self.handle(txn, observer, table, row, ack, verdict, seen)
+        return verdict, seen
 
     async def _read(
         self, driver: Driver, ahead: Ahead | None, table: str, row: bytes, column: int, queries: list[Query], ts: int
@@ -200,13 +202,9 @@ class Claims:
                 raise self._engine.driver.at(ack, error) from error
             below = cells[-1][0]
 
-    async def tidy(self, table: str, row: bytes, ack: int, covers: tuple[int, ...]) -> None:
-        """Remove the notify cells that an earlier run has handled; or, after a run for a signal, the notify cells, and
-        the failed change, that this run has seen (N2). `covers`: their timestamps; a failed change's is negative."""
-        await self.tidy_all(table, ack, [(row, covers)])
-
-    async def tidy_all(self, table: str, ack: int, seen: Iterable[tuple[bytes, tuple[int, ...]]]) -> None:
-        """The same for several rows. `seen`: each with its `covers`."""
+    async def tidy(self, table: str, ack: int, seen: Iterable[tuple[bytes, tuple[int, ...]]]) -> None:
+        """Remove the notify cells that earlier runs have handled; or, after runs for signals, the notify cells and the
+        failed changes that these have seen (N2). `seen`: by row, their timestamps; a failed change's is negative."""
         driver = self._engine.driver
         mutations = []
         for row, covers in seen:

@@ -140,8 +140,8 @@ def _leaves(file: int, size: int, tree: Tree, start: bytes, cells: int) -> tuple
 def _joined(file: int, size: int, numbers: list[int]) -> bytes:
     """The pages with these numbers; those that lie side by side are read at once. Raises: PageDamaged."""
     native = lmdb_native.leaves()
-    if native is not None and (made := native.pages(file, size, array("Q", numbers))) is not None:
-        whole: bytes = made
+    whole: bytes | None = None if native is None else native.pages(file, size, array("Q", numbers))
+    if whole is not None:
         return whole
     runs: list[tuple[int, int]] = []
     first, last = numbers[0], numbers[0] - 1

@@ -55,12 +55,12 @@ def one_handled(patch: pytest.MonkeyPatch) -> None:
     "N20 of the signals of a batch that writes nothing, one is removed",
 )
 def one_removed(patch: pytest.MonkeyPatch) -> None:
-    right = Claims.tidy_all
+    right = Claims.tidy
 
-    async def tidy_all(self: Claims, table: str, ack: int, seen: Any) -> None:
+    async def tidy(self: Claims, table: str, ack: int, seen: Any) -> None:
         await right(self, table, ack, [*seen][:1])
 
-    patch.setattr(Claims, "tidy_all", tidy_all)
+    patch.setattr(Claims, "tidy", tidy)
 
 
 @by(

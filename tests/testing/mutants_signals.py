@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perco.notify import idle, waiting, worker, working
+from perco.notify import idle, waiting, working
 from perco.protocol import claim, commit, mutations
 from perco.protocol.mutations import Intent
 from perco.protocol.records import BARE, SIGNAL, Cellref, Lock, observer_of
@@ -122,18 +122,19 @@ def no_trace(patch: pytest.MonkeyPatch) -> None:
 @mutant("N2 a run for a signal removes notify cells newer than its start")
 def removes_newer(patch: pytest.MonkeyPatch) -> None:
     async def commit(
-        self: worker.Worker, txn: transaction.Transaction, table: str, row: bytes, ack: int, run: Any
+        self: working.Claims, txn: transaction.Transaction, table: str, ack: int, handled: Sequence[Any]
     ) -> None:
-        [[newest]] = await self.engine.driver.store.read([(table, row, [(NOTIFY, ack, 0, TS_MAX, 100)])])
-        covers = tuple(ts for ts, _ in newest)
-        if txn._signals is not None and (table, row, ack) in txn._signals:
-            seen = txn._signals[table, row, ack]
-            txn._signals[table, row, ack] = seen._replace(covers=tuple(ts for ts in covers if ts <= txn.start_ts))
-            await self.claims.tidy(table, row, ack, covers)
-        await right(self, txn, table, row, ack, run)
+        for row, _ in handled:
+            [[newest]] = await self._engine.driver.store.read([(table, row, [(NOTIFY, ack, 0, TS_MAX, 100)])])
+            covers = tuple(ts for ts, _ in newest)
+            if txn._signals is not None and (table, row, ack) in txn._signals:
+                seen = txn._signals[table, row, ack]
+                txn._signals[table, row, ack] = seen._replace(covers=tuple(ts for ts in covers if ts <= txn.start_ts))
+                await self.tidy(table, ack, [(row, covers)])
+        await right(self, txn, table, ack, handled)
 
-    right = worker.Worker._commit
-    patch.setattr(worker.Worker, "_commit", commit)
+    right = working.Claims.commit
+    patch.setattr(working.Claims, "commit", commit)
 
 
 @mutant("N5 a run for a signal removes its notify cells before it commits")
@@ -143,7 +144,7 @@ def removes_before(patch: pytest.MonkeyPatch) -> None:
     async def claim(self: working.Claims, txn: Any, observer: Any, table: str, row: bytes, ack: int) -> Any:
         claimed = await right(self, txn, observer, table, row, ack)
         if not isinstance(claimed, bool):
-            await self.tidy(table, row, ack, claimed[0].covers)
+            await self.tidy(table, ack, [(row, claimed[0].covers)])
         return claimed
 
     patch.setattr(working.Claims, "claim_signal", claim)
@@ -151,7 +152,7 @@ def removes_before(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("N5 a run for a signal leaves the notify cells that it saw", slow=True)
 def removes_nothing(patch: pytest.MonkeyPatch) -> None:
-    async def tidy(self: working.Claims, table: str, row: bytes, ack: int, covers: Any) -> None:
+    async def tidy(self: working.Claims, table: str, ack: int, seen: Any) -> None:
         return
 
     _final_without(patch, lambda intent: bool(intent.covers))
