@@ -25,7 +25,7 @@ from typing import Any, Final
 import trio
 
 import perco
-from bench.harness import Cell, Report, Run, alternate, interleaved
+from bench.harness import Cell, Report, Run, interleaved
 
 TASKS: Final = 2
 ROWS: Final = 50_000
@@ -214,32 +214,41 @@ def read(run: Run, report: Report, spark: Any, folder: Path) -> None:
         with_spark(spark, parquet, 100, store)
         perco.spark.register(spark, store)
 
-        def summed(frame: Any) -> float:
+        def summed(load: Callable[[], Any]) -> tuple[float, float]:
+            """The rows a second of a query, without and with the time in which its frame is loaded."""
             began = time.perf_counter()
+            frame = load()
+            loaded = time.perf_counter()
             sums = [F.count("*"), F.sum("count"), F.sum("score"), F.sum(F.length("name")), F.sum(F.length("key"))]
             [row] = frame.agg(*sums, F.sum(F.col("good").cast("int"))).collect()
-            rate = READ_ROWS / (time.perf_counter() - began)
+            ended = time.perf_counter()
             assert tuple(row)[:2] == (READ_ROWS, READ_ROWS * (READ_ROWS - 1) // 2)
-            return rate
+            return READ_ROWS / (ended - loaded), READ_ROWS / (ended - began)
 
-        def from_perco(read: str) -> float:
+        def from_perco(read: str) -> Any:
             options = {"table": things.name, "partitions": str(TASKS), "read": read}
-            return summed(spark.read.format("perco").options(**options).load())
+            return spark.read.format("perco").options(**options).load()
 
-        sides: dict[str, Callable[[], float]] = {
-            FILES: partial(from_perco, "files"),
-            SERVED: partial(from_perco, "pages"),
-            ROWWISE: partial(from_perco, "rows"),
-            PARQUET: lambda: summed(spark.read.parquet(parquet)),
+        sides: dict[str, Callable[[], tuple[float, float]]] = {
+            FILES: partial(summed, partial(from_perco, "files")),
+            SERVED: partial(summed, partial(from_perco, "pages")),
+            ROWWISE: partial(summed, partial(from_perco, "rows")),
+            PARQUET: partial(summed, lambda: spark.read.parquet(parquet)),
         }
         for side in sides.values():
             side(), side()  # warm
-        cells = alternate(run.rounds, sides)
-    head = (f"{READ_ROWS} narrow rows, all columns summed up", "rows/s (least - most)", "of Parquet")
-    run.table("reading back", head, [(side, cell, f"{cell.of(cells[PARQUET]):.2f}") for side, cell in cells.items()])
+        found = interleaved(run.rounds, sides)
+    cells = {side: Cell(tuple(query for query, _ in rates)) for side, rates in found.items()}
+    whole = {side: Cell(tuple(both for _, both in rates)) for side, rates in found.items()}
+    head = (f"{READ_ROWS} narrow rows, all columns summed up", "rows/s (least - most)", "of Parquet", "with its load")
+    shares = {
+        side: (f"{cells[side].of(cells[PARQUET]):.2f}", f"{whole[side].of(whole[PARQUET]):.2f}") for side in cells
+    }
+    run.table("reading back", head, [(side, cell, *shares[side]) for side, cell in cells.items()])
     report.figure("read_direct_rows_per_s", cells[FILES].median, at_least=READ_RATE)
     report.figures |= {f"read_rows_per_s_{side}": cell.median for side, cell in cells.items()}
     report.ratio("read_vs_parquet", cells[FILES].of(cells[PARQUET]), at_least=READ_SHARE)
+    report.ratio("read_and_load_vs_parquet", whole[FILES].of(whole[PARQUET]), at_least=READ_SHARE)
 
 
 def _parquet(spark: Any, folder: Path, rows: int) -> str:

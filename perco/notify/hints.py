@@ -45,6 +45,8 @@ class Hints:
         self._waiting = trio.lowlevel.ParkingLot()
         self._sleeping: dict[trio.CancelScope, list[bool]] = {}
         self._until = 0.0
+        self._periods = 0  # in which hints were wanted
+        self._toured = False  # since hints are wanted, a tour has begun and ended
         self.on = False
 
     def hear(self, hints: Iterable[Hint]) -> None:
@@ -61,17 +63,24 @@ class Hints:
             told.append(True)
             scope.cancel()
 
-    def toured(self, *, long: bool) -> None:
+    def begin_tour(self) -> int:
+        """A tour begins. Returns what `toured` needs."""
+        return self._periods if self.on else 0
+
+    def toured(self, begun: int, *, long: bool) -> None:
         """Note that a scanner has ended a tour, and whether that passed many rows: hints are wanted from then on, until
-        no tour has been long for a while."""
+        no tour has been long for a while. `begun`: what `begin_tour` returned."""
         now = trio.current_time()
         if long:
             self._until = now + _LINGER_S
         wanted = now < self._until
         if wanted != self.on:
-            self.on = wanted
+            self.on, self._toured = wanted, False
+            self._periods += wanted
             self._rows.clear()
             self._listen()
+        elif self.on and begun == self._periods:
+            self._toured = True
 
     def end(self) -> None:
         """No hints are wanted any more."""
@@ -89,8 +98,9 @@ class Hints:
     @property
     def of_all(self) -> bool:
         """Whether hints are given now, of all commits: one process writes them all. Then tours need not hurry past rows
-        whose observers have no room, which would keep the loop busy."""
-        return self.on and self._engine.fates.alone
+        whose observers have no room, which would keep the loop busy. They do need to before a tour has ended that began
+        when hints were wanted already: of earlier changes there is no hint."""
+        return self.on and self._toured and self._engine.fates.alone
 
     def __bool__(self) -> bool:
         """Whether a hint waits."""

@@ -100,7 +100,7 @@ class Scanner:
             async with trio.open_nursery() as nursery:
                 while True:
                     self.worker.waking.again = False  # clear, then look, then sleep
-                    began = trio.current_time()
+                    began, begun = trio.current_time(), self.worker.hints.begin_tour()
                     self._due, self._passed = math.inf, 0
                     try:
                         await self._tour(nursery)
@@ -114,7 +114,7 @@ class Scanner:
                         await trio.sleep(_AWAY_S)
                         continue
                     long = self._passed > self.worker.options.page_rows
-                    self.worker.hints.toured(long=long)
+                    self.worker.hints.toured(begun, long=long)
                     if long:  # many rows wait: leave half the time to others
                         if self._due < math.inf or self.worker.holds_back:
                             await self._pause(nursery, trio.current_time() - began)

@@ -115,6 +115,13 @@ async def opened(place: Beside, pin: str, ts: int) -> AsyncIterator[perco.Databa
         yield db
 
 
+async def left_s(db: perco.Database, pin: str) -> float:
+    """How many seconds are left of a pin's lease, by what the folder has."""
+    parts = inside(db)
+    ends = [found.expires_ms for found in await pins_in(parts.store) if found.name == pin]
+    return (ends[0] - parts.oracle.wall_ms()) / 1000 if ends else 0.0
+
+
 class Walk:
     """A walk over a range of a table, in its files beside the owner or in the pages that the owner sends.
 

@@ -16,7 +16,7 @@ from perco.errors import UsageError
 from perco.naming import named
 from perco.spark.failing import reason_first
 from perco.spark.store import WHERE, Store, described, in_task, serve
-from perco.tuning import collecting_less
+from perco.spark.workers import working
 
 
 @dataclass(slots=True)
@@ -122,6 +122,6 @@ def _task(
                 done.conflicts[id] = each.conflicts
                 done.failures[id] = each.failures
 
-    with collecting_less():
+    with working():
         trio.run(main)
     return [done]

@@ -36,7 +36,7 @@ from perco.spark.partition import one_error
 from perco.spark.ranges import Range
 from perco.spark.store import Store, in_task
 from perco.spark.streaming import Loop, streamed
-from perco.tuning import collecting_less
+from perco.spark.workers import working
 from perco.txn.snapshot import scan_between
 
 if TYPE_CHECKING:
@@ -405,7 +405,7 @@ class PercoStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for rows in self._frames.read(partition.span):
                 yield changed.inserted(rows, partition.ts, self._schema)
         elif isinstance(partition, Part):
-            with _explained(), collecting_less():
+            with _explained(), working():
                 yield from streamed(lambda send: self._read(partition, send))
 
     async def _read(self, part: Part, send: Callable[[pa.RecordBatch], Any]) -> None:

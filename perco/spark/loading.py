@@ -38,7 +38,7 @@ from perco.spark.partition import (
 from perco.spark.scans import cut_of
 from perco.spark.sink import QUERY
 from perco.spark.store import WHERE, Store, described, in_task, serve
-from perco.tuning import collecting_less
+from perco.spark.workers import working
 
 _SHARED: Final = 5  # how many shared keys an error names
 _COLUMNS: Final = (
@@ -361,7 +361,7 @@ def _task(
             given = _given(rows, ledger, options, sort, partition)
             await load_partition(db, given, key, function, ledger, options, result)
 
-    with collecting_less():
+    with working():
         trio.run(main)
     return [result]
 

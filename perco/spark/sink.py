@@ -39,7 +39,7 @@ from perco.spark.failing import FailedRow, RowRefused, report
 from perco.spark.ledger import LEDGER, KeyNotUnique, Ledger, Watch, surely
 from perco.spark.partition import one_error, short
 from perco.spark.store import Store, in_task
-from perco.tuning import collecting_less
+from perco.spark.workers import working
 
 _EVERY: Final = ("table", "url", "path", "key", "failures_max")
 OPTIONS: Final = (*_EVERY, "job", "batch", "failures_to")
@@ -377,7 +377,7 @@ def micro_batch() -> tuple[str, int] | None:
 
 
 def _run(function: Callable[..., Awaitable[Written]], batches: Iterator[pa.RecordBatch]) -> Written:
-    with collecting_less():
+    with working():
         return trio.run(function, batches)
 
 

@@ -16,6 +16,7 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import datetime
 from typing import Any, ClassVar, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -46,6 +47,7 @@ from perco.spark.partition import one_error
 from perco.spark.ranges import Range
 from perco.spark.store import Store, in_task, reached
 from perco.spark.streaming import streamed
+from perco.spark.workers import working
 from perco.txn.columnar import NoPages
 from perco.txn.snapshot import scan_between
 
@@ -68,6 +70,7 @@ _ALIASES: Final = {"timestampasof": "at", "versionasof": "ts"}  # names that oth
 _ZONE: Final = "spark.sql.session.timeZone"
 _LEASE_S: Final = 600.0
 _PARTITIONS_MAX: Final = 10_000  # each takes a Spark task and a connection to the store
+_FRESH: Final = 0.9  # of a lease: while more of it is left, tasks that read files do not renew it
 _TAKEOVERS: Final = 20  # attempts to take over a pin that other tasks take over at the same time
 _OF_SPARK: Final = ("checkpointlocation", "queryname")  # options of a stream that are for Spark
 _FEED: Final = "readchangefeed"  # an option that tells the schema of a stream from that of a frame
@@ -94,7 +97,8 @@ def register(
         store: the default store, for frames without a `url`. Spark sends the store's token in the closures of
             jobs; no plan has it. If the executors are on this machine, `store` may be a folder that a process of this
             machine has open.
-        lease_s: for how many seconds a frame's snapshot is held after a task has last renewed it.
+        lease_s: for how many seconds a frame's snapshot is held after a task has last renewed it. A task renews it
+            unless more than nine tenths are left.
     """
     must_be_number("lease_s", lease_s)
     if not 0 < lease_s < float("inf"):
@@ -276,7 +280,7 @@ class PercoSource(DataSource):
     _lease_s: ClassVar[float] = _LEASE_S
     _zone: ClassVar[str] = "UTC"
     _cores: ClassVar[int] = 1
-    _moment: tuple[int, str] | None = None
+    _planned: list[Span] | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -294,20 +298,23 @@ class PercoSource(DataSource):
         async def main() -> StructType:
             async with asked.store.reading() as db:
                 table = asked.table_of(db)
-                self._moment = await _moment_of(db, asked, self._lease_s)
-                return types.schema_of(table, asked.key, asked.columns_of(table))
+                found = types.schema_of(table, asked.key, asked.columns_of(table))
+                # The reader is asked for its partitions in another process, which would have to open the store again.
+                self._planned = await PercoReader(asked, found, self._lease_s, None, self._cores).plan(db)
+                return found
 
-        return trio.run(main)
+        with working():
+            return trio.run(main)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         if self._follows:
             raise UsageError("readChangeFeed is for spark.readStream; with trigger(availableNow=True), it ends")
         asked = Asked(self.options, self._store, _OPTIONS, self._zone)
-        if self._moment is None and asked.ts is None and asked.at is None:
+        if self._planned is None and asked.ts is None and asked.at is None:
             raise UsageError(
                 "a frame with a schema of its own needs ts or at: otherwise each query reads as of its own moment"
             )
-        return PercoReader(asked, schema, self._lease_s, self._moment, self._cores)
+        return PercoReader(asked, schema, self._lease_s, self._planned, self._cores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         asked = Asked(self.options, self._store, sink.OPTIONS)
@@ -393,27 +400,36 @@ async def _starts_of(db: perco.Database, table: perco.Table[Any], pieces: int) -
 
 
 class PercoReader(DataSourceReader):
-    """Plans the read of a frame on the driver, and reads one partition in each task. `cores`: how many tasks run at a
-    time."""
+    """Plans the read of a frame on the driver, and reads one partition in each task.
+
+    Args:
+        planned: the partitions, if they were planned when the frame was loaded.
+        cores: how many tasks run at a time.
+    """
 
     def __init__(
-        self, asked: Asked, schema: StructType, lease_s: float, moment: tuple[int, str] | None, cores: int = 1
+        self, asked: Asked, schema: StructType, lease_s: float, planned: list[Span] | None = None, cores: int = 1
     ) -> None:
-        self._asked, self._schema, self._lease_s, self._moment, self._cores = asked, schema, lease_s, moment, cores
+        self._asked, self._schema, self._lease_s, self._planned, self._cores = asked, schema, lease_s, planned, cores
 
     def partitions(self) -> list[Span]:
-        return trio.run(self._plan)
+        with working():
+            return trio.run(self._partitions) if self._planned is None else self._planned
 
-    async def _plan(self) -> list[Span]:
-        asked = self._asked
+    async def _partitions(self) -> list[Span]:
         async with self._asked.store.reading() as db:
-            table = asked.table_of(db)
-            self.columns_of(table)
-            whole = ranges.of_options(table, asked.start, asked.stop, asked.prefix)
-            if whole.empty:
-                return []
-            ts, pin = self._moment or await _moment_of(db, asked, self._lease_s)
-            return await self.spans(db, table, whole, ts, pin)
+            return await self.plan(db)
+
+    async def plan(self, db: perco.Database) -> list[Span]:
+        """Choose the timestamp of a frame, pin it, and divide the frame among tasks."""
+        asked = self._asked
+        table = asked.table_of(db)
+        self.columns_of(table)
+        whole = ranges.of_options(table, asked.start, asked.stop, asked.prefix)
+        if whole.empty:
+            return []
+        ts, pin = await _moment_of(db, asked, self._lease_s)
+        return await self.spans(db, table, whole, ts, pin)
 
     async def spans(self, db: perco.Database, table: perco.Table[Any], whole: Range, ts: int, pin: str) -> list[Span]:
         """Divide a range of the table, as of a timestamp that a pin holds, among tasks."""
@@ -454,39 +470,59 @@ class PercoReader(DataSourceReader):
         return out
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Span):  # Spark's own, if `partitions` has returned none
-            return iter(())
-        return streamed(lambda send: self._read(partition, send))
+        if isinstance(partition, Span):  # else it is Spark's own: `partitions` has returned none
+            with working():
+                yield from streamed(lambda send: self._read(partition, send))
 
     async def _read(self, span: Span, send: Any) -> None:
         with one_error():
             await self._read_span(span, send)
 
     async def _read_span(self, span: Span, send: Any) -> None:
-        async with (
-            in_task(self._asked.store, self._asked.store.reading()) as db,
-            trio.open_nursery() as nursery,
-        ):
+        left: Range | None = span.range
+        if span.beside is not None:
+            left = await self._read_files(span, span.beside, send)
+        if left is None:
+            return
+        async with self._served() as db, trio.open_nursery() as nursery:
             if span.pin:
                 await nursery.start(self._renew, db, span)
-            left: Range | None = span.range
-            if span.beside is not None:
-                left = await self._read_files(span, span.beside, send)
-            if left is not None and self._asked.read != BY_ROWS:
+            if self._asked.read != BY_ROWS:
                 left = await self._walk(db, span, left, send, "row by row")
             if left is not None:
                 async with db.snapshot(ts=span.ts) as snap:
                     await self._rows(db, snap, left, send)
             nursery.cancel_scope.cancel()
 
+    def _served(self) -> AbstractAsyncContextManager[perco.Database]:
+        return in_task(self._asked.store, self._asked.store.reading())
+
     async def _read_files(self, span: Span, place: Beside, send: Any) -> Range | None:
         """Read a range from the files, as far as that is possible; returns the rest."""
-        try:
-            async with direct.opened(place, span.pin, span.ts) as db:
-                return await self._walk(db, span, span.range, send, "through the store's owner")
-        except direct.FALLS_BACK as error:
-            direct.warn(error, "through the store's owner")
-        return span.range
+        left: Range | None = span.range
+        async with AsyncExitStack() as stack:
+            try:
+                db = await stack.enter_async_context(direct.opened(place, span.pin, span.ts))
+            except direct.FALLS_BACK as error:
+                direct.warn(error, "through the store's owner")
+                return left
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            await nursery.start(self._hold, db, span)
+            left = await self._walk(db, span, span.range, send, "through the store's owner")
+            nursery.cancel_scope.cancel()
+        return left
+
+    async def _hold(self, db: perco.Database, span: Span, task_status: Any) -> None:
+        """Hold the frame's pin while files are read: like `_renew`, but connect to the store's owner only once a part
+        of the lease is over. Most tasks end before that."""
+        started = False
+        while (wait_s := await direct.left_s(db, span.pin) - _FRESH * self._lease_s) > 0:
+            if not started:
+                task_status.started()
+                started = True
+            await trio.sleep(wait_s)
+        async with self._served() as served:
+            await self._renew(served, span, trio.TASK_STATUS_IGNORED if started else task_status)
 
     async def _walk(self, db: perco.Database, span: Span, range: Range, send: Any, instead: str) -> Range | None:
         """Read the pages of a range, as far as that is possible; returns the rest."""

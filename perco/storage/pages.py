@@ -113,9 +113,9 @@ def boundaries(file: int, size: int, tree: Tree, least: int) -> list[bytes]:
     return [key for key, _ in parts[1:]]
 
 
-def last_key(data: bytes, size: int) -> bytes:
+def last_key(leaves: bytes | memoryview, size: int) -> bytes:
     """The key of the last cell of leaves that lie one after the other. Raises: PageDamaged."""
-    data = data[-size:]
+    data = bytes(leaves[-size:])
     page = int(_PAGE.unpack_from(data)[0])
     key = _key(page, data, size, _places(page, data, size)[-1])
     if not key:

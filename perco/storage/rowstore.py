@@ -28,7 +28,7 @@ from perco.storage.call import Call, Then
 from perco.storage.cells import Failed, Mutation, ReadRequest, RowCells, ScanPage, ScanRequest, Verdict
 from perco.storage.handover import Handover
 from perco.storage.tablet import Tablet
-from perco.storage.walking import Leaves, Parts, leaves_of, parts_of
+from perco.storage.walking import Leaves, Parts, Space, leaves_of, parts_of
 
 # Reads do not wait for anything, so after this many reads, other tasks get a turn.
 _READS_PER_CHECKPOINT = 64
@@ -61,9 +61,11 @@ class Prompt(Protocol):
 
     def find_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]: ...
     def find_page(self, request: ScanRequest) -> ScanPage: ...
-    def find_leaves(self, table: str, start: bytes, stop: bytes | None, cells: int) -> Leaves | None:
+    def find_leaves(
+        self, table: str, start: bytes, stop: bytes | None, cells: int, space: Space | None = None
+    ) -> Leaves | None:
         """The leaves with the rows from `start` on, up to `stop` or the end of the tablet: more than `cells` cells, if
-        there are so many and they do not take too many pages. None: the tablet has no file.
+        there are so many and they do not take too many pages. None: the tablet has no file. `space`: where to.
 
         Raises: Corruption; TabletSplit; Unavailable, also if another file is just taking the place of the tablet's.
         """
@@ -339,9 +341,11 @@ class LocalRowStore:
         assert found is not None, "all tablets are here"
         return found
 
-    def find_leaves(self, table: str, start: bytes, stop: bytes | None, cells: int) -> Leaves | None:
+    def find_leaves(
+        self, table: str, start: bytes, stop: bytes | None, cells: int, space: Space | None = None
+    ) -> Leaves | None:
         tablet = self.tablet(table, start)
-        return leaves_of(tablet, start, stop, self.stop_of(tablet), cells)
+        return leaves_of(tablet, start, stop, self.stop_of(tablet), cells, space)
 
     def find_parts(self, table: str, start: bytes, stop: bytes | None, least: int) -> Parts | None:
         return parts_of(self.tablet(table, start), start, stop, least)

@@ -9,6 +9,7 @@ P4  A reader beside the owner that asks for rows which a split has moved to anot
 
 from __future__ import annotations
 
+import mmap
 import os
 from array import array
 from collections.abc import Iterator
@@ -39,7 +40,8 @@ class Leaves(NamedTuple):
     Attributes:
         page: bytes of a leaf.
         numbers: of the leaves, which each of them also has in its head.
-        data: the leaves, one after the other. The first ones may begin with cells before those that were asked for.
+        data: the leaves, one after the other. The first ones may begin with cells before those that were asked for. In
+            a `Space`, they are valid until the next leaves are read into it.
         more: whether there are cells after them in the tablet.
         locks: the keys of all locks, up to the rows of the last cell.
         stop: the first row after those of the tablet; None: it is the table's last one.
@@ -47,10 +49,24 @@ class Leaves(NamedTuple):
 
     page: int
     numbers: list[int]
-    data: bytes
+    data: bytes | memoryview
     more: bool
     locks: list[bytes]
     stop: bytes | None
+
+
+class Space:
+    """Memory for the leaves that one reader takes, view after view. The kernel takes longer to hand out new memory for
+    each view than to read the leaves into it."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+
+    def of(self, size: int) -> memoryview:
+        """So many bytes."""
+        if self._memory is None or len(self._memory) < size:
+            self._memory = mmap.mmap(-1, size)
+        return memoryview(self._memory)[:size]
 
 
 class Parts(NamedTuple):
@@ -63,16 +79,19 @@ class Parts(NamedTuple):
     cells: int
 
 
-def leaves_of(tablet: Tablet, start: bytes, stop: bytes | None, end: bytes | None, cells: int) -> Leaves | None:
+def leaves_of(
+    tablet: Tablet, start: bytes, stop: bytes | None, end: bytes | None, cells: int, space: Space | None = None
+) -> Leaves | None:
     """See `Prompt.find_leaves`. `end`: the first row after those of the tablet."""
     with _viewed(tablet, start, end if stop is None or (end is not None and end < stop) else stop) as view:
         if view is None:
             return None
         txn, engine, file, tree, high = view
-        numbers, data, more = _leaves(file, engine.page_bytes, tree, start, cells)
+        memory = (space or Space()).of(_PAGES_MAX * engine.page_bytes)
+        numbers, data, more = _leaves(file, engine.page_bytes, tree, start, cells, memory)
         past = last_key(data, engine.page_bytes)[:-TAIL_BYTES] if more else None if high is None else escape(high)
         locks = [] if LOCK not in engine._dbs else _locks(txn, engine._dbs[LOCK], start, past, inclusive=more)
-        return Leaves(engine.page_bytes, numbers, data, more, locks, end)
+        return Leaves(engine.page_bytes, numbers, bytes(data) if space is None else data, more, locks, end)
 
 
 def parts_of(tablet: Tablet, start: bytes, stop: bytes | None, least: int) -> Parts | None:
@@ -119,47 +138,44 @@ def _viewed(tablet: Tablet, start: bytes, high: bytes | None) -> Iterator[_View 
         os.close(file)
 
 
-def _leaves(file: int, size: int, tree: Tree, start: bytes, cells: int) -> tuple[list[int], bytes, bool]:
+def _leaves(
+    file: int, size: int, tree: Tree, start: bytes, cells: int, memory: memoryview
+) -> tuple[list[int], memoryview, bool]:
     left = chain.from_iterable(leaf_numbers(file, size, tree, escape(start)))
     numbers: list[int] = []
-    parts: list[bytes] = []
     found = 0
     while found <= cells and len(numbers) < _PAGES_MAX:
         left_over = cells + 1 - found
         guess = left_over * len(numbers) // found if found > 0 else left_over * _CELL_BYTES // size
-        wanted = min(1 + guess, _PAGES_MAX - len(numbers))
-        some = list(islice(left, wanted))
+        some = list(islice(left, min(1 + guess, _PAGES_MAX - len(numbers))))
         if not some:
             break
+        part = memory[len(numbers) * size : (len(numbers) + len(some)) * size]
+        _read(file, size, some, part)
         numbers += some
-        parts.append(part := _joined(file, size, some))
         found += _cells(part, size)
-    return numbers, parts[0] if len(parts) == 1 else b"".join(parts), next(left, None) is not None
+    return numbers, memory[: len(numbers) * size], next(left, None) is not None
 
 
-def _joined(file: int, size: int, numbers: list[int]) -> bytes:
-    """The pages with these numbers; those that lie side by side are read at once. Raises: PageDamaged."""
+def _read(file: int, size: int, numbers: list[int], into: memoryview) -> None:
+    """Read the pages with these numbers; those that lie side by side are read at once. Raises: PageDamaged."""
     native = lmdb_native.leaves()
-    whole: bytes | None = None if native is None else native.pages(file, size, array("Q", numbers))
-    if whole is not None:
-        return whole
-    runs: list[tuple[int, int]] = []
-    first, last = numbers[0], numbers[0] - 1
-    for number in numbers:
-        if number != last + 1:
-            runs.append((first, last + 1 - first))
-            first = number
-        last = number
-    runs.append((first, last + 1 - first))
-    data = b"".join([os.pread(file, count * size, first * size) for first, count in runs])
-    if len(data) != len(numbers) * size:
+    if native is not None:
+        whole = native.pages(file, size, array("Q", numbers), into)
+    else:
+        whole, first = True, 0
+        for n, number in enumerate(numbers, 1):
+            if n == len(numbers) or numbers[n] != number + 1:
+                some = into[first * size : n * size]
+                whole = whole and os.preadv(file, [some], numbers[first] * size) == len(some)
+                first = n
+    if not whole:
         raise PageDamaged(f"the file ends before page {max(numbers)}")
-    return data
 
 
-def _cells(data: bytes, size: int) -> int:
+def _cells(data: memoryview, size: int) -> int:
     """The number of cells that the heads of the pages state; the parser checks it."""
-    return sum(memoryview(data).cast("H")[_LOWER_AT :: size // 2]) // 2 - len(data) // size * (_HEAD // 2)
+    return sum(data.cast("H")[_LOWER_AT :: size // 2]) // 2 - len(data) // size * (_HEAD // 2)
 
 
 def _locks(txn: Any, locks: Any, start: bytes, past: bytes | None, *, inclusive: bool) -> list[bytes]:

@@ -29,7 +29,7 @@ from perco.schema.catalogue import Bound
 from perco.schema.schema import Column, Table
 from perco.storage.keys import escape
 from perco.storage.pages import PageDamaged
-from perco.storage.walking import Leaves
+from perco.storage.walking import Leaves, Space
 from perco.txn.reader import Reader
 from perco.txn.row import Row
 
@@ -65,7 +65,7 @@ class Pages:
 
     def __init__(self, snap: Reader, table: Table[Any], columns: Columns, cells: int = 0, most: int = 0) -> None:
         self._snap, self._table, self._columns = snap, table.name, columns
-        self._most = most or _CELLS_MAX
+        self._most, self._space = most or _CELLS_MAX, Space()
         self.cells: int = min(cells or _CELLS_FIRST, self._most)
 
     async def page(self, low: bytes, high: bytes | None) -> Page:
@@ -115,7 +115,7 @@ class Pages:
         found: Leaves | None = None
         if store.prompt is not None:
             await trio.lowlevel.checkpoint()
-            found = store.prompt.find_leaves(self._table, low, high, self.cells)
+            found = store.prompt.find_leaves(self._table, low, high, self.cells, self._space)
         elif ask is not None:
             found = await ask(self._table, low, high, ts, self.cells)
         if found is None:

@@ -20,13 +20,14 @@ from perco.arrow.columns import Columns, _firsts
 from perco.arrow.leaves import Cells
 from perco.database.beside import BesideOracle
 from perco.database.inside import inside
+from perco.errors import Unavailable
 from perco.protocol.records import PUT
 from perco.serve import rows
 from perco.serve.opening import SOCKET, open
 from perco.spark import cutting, direct, types
 from perco.spark.direct import Beside, Elsewhere, Host, Walk
 from perco.spark.ranges import Range
-from perco.spark.source import _OPTIONS as OPTIONS_OF_READS, Asked, Batch, PercoReader
+from perco.spark.source import _OPTIONS as OPTIONS_OF_READS, Asked, Batch, PercoReader, PercoSource
 from perco.spark.store import Store, serve
 from perco.storage import WRITE, LmdbTablet, Mutation, lmdb_native
 from perco.storage.keys import TAIL_BYTES, escape
@@ -377,6 +378,115 @@ def test_a_table_is_read_from_its_files_while_another_process_owns_them(served: 
         walks.clear()
         assert rows_of(reader(served, read=read)) == wanted
         assert walks == ["begun", "ended"] * 3  # a tablet each
+
+
+def no_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, no task or plan may connect to the store's owner."""
+
+    def connect(self: Store) -> Any:
+        raise AssertionError("it connects to the owner")
+
+    monkeypatch.setattr(Store, "reading", connect)
+    monkeypatch.setattr(Store, "joining", connect)
+
+
+def test_files_are_read_without_the_owner(served: Store, walks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame is planned when it is loaded; its pin is held for long enough."""
+    trio.run(some, served)
+    wanted = rows_of(reader(served, read="rows"))
+
+    class Source(PercoSource):
+        _store = served
+
+    source = Source({"table": "text"})
+    schema = source.schema()
+    no_owner(monkeypatch)
+    read = source.reader(schema)
+    assert isinstance(read, PercoReader)
+    assert rows_of(read) == wanted
+    assert walks == ["begun", "ended"] * 3
+
+
+async def pins_of(store: Store) -> list[perco.Pin]:
+    async with store.joining() as db:
+        return await db.pins()
+
+
+def test_a_pin_that_was_made_a_while_ago_is_renewed_before_files_are_read(
+    served: Store, walks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trio.run(some, served)
+    read = reader(served)
+    spans = read.partitions()
+    [before] = trio.run(pins_of, served)
+    read._lease_s = 10 * read._lease_s  # of which less than nine tenths are left
+    renewed, pin = [], perco.Database.pin
+
+    def noted(self: perco.Database, *args: Any, **how: Any) -> Any:
+        renewed.append(len(walks))
+        return pin(self, *args, **how)
+
+    monkeypatch.setattr(perco.Database, "pin", noted)
+    rows = [row for span in spans for batch in read.read(span) for row in batch.to_pylist()]
+    assert len(rows) > 20
+    assert renewed == [0], "the first task renews the pin for all of them, before it reads"
+    [after] = trio.run(pins_of, served)
+    assert (after.name, after.ts) == (before.name, before.ts)
+    assert after.expires_ms - before.expires_ms > 8 * 60_000
+
+
+def test_a_pin_is_renewed_while_files_are_read(served: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    trio.run(some, served)
+    read = reader(served)
+    [span, *_] = read.partitions()
+    wanted = [batch.to_pylist() for batch in read.read(span)]
+    left_s, run, pin = iter([54.01, 54.01, 54.0]), Walk.run, perco.Database.pin
+    looked, renewed = [], trio.Event()
+
+    async def left(db: perco.Database, name: str) -> float:
+        assert name == span.pin
+        looked.append(next(left_s))
+        return looked[-1]
+
+    def noted(self: perco.Database, *args: Any, **how: Any) -> Any:
+        renewed.set()
+        return pin(self, *args, **how)
+
+    async def waiting(self: Walk, send: Any) -> None:
+        assert looked, "it is known how long the pin holds"
+        with trio.fail_after(60):
+            await renewed.wait()
+        await run(self, send)
+
+    monkeypatch.setattr(direct, "left_s", left)
+    monkeypatch.setattr(perco.Database, "pin", noted)
+    monkeypatch.setattr(Walk, "run", waiting)
+    assert [batch.to_pylist() for batch in read.read(span)] == wanted
+    assert looked == [54.01, 54.01, 54.0], "it looks again whether another task has renewed the pin"
+
+
+def test_a_task_fails_if_the_pin_can_no_longer_be_held(served: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows may have been sent, so it must not begin again with another way to read."""
+    trio.run(some, served)
+    read = reader(served)
+    [span, *_] = read.partitions()
+    left_s, run = iter([54.001, 54.0]), Walk.run
+
+    async def left(db: perco.Database, name: str) -> float:
+        return next(left_s)
+
+    async def and_then_wait(self: Walk, send: Any) -> None:
+        await run(self, send)
+        await trio.sleep_forever()
+
+    def unreachable(self: Store) -> Any:
+        raise Unavailable("the owner does not answer")
+
+    monkeypatch.setattr(direct, "left_s", left)
+    monkeypatch.setattr(Walk, "run", and_then_wait)
+    monkeypatch.setattr(Store, "reading", unreachable)
+    with pytest.raises(Unavailable, match="the owner does not answer"):
+        list(read.read(span))
 
 
 @pytest.mark.parametrize("wrong", ["host", "pin", "folder"])

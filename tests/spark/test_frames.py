@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import tracemalloc
 from collections.abc import Iterator
@@ -178,6 +179,16 @@ def test_a_job_reads_one_snapshot_which_is_pinned(spark: SparkSession, store: pe
     pins = transact(store, _pins)
     assert pins
     assert all(pin.name.startswith("spark ") and pin.owner.startswith("spark: ") for pin in pins)
+
+
+def test_spark_does_not_collect_what_workers_have_imported(spark: SparkSession, store: perco.spark.Store) -> None:
+    def exempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.record_batch({"objects": [gc.get_freeze_count()]})
+
+    assert read(spark, table="pages").count() == 300
+    found = spark.range(4, numPartitions=4).mapInArrow(exempt, "objects long").collect()
+    assert max(row.objects for row in found) > 10_000
 
 
 async def _bump_all(txn: perco.Transaction) -> int:

@@ -124,6 +124,12 @@ async def test_a_damaged_page_is_noticed_before_it_is_used(tmp_path: Path, monke
     await fill(tmp_path, 1000, 3)
     rng, noticed, read = random.Random(4), set[str](), os.pread
 
+    def damaged_into(file: int, buffers: list[memoryview], offset: int) -> int:
+        [memory] = buffers
+        data = damaged(file, len(memory), offset)
+        memory[: len(data)] = data
+        return len(data)
+
     def damaged(file: int, count: int, offset: int) -> bytes:
         data = bytearray(read(file, count, offset))
         if data and rng.random() < 0.8:
@@ -132,6 +138,7 @@ async def test_a_damaged_page_is_noticed_before_it_is_used(tmp_path: Path, monke
 
     async with beside(tmp_path) as here:
         monkeypatch.setattr(os, "pread", damaged)
+        monkeypatch.setattr(os, "preadv", damaged_into)
         monkeypatch.setattr(lmdb_native, "leaves", lambda: None)
         for _ in range(500):
             try:

@@ -70,6 +70,17 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
+        "counts pages of tours that pause between pages: beside tablet servers, no process sees all commits, so tours "
+        "hurry",
+        {
+            "component/notify/test_hints.py": (
+                "test_a_change_beside_many_of_a_slow_observer_is_run_at_once",
+                "test_tours_hurry_until_one_ends_that_began_when_hints_were_wanted",
+            )
+        },
+        ("tablets", DIRECT, BIGTABLE_DIRECT),
+    ),
+    LeftOut(
         "loses replies to mutations of the system table, which only the owner writes, or inspects the pins in the "
         "owner's memory",
         {

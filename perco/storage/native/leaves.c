@@ -286,8 +286,9 @@ leaf_columns(PyObject *self, PyObject *args)
     walk.wanted = (size_t)columns.len / 4;
     walk.page = (size_t)page;
     int rc = -1;
-    /* Only bytes: the leaves must not change while the GIL is released. */
-    if (PyBytes_Check(data.obj) && page >= 256 && page <= 65536 && walk.pages && walk.count > 0 && data.len <= INT32_MAX &&
+    /* The leaves must not change while the GIL is released: they are bytes, or in the memory of the reader that waits for
+       this call (walking.py). */
+    if ((PyBytes_Check(data.obj) || PyMemoryView_Check(data.obj)) && page >= 256 && page <= 65536 && walk.pages && walk.count > 0 && data.len <= INT32_MAX &&
         (size_t)data.len == walk.pages * walk.page && walk.wanted && walk.wanted <= COLUMNS_MAX) {
         Py_BEGIN_ALLOW_THREADS
         rc = find_cells(&walk);
@@ -324,38 +325,31 @@ leaf_columns(PyObject *self, PyObject *args)
     return made;
 }
 
-/* pages(file, page size, numbers) -> those pages, one after the other, or None: one of them cannot be read whole. */
+/* pages(file, page size, numbers, memory) -> whether those pages could be read whole, one after the other. */
 PyObject *
 leaf_pages(PyObject *self, PyObject *args)
 {
     int file;
     Py_ssize_t page;
-    Py_buffer numbers;
-    if (!PyArg_ParseTuple(args, "iny*", &file, &page, &numbers))
+    Py_buffer numbers, memory;
+    if (!PyArg_ParseTuple(args, "iny*w*", &file, &page, &numbers, &memory))
         return NULL;
     size_t n = (size_t)numbers.len / 8;
     const uint64_t *at = numbers.buf;
-    PyObject *data = page > 0 && page <= 65536 ? bytes_of(n * (size_t)page) : NULL;
-    int whole = data != NULL;
-    if (data) {
-        char *out = PyBytes_AS_STRING(data);
-        Py_BEGIN_ALLOW_THREADS
-        for (size_t i = 0; i < n && whole;) {
-            size_t run = 1; /* pages that lie side by side are read at once */
-            while (i + run < n && at[i + run] == at[i] + run)
-                run++;
-            size_t size = run * (size_t)page;
-            off_t from = (off_t)(at[i] * (uint64_t)page);
-            whole = at[i] < (uint64_t)1 << 40 && pread(file, out + i * (size_t)page, size, from) == (ssize_t)size;
-            i += run;
-        }
-        Py_END_ALLOW_THREADS
+    int whole = page > 0 && page <= 65536 && (size_t)memory.len == n * (size_t)page;
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t i = 0; i < n && whole;) {
+        size_t run = 1; /* pages that lie side by side are read at once */
+        while (i + run < n && at[i + run] == at[i] + run)
+            run++;
+        size_t size = run * (size_t)page;
+        off_t from = (off_t)(at[i] * (uint64_t)page);
+        char *to = (char *)memory.buf + i * (size_t)page;
+        whole = at[i] < (uint64_t)1 << 40 && pread(file, to, size, from) == (ssize_t)size;
+        i += run;
     }
+    Py_END_ALLOW_THREADS
     PyBuffer_Release(&numbers);
-    if (whole)
-        return data;
-    Py_XDECREF(data);
-    if (PyErr_Occurred())
-        return NULL;
-    Py_RETURN_NONE;
+    PyBuffer_Release(&memory);
+    return PyBool_FromLong(whole);
 }

@@ -243,7 +243,7 @@ async def test_hints_do_not_let_lower_priorities_pass_higher_ones(web: Web) -> N
         await load(db, ROWS, slow)
         worker = worker_of(db)
         await until(lambda: slow.running == worker.options.concurrency)
-        worker.hints.toured(long=True)
+        worker.hints.toured(worker.hints.begin_tour(), long=True)
         async with db.transaction() as txn:
             for n in range(20):
                 txn.set(web.size, f"low {n}", n)
@@ -257,9 +257,9 @@ async def test_hints_are_bounded_and_wanted_only_while_tours_are_long(web: Web) 
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
         listening = inside(db).driver.hints
         hints = Hints(inside(db).engine, lambda: None, lambda number: number == 1)
-        hints.toured(long=False)
+        hints.toured(hints.begin_tour(), long=False)
         assert not listening
-        hints.toured(long=True)
+        hints.toured(hints.begin_tour(), long=True)
         hints.hear([("docs", b"%d" % n, (1,)) for n in range(MOST)])
         hints.hear([("docs", b"of another", (2,))])
         assert [hints.take() for _ in range(MOST)] == [("docs", b"%d" % n) for n in range(MOST)]
@@ -267,13 +267,37 @@ async def test_hints_are_bounded_and_wanted_only_while_tours_are_long(web: Web) 
         hints.hear([("docs", b"one too many", (1,))])
         assert not hints, "a tour finds them all"
         await trio.sleep(0.9)
-        hints.toured(long=False)
+        hints.toured(hints.begin_tour(), long=False)
         assert listening == [hints.hear]
         await trio.sleep(0.2)
         hints.hear([("docs", b"late", (1, 2))])
-        hints.toured(long=False)
+        hints.toured(hints.begin_tour(), long=False)
         assert not listening
         assert not hints
+
+
+async def test_tours_hurry_until_one_ends_that_began_when_hints_were_wanted(web: Web) -> None:  # N8
+    """Of a change that committed before that, there is no hint: only a tour finds it, perhaps on its last page."""
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        hints = Hints(inside(db).engine, lambda: None, lambda number: number == 1)
+        first, other = hints.begin_tour(), hints.begin_tour()
+        hints.toured(first, long=True)
+        assert hints.on
+        hints.toured(other, long=True)
+        assert not hints.of_all, "both began too early"
+        second, early = hints.begin_tour(), hints.begin_tour()
+        hints.toured(second, long=False)
+        assert hints.of_all
+        await trio.sleep(1.1)
+        hints.toured(hints.begin_tour(), long=False)
+        assert not hints.on
+        hints.toured(hints.begin_tour(), long=True)
+        hints.toured(early, long=True)
+        assert hints.on
+        assert not hints.of_all, "it began when hints were wanted, but not since"
+        hints.toured(hints.begin_tour(), long=True)
+        assert hints.of_all
+        hints.end()
 
 
 async def test_a_hint_ends_the_pauses_of_scanners(web: Web) -> None:
