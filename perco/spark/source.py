@@ -14,12 +14,9 @@ from __future__ import annotations
 import functools
 import os
 import secrets
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from datetime import datetime
 from typing import Any, ClassVar, Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 import trio
@@ -41,8 +38,9 @@ from perco.arrow.rows import RowBatch
 from perco.database.inside import inside
 from perco.errors import SchemaMismatch, UsageError, must_be_number
 from perco.spark import changed, cutting, direct, ranges, sink, types
+from perco.spark.asked import BY_ROWS, FEED, FILES, OF_CHANGES, OF_FRAMES, Asked, number, one_of, since_of
 from perco.spark.direct import Beside, Walk
-from perco.spark.following import BOUNDED, NOW, ROWS, SNAPSHOT, Following, PercoStreamReader, must_be_logged
+from perco.spark.following import BOUNDED, ROWS, Following, PercoStreamReader, must_be_logged
 from perco.spark.partition import one_error
 from perco.spark.ranges import Range
 from perco.spark.store import Store, in_task, reached
@@ -51,38 +49,12 @@ from perco.spark.workers import working
 from perco.txn.columnar import NoPages
 from perco.txn.snapshot import scan_between
 
-_OPTIONS: Final = (
-    "table",
-    "url",
-    "path",
-    "columns",
-    "ts",
-    "at",
-    "start",
-    "stop",
-    "prefix",
-    "key",
-    "partitions",
-    "read",
-)
-FILES, PAGES, BY_ROWS = "files", "pages", "rows"  # values of the option `read`
-_ALIASES: Final = {"timestampasof": "at", "versionasof": "ts"}  # names that other formats of Spark use
 _ZONE: Final = "spark.sql.session.timeZone"
 _LEASE_S: Final = 600.0
-_PARTITIONS_MAX: Final = 10_000  # each takes a Spark task and a connection to the store
 _FRESH: Final = 0.9  # of a lease: while more of it is left, tasks that read files do not renew it
 _TAKEOVERS: Final = 20  # attempts to take over a pin that other tasks take over at the same time
 _OF_SPARK: Final = ("checkpointlocation", "queryname")  # options of a stream that are for Spark
-_FEED: Final = "readchangefeed"  # an option that tells the schema of a stream from that of a frame
-_FOLLOW: Final = (
-    *("table", "url", "path", "columns", "key", "partitions", "read", "since", "startingversion", "startingtimestamp"),
-    *("maxrows", "net", "preimages", "lease", _FEED),
-)
 _MARKS: Final = "_marks_perco"  # an attribute that marks Spark's class as patched by perco
-_VIEW: Final = (
-    "In SQL, declare a view: create temporary view NAME using perco options (table 'TABLE'); with an option url, if no "
-    "store is registered"
-)
 
 
 def register(
@@ -136,141 +108,11 @@ def _mark_streams(reader: Any) -> None:
     def format(self: Any, source: str) -> Any:
         made = chosen(self, source)
         if isinstance(source, str) and source.lower() == PercoSource.name():
-            made.option(_FEED, "true")
+            made.option(FEED, "true")
         return made
 
     reader.format = format
     setattr(reader, _MARKS, True)
-
-
-class Asked:
-    """The options of `format("perco")`, for a read or a write."""
-
-    columns: list[Any] | None
-    ts: int | None
-    at: datetime | None
-    start: Any | None
-    stop: Any | None
-    prefix: Any | None
-    partitions: int | None
-    read: str
-    batch: int
-    nulls: str
-    failures_max: int
-    failures_to: str
-
-    def __init__(self, options: Any, store: Store | None, known: tuple[str, ...], zone: str = "UTC") -> None:
-        """`zone`: the session's time zone."""
-        given = {name: options[name] for name in options}
-        for theirs, ours in _ALIASES.items():
-            for name in [name for name in given if name.lower() == theirs and ours in known]:
-                if ours in given:
-                    raise UsageError(f"{name} is another name for {ours}: give one of them")
-                given[ours] = given.pop(name)
-        if "provider" in given or any(name.startswith("option.") for name in given):  # `create table`
-            raise UsageError(f"perco's tables cannot be in Spark's catalogue. {_VIEW}")
-        unknown = sorted(set(given) - set(known))
-        if unknown:
-            raise UsageError(f"format('perco') has no option {unknown[0]!r}; it has {', '.join(known)}")
-        self.table: str = given.get("table", "")
-        if not self.table:
-            raise UsageError(
-                "format('perco') needs .option('table', NAME); `perco status STORE` lists the tables. Spark does not "
-                f"pass options on from `create table ... using perco`. {_VIEW}"
-            )
-        url = given.get("url") or given.get("path")
-        if url is not None and (store is None or store.url != url):  # a store's token is not for another store
-            store = reached(url) or Store(url=url)
-        if store is None:
-            raise UsageError("format('perco') needs .option('url', ...), or a store that it is registered with")
-        self.store = store
-        self.key: str = given.get("key", "key")
-        self.columns = [name.strip() for name in given["columns"].split(",")] if "columns" in given else None
-        twice = [name for name, count in Counter(self.columns or ()).items() if count > 1]
-        if twice:
-            raise UsageError(f"columns={given['columns']!r} names {twice[0]!r} more than once")
-        self.ts = _number("ts", given.get("ts"))
-        self.at = _moment("at", given.get("at"), zone)
-        if self.ts is not None and self.at is not None:
-            raise UsageError("give either ts or at, not both")
-        self.start, self.stop, self.prefix = (given.get(name) for name in ("start", "stop", "prefix"))
-        self.partitions = _number("partitions", given.get("partitions"), most=_PARTITIONS_MAX)
-        self.read = _one_of("read", given.get("read"), FILES, PAGES, BY_ROWS)
-        self.nulls = _one_of("nulls", given.get("nulls"), "keep", "delete")
-        self.job: str = given.get("job", "")
-        self.batch = _number("batch", given.get("batch"), least=0) or 0
-        self.failures_max = _number("failures_max", given.get("failures_max"), least=0) or 0
-        self.failures_to = os.path.abspath(given["failures_to"]) if given.get("failures_to") else ""
-        if bool(self.job) != ("batch" in given):
-            raise UsageError("give job and batch together: .option('job', NAME).option('batch', batch_id)")
-
-    def sink(self, schema: StructType, overwrite: bool) -> sink.Sink:
-        """Where a frame is written to."""
-        return sink.Sink(
-            *(self.store, self.table, self.key, schema),
-            overwrite=overwrite,
-            failures_max=self.failures_max,
-            failures_to=self.failures_to,
-        )
-
-    def table_of(self, db: perco.Database) -> perco.Table[Any]:
-        if self.table not in db.schema.tables:
-            raise UsageError(f"there is no table {self.table!r}; there are: {', '.join(sorted(db.schema.tables))}")
-        return db.schema.tables[self.table]
-
-    def columns_of(self, table: perco.Table[Any]) -> list[perco.Column[Any, Any]]:
-        return [table.columns[name] for name in (table.columns if self.columns is None else self.columns)]
-
-
-def _number(name: str, text: str | None, least: int = 1, most: int | None = None) -> int | None:
-    if text is None:
-        return None
-    if not text.isdecimal() or int(text) < least:
-        raise UsageError(f"{name}={text!r}: it must be a whole number of at least {least}")
-    if most is not None and int(text) > most:
-        raise UsageError(f"{name}={text!r}: it must be {most} at most")
-    return int(text)
-
-
-def _one_of(name: str, text: str | None, *values: str) -> str:
-    """The value of an option, which has a few; the first one by default."""
-    value = values[0] if text is None else text.lower()
-    if value not in values:
-        raise UsageError(f"{name}={text!r}: it is {' or '.join(values)}")
-    return value
-
-
-def _moment(name: str, text: str | None, zone: str) -> datetime | None:
-    """The time that an option gives; `zone`: the time zone of a time that has none."""
-    if text is None:
-        return None
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"{name}={text!r}: write a time as in 2026-11-22T18:30:00+00:00") from None
-    if at.tzinfo is not None:
-        return at
-    try:
-        return at.replace(tzinfo=ZoneInfo(zone))
-    except (ZoneInfoNotFoundError, ValueError):
-        raise UsageError(
-            f"{name}={text!r}: give its offset, as in {text}+00:00: Python does not know {zone!r}"
-        ) from None
-
-
-def _since(options: dict[str, str], zone: str) -> int | datetime | str:
-    """Where a stream begins: see `Following.since`. Delta's names are other names for the option."""
-    version, time = options.get("startingversion"), options.get("startingtimestamp")
-    since = options.get("since")
-    if sum(each is not None for each in (since, version, time)) > 1:
-        raise UsageError("give only one of since, startingVersion and startingTimestamp")
-    if version is not None:  # Delta's is the first version to be read
-        return NOW if version.lower() == "latest" else (_number("startingVersion", version) or 1) - 1
-    if since is not None and since.lower() in (NOW, SNAPSHOT):
-        return since.lower()
-    if since is not None and since.isdecimal():
-        return int(since)
-    return _moment("since" if time is None else "startingTimestamp", since or time, zone) or SNAPSHOT
 
 
 class PercoSource(DataSource):
@@ -288,12 +130,12 @@ class PercoSource(DataSource):
 
     @property
     def _follows(self) -> bool:
-        return str(self.options.get(_FEED, "")).lower() == "true"
+        return str(self.options.get(FEED, "")).lower() == "true"
 
     def schema(self) -> StructType:
         if self._follows:
             return self._schema_of_stream()
-        asked = Asked(self.options, self._store, _OPTIONS, self._zone)
+        asked = Asked(self.options, self._store, OF_FRAMES, self._zone)
 
         async def main() -> StructType:
             async with asked.store.reading() as db:
@@ -309,7 +151,7 @@ class PercoSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         if self._follows:
             raise UsageError("readChangeFeed is for spark.readStream; with trigger(availableNow=True), it ends")
-        asked = Asked(self.options, self._store, _OPTIONS, self._zone)
+        asked = Asked(self.options, self._store, OF_FRAMES, self._zone)
         if self._planned is None and asked.ts is None and asked.at is None:
             raise UsageError(
                 "a frame with a schema of its own needs ts or at: otherwise each query reads as of its own moment"
@@ -335,20 +177,20 @@ class PercoSource(DataSource):
 
     def _followed(self) -> tuple[Asked, Following]:
         options = {name.lower(): self.options[name] for name in self.options}
-        asked = Asked(options, self._store, _FOLLOW)
-        rows = _number("maxRows", options.get("maxrows"))
+        asked = Asked(options, self._store, OF_CHANGES)
+        rows = number("maxRows", options.get("maxrows"))
         if rows is not None and not BOUNDED:
             raise UsageError("maxRows needs PySpark 4.2 or newer: before, Spark does not ask a source for a part")
         return asked, Following(
             asked.store,
             asked.table,
             asked.key,
-            _since(options, self._zone),
+            since_of(options, self._zone),
             rows or ROWS,
             asked.partitions or 1,
-            _one_of("net", options.get("net"), "false", "true") == "true",
-            _one_of("preimages", options.get("preimages"), "false", "true") == "true",
-            _number("lease", options.get("lease")) or self._lease_s,
+            one_of("net", options.get("net"), "false", "true") == "true",
+            one_of("preimages", options.get("preimages"), "false", "true") == "true",
+            number("lease", options.get("lease")) or self._lease_s,
         )
 
     def _schema_of_stream(self) -> StructType:

@@ -24,7 +24,7 @@ def working() -> Iterator[None]:
 
 
 def is_worker() -> bool:
-    """Whether this process is such a worker, so that a setting of the process is nobody else's."""
+    """Whether this process is such a worker, whose settings belong to no other program."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and spec.name.startswith("pyspark.")
 

@@ -65,7 +65,7 @@ class Space:
     def of(self, size: int) -> memoryview:
         """So many bytes."""
         if self._memory is None or len(self._memory) < size:
-            self._memory = mmap.mmap(-1, size)
+            self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return memoryview(self._memory)[:size]
 
 

@@ -25,9 +25,10 @@ from perco.protocol.records import PUT
 from perco.serve import rows
 from perco.serve.opening import SOCKET, open
 from perco.spark import cutting, direct, types
+from perco.spark.asked import OF_FRAMES, Asked
 from perco.spark.direct import Beside, Elsewhere, Host, Walk
 from perco.spark.ranges import Range
-from perco.spark.source import _OPTIONS as OPTIONS_OF_READS, Asked, Batch, PercoReader, PercoSource
+from perco.spark.source import Batch, PercoReader, PercoSource
 from perco.spark.store import Store, serve
 from perco.storage import WRITE, LmdbTablet, Mutation, lmdb_native
 from perco.storage.keys import TAIL_BYTES, escape
@@ -339,7 +340,7 @@ def served(tmp_path: Path) -> Iterator[Store]:
 
 
 def reader(store: Store, cores: int = 1, **options: str) -> PercoReader:
-    asked = Asked({"table": "text", **options}, store, OPTIONS_OF_READS)
+    asked = Asked({"table": "text", **options}, store, OF_FRAMES)
     columns = list(KEYS["text"].columns.values())
     return PercoReader(asked, types.schema_of(KEYS["text"], "key", columns), 60.0, None, cores)
 

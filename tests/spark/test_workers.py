@@ -35,7 +35,7 @@ def test_modules_are_exempted_from_collection_once(monkeypatch: pytest.MonkeyPat
     kept = [{n: [n]} for n in range(10_000)]
     with working():
         pass
-    assert gc.get_freeze_count() <= found, "what a program keeps is collected when it ends"
+    assert gc.get_freeze_count() <= found, "only new modules are a reason"
     monkeypatch.setitem(sys.modules, "perco_tests_another", ModuleType("perco_tests_another"))
     with pytest.raises(KeyError), working():
         raise KeyError
