@@ -45,8 +45,8 @@ class Hints:
         self._waiting = trio.lowlevel.ParkingLot()
         self._sleeping: dict[trio.CancelScope, list[bool]] = {}
         self._until = 0.0
-        self._periods = 0  # in which hints were wanted
-        self._toured = False  # since hints are wanted, a tour has begun and ended
+        self._periods = 0  # in each of which all hints were given, if they were wanted
+        self._toured = False  # in this period, a tour has begun and ended
         self.on = False
 
     def hear(self, hints: Iterable[Hint]) -> None:
@@ -56,6 +56,7 @@ class Hints:
             return
         if len(self._rows) + len(found) > MOST:  # a tour is cheaper now, and finds them all
             self._rows.clear()
+            self._anew()
             return
         self._rows.extend(found)
         self._waiting.unpark_all()
@@ -65,22 +66,27 @@ class Hints:
 
     def begin_tour(self) -> int:
         """A tour begins. Returns what `toured` needs."""
-        return self._periods if self.on else 0
+        return self._periods
 
     def toured(self, begun: int, *, long: bool) -> None:
         """Note that a scanner has ended a tour, and whether that passed many rows: hints are wanted from then on, until
-        no tour has been long for a while. `begun`: what `begin_tour` returned."""
+        no tour has been long for a while. `begun`: what `begin_tour` returned; -1: it was broken off."""
         now = trio.current_time()
         if long:
             self._until = now + _LINGER_S
         wanted = now < self._until
         if wanted != self.on:
-            self.on, self._toured = wanted, False
-            self._periods += wanted
+            self.on = wanted
             self._rows.clear()
+            self._anew()
             self._listen()
-        elif self.on and begun == self._periods:
+        elif begun == self._periods:
             self._toured = True
+
+    def _anew(self) -> None:
+        """Only tours that begin from now on find all rows of which there is no hint."""
+        self._toured = False
+        self._periods += 1
 
     def end(self) -> None:
         """No hints are wanted any more."""

@@ -108,6 +108,7 @@ class Scanner:
                     except Corruption as error:  # an unreadable key: the rows after it cannot be found
                         self.worker.engine.driver.note_damage(error)
                         self.worker.waking.broken_off = True  # the next change makes a tour, which begins elsewhere
+                        begun = -1
                         await trio.sleep(_AWAY_S)  # but it probably ends here, too
                     except (Unavailable, SessionEnded) as error:  # R6: the connection to the server was lost
                         log.warning("%s; looking again", error)

@@ -24,6 +24,7 @@ from perco.serve.messages import (
 from perco.serve.sessions import Session, Sessions
 from perco.storage import NOTIFY, WRITE, Failed, Mutation, OwnerStore, RowCells, Verdict
 from perco.storage.call import Call
+from perco.storage.walking import Space
 from perco.txn.entered import Entry
 from perco.txn.resolver import Hint
 
@@ -39,7 +40,7 @@ class Rows:
 
     def __init__(self, parts: Parts, store: OwnerStore, sessions: Sessions, options: WireOptions) -> None:
         self._parts, self._store, self._sessions, self._options = parts, store, sessions, options
-        self._prompt = store.prompt
+        self._prompt, self._space = store.prompt, Space()
         self.by: Session | None = None
 
     def reads(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
@@ -147,8 +148,9 @@ class Rows:
                     await self._parts.driver.past(entry)
                 await peer.room()
                 prompt = self._prompt
-                leaves = None if prompt is None else prompt.find_leaves(table, start, stop, min(cells, _LEAF_CELLS))
-                peer.reply(id, leaves)
+                few = min(cells, _LEAF_CELLS)
+                leaves = None if prompt is None else prompt.find_leaves(table, start, stop, few, self._space)
+                peer.reply(id, None if leaves is None else leaves._replace(data=bytes(leaves.data)))
             except Exception as error:
                 peer.fail(id, error)
 

@@ -115,10 +115,10 @@ async def opened(place: Beside, pin: str, ts: int) -> AsyncIterator[perco.Databa
         yield db
 
 
-async def left_s(db: perco.Database, pin: str) -> float:
-    """How many seconds are left of a pin's lease, by what the folder has."""
+async def left_s(db: perco.Database, pin: str, ts: int) -> float:
+    """How many seconds are left of the lease of a pin at a timestamp, by what the folder has."""
     parts = inside(db)
-    ends = [found.expires_ms for found in await pins_in(parts.store) if found.name == pin]
+    ends = [found.expires_ms for found in await pins_in(parts.store) if (found.name, found.ts) == (pin, ts)]
     return (ends[0] - parts.oracle.wall_ms()) / 1000 if ends else 0.0
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -51,8 +52,8 @@ from perco.txn.snapshot import scan_between
 
 _ZONE: Final = "spark.sql.session.timeZone"
 _LEASE_S: Final = 600.0
-_FRESH: Final = 0.9  # of a lease: while more of it is left, tasks that read files do not renew it
-_TAKEOVERS: Final = 20  # attempts to take over a pin that other tasks take over at the same time
+_FRESH, _STALE = 0.9, 0.5  # of a lease: between these, a task renews a pin
+_CHANCE: Final = random.SystemRandom()  # workers that were forked have the same seed
 _OF_SPARK: Final = ("checkpointlocation", "queryname")  # options of a stream that are for Spark
 _MARKS: Final = "_marks_perco"  # an attribute that marks Spark's class as patched by perco
 
@@ -69,8 +70,8 @@ def register(
         store: the default store, for frames without a `url`. Spark sends the store's token in the closures of
             jobs; no plan has it. If the executors are on this machine, `store` may be a folder that a process of this
             machine has open.
-        lease_s: for how many seconds a frame's snapshot is held after a task has last renewed it. A task renews it
-            unless more than nine tenths are left.
+        lease_s: for how many seconds a frame's snapshot is held after a task has last renewed it. A task that reads
+            files renews it only if a part of this time is over, at most half.
     """
     must_be_number("lease_s", lease_s)
     if not 0 < lease_s < float("inf"):
@@ -156,7 +157,8 @@ class PercoSource(DataSource):
             raise UsageError(
                 "a frame with a schema of its own needs ts or at: otherwise each query reads as of its own moment"
             )
-        return PercoReader(asked, schema, self._lease_s, self._planned, self._cores)
+        planned, self._planned = self._planned, None  # each task gets a copy of this source: without all partitions
+        return PercoReader(asked, schema, self._lease_s, planned, self._cores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         asked = Asked(self.options, self._store, sink.OPTIONS)
@@ -253,6 +255,10 @@ class PercoReader(DataSourceReader):
         self, asked: Asked, schema: StructType, lease_s: float, planned: list[Span] | None = None, cores: int = 1
     ) -> None:
         self._asked, self._schema, self._lease_s, self._planned, self._cores = asked, schema, lease_s, planned, cores
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What each task gets."""
+        return {**self.__dict__, "_planned": None}
 
     def partitions(self) -> list[Span]:
         with working():
@@ -356,15 +362,21 @@ class PercoReader(DataSourceReader):
 
     async def _hold(self, db: perco.Database, span: Span, task_status: Any) -> None:
         """Hold the frame's pin while files are read: like `_renew`, but connect to the store's owner only once a part
-        of the lease is over. Most tasks end before that."""
+        of the lease is over. Most tasks end before that. Each task waits for another part, so that one of them renews
+        the pin for all."""
         started = False
-        while (wait_s := await direct.left_s(db, span.pin) - _FRESH * self._lease_s) > 0:
-            if not started:
-                task_status.started()
-                started = True
-            await trio.sleep(wait_s)
-        async with self._served() as served:
-            await self._renew(served, span, trio.TASK_STATUS_IGNORED if started else task_status)
+        async with AsyncExitStack() as stack:
+            served: perco.Database | None = None
+            while True:
+                least_s = self._lease_s * _CHANCE.uniform(_STALE, _FRESH)
+                while (wait_s := await direct.left_s(db, span.pin, span.ts) - least_s) > 0:
+                    if not started:
+                        task_status.started()
+                        started = True
+                    await trio.sleep(wait_s)
+                if served is None:
+                    served = await stack.enter_async_context(self._served())
+                await self._renew_once(served, span)
 
     async def _walk(self, db: perco.Database, span: Span, range: Range, send: Any, instead: str) -> Range | None:
         """Read the pages of a range, as far as that is possible; returns the rest."""
@@ -393,23 +405,22 @@ class PercoReader(DataSourceReader):
             await send(batch.taken())
 
     async def _renew(self, db: perco.Database, span: Span, task_status: Any) -> None:
-        """Hold the frame's pin, which all of its tasks share: each takes it over from the others to renew it."""
-        asked, failed, started = self._asked, 0, False
+        """Hold the frame's pin, which all of its tasks share."""
+        await self._renew_once(db, span)
+        task_status.started()
         while True:
-            try:
-                owner = _owner(asked)
-                async with db.pin(span.pin, lease_s=self._lease_s, ts=span.ts, owner=owner, keep=True) as pin:
-                    if not started:
-                        task_status.started()
-                        started = True
-                    failed = 0
-                    while True:
-                        await trio.sleep(self._lease_s / 3)
-                        await pin.renew()
-            except UsageError:  # another task has just taken it over
-                failed += 1
-                if failed >= _TAKEOVERS:
-                    raise
+            await trio.sleep(self._lease_s * _CHANCE.uniform(1 - _FRESH, 1 - _STALE))
+            await self._renew_once(db, span)
+
+    async def _renew_once(self, db: perco.Database, span: Span) -> None:
+        """Restart the pin's lease: take the pin over from the task that has last done so."""
+        try:
+            async with db.pin(span.pin, lease_s=self._lease_s, ts=span.ts, owner=_owner(self._asked), keep=True):
+                pass
+        except UsageError:
+            if not any((pin.name, pin.ts) == (span.pin, span.ts) for pin in await db.pins()):
+                raise
+            # Another task has taken it over between two steps of this one, which has just restarted the lease.
 
     def columns_of(self, table: perco.Table[Any]) -> list[perco.Column[Any, Any]]:
         """The columns of the frame, which may be fewer than the options name, and in another order."""

@@ -15,12 +15,10 @@ _exempt = 0  # how many modules were loaded when objects were exempted
 @contextmanager
 def working() -> Iterator[None]:
     """A block in which perco does its part of a task, or of the planning of a read."""
-    try:
-        with collecting_less():
-            yield
-    finally:
-        if is_worker():
-            _exempt_modules()
+    if is_worker():
+        _exempt_modules()
+    with collecting_less():
+        yield
 
 
 def is_worker() -> bool:
@@ -30,10 +28,13 @@ def is_worker() -> bool:
 
 
 def _exempt_modules() -> None:
-    """Exempt what has been imported from garbage collection. After each task, Spark collects all garbage (`manager` in
-    `pyspark/daemon.py`). To look at all objects of perco, trio and pyarrow takes some 30 ms of CPU time, which the next
-    stage of the query waits for where cores are few. Only new modules are a reason to do it again: a program that keeps
-    objects with reference cycles for a while must not have them exempted task after task."""
+    """Exempt what has been imported from garbage collection, before a task has made anything.
+
+    After each task, Spark collects all garbage (`manager` in `pyspark/daemon.py`). To look at all objects of perco,
+    trio and pyarrow takes some 30 ms of CPU time, for which the next stage of the query waits where cores are few. Only
+    new modules are a reason to do it again: a program that keeps objects with reference cycles for a while must not
+    have them exempted task after task.
+    """
     global _exempt
     loaded = len(sys.modules)
     if loaded > _exempt:

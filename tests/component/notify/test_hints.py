@@ -295,6 +295,15 @@ async def test_tours_hurry_until_one_ends_that_began_when_hints_were_wanted(web:
         hints.toured(early, long=True)
         assert hints.on
         assert not hints.of_all, "it began when hints were wanted, but not since"
+        hints.toured(-1, long=True)
+        assert not hints.of_all, "it was broken off"
+        hints.toured(hints.begin_tour(), long=True)
+        assert hints.of_all
+        early = hints.begin_tour()
+        hints.hear([("docs", b"%d" % n, (1,)) for n in range(MOST + 1)])
+        assert not hints.of_all, "these hints were dropped"
+        hints.toured(early, long=True)
+        assert not hints.of_all
         hints.toured(hints.begin_tour(), long=True)
         assert hints.of_all
         hints.end()
