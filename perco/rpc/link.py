@@ -74,7 +74,10 @@ class _Call(Awaited):
     )
 
     def __init__(self, link: Link, id: int, method: int, arguments: Any, again: bool, held: bool, here: bool) -> None:
-        super().__init__(trio.lowlevel.current_task())
+        # All fields at once, without calls of `super()`: every call makes such an object.
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.task = trio.lowlevel.current_task()
         self.link, self.id, self.method, self.arguments, self.again = link, id, method, arguments, again
         self.held, self.here = held, here
         self.sent = self.writes = False

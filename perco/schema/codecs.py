@@ -352,9 +352,12 @@ _PARTS: Final = re.compile(rf"(?:{_DECIMAL.pattern}|[^,]+)(?:,|$)")
 
 def own_codec(name: str) -> Codec[Any] | None:
     """The codec of perco's own with that name, unless it is a tuple's."""
+    codec = _BY_NAME.get(name)
+    if codec is not None:
+        return codec
     decimal = _DECIMAL.fullmatch(name)
     if decimal is None:
-        return _BY_NAME.get(name)
+        return None
     precision, scale = int(decimal[1]), int(decimal[2])
     return DECIMAL(precision, scale) if 1 <= precision <= _PRECISION_MAX and scale <= precision else None
 

@@ -42,9 +42,10 @@ class OneStep:
         commits = [read_commit(each, self._parts.oracle.last) for each in asked]
         if len({commit.header.start_ts for commit, _ in commits}) != len(commits):
             raise ValueError("the same transaction twice")
-        if (ended := self._ends_commits(session, [commit for commit, _ in commits])) is not None:
-            peer.fail(id, ended)
-            return
+        for commit, _ in commits:
+            if (ended := self._ends_commit(session, commit)) is not None:
+                peer.fail(id, ended)
+                return
         answers: list[Any] = [None] * len(commits)
         entered: list[int] = []
         try:
@@ -70,20 +71,15 @@ class OneStep:
     def decided(self, session: Session, commit: Commit, version: int, answer: Callable[[int, Any], None]) -> bool:
         """Make a commit whose value was decided in this step of the loop; `answer` is called with its commit_ts and the
         packed verdict. Returns False if nothing was done, because the commit would have to wait, or is refused."""
-        if self._ends_commits(session, [commit]) is not None or self._parts.driver.entered.in_the_way(commit):
+        if self._ends_commit(session, commit) is not None or self._parts.driver.entered.in_the_way(commit):
             return False
         if self._enter(commit, version) != ():
             return False
-
-        def told(answers: list[Any]) -> None:
-            [(_, verdict, commit_ts)] = answers
-            answer(commit_ts, verdict)
-
-        self._write(session, [commit], told)
+        self._write_one(session, commit, answer)
         return True
 
     def _in_one_step(self, session: Session, peer: Peer, id: int, commit: Commit, version: int) -> None:
-        if (ended := self._ends_commits(session, [commit])) is not None:
+        if (ended := self._ends_commit(session, commit)) is not None:
             peer.fail(id, ended)
             return
         met = self._parts.driver.entered.in_the_way(commit)
@@ -96,7 +92,7 @@ class OneStep:
         elif answer:
             peer.reply(id, answer)
         else:
-            self._write(session, [commit], lambda answers: peer.reply(id, answers[0]))
+            self._write_one(session, commit, lambda commit_ts, told: peer.reply(id, (TOLD, told, commit_ts)))
 
     def _leave(self, commits: Iterable[Commit]) -> None:
         """C3: remove the entries of commits that were never queued."""
@@ -105,14 +101,15 @@ class OneStep:
             driver.entered.leave(commit)
             driver.written(commit.commit_ts)
 
-    def _ends_commits(self, session: Session, commits: Sequence[Commit]) -> SessionEnded | None:
-        """The reason why this session cannot make these commits in one step; None: it can."""
+    def _ends_commit(self, session: Session, commit: Commit) -> SessionEnded | None:
+        """The reason why this session cannot make this commit in one step; None: it can."""
         if self._refusal:
             return SessionEnded(self._refusal)
         if session.ended:  # R7: it has ended while the call waited
             return SessionEnded()
-        started = {commit.header.start_ts for commit in commits} - session.open
-        if any(map(self._parts.fates.alive, started)):  # L1: another client's transaction, or one of a former session
+        start_ts = commit.header.start_ts
+        if start_ts not in session.open and self._parts.fates.alive(start_ts):
+            # L1: another client's transaction, or one of a former session
             return SessionEnded("a transaction of another session is under way")
         return None
 
@@ -147,6 +144,20 @@ class OneStep:
             self._rows.submit(session, [commit.primary_commit() for commit in commits], told)
         except BaseException:
             self._leave(commits)
+            raise
+
+    def _write_one(self, session: Session, commit: Commit, answer: Callable[[int, Any], None]) -> None:
+        """Queue a commit that was entered; `answer` is called with its commit_ts and the packed verdict."""
+
+        def told(verdicts: Sequence[Verdict]) -> None:
+            verdict = verdicts[0]
+            self._written(commit, verdict)
+            answer(commit.commit_ts, pack_verdict(verdict))
+
+        try:
+            self._rows.submit(session, (commit.primary_commit(),), told)
+        except BaseException:
+            self._leave((commit,))
             raise
 
     def _written(self, commit: Commit, verdict: Verdict) -> None:

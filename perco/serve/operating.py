@@ -27,7 +27,7 @@ from perco.serve.one_step import OneStep
 from perco.serve.sessions import Session
 from perco.storage import LOCK, TS_MAX, VALUE_BYTES_MAX, WRITE, Query, RowCells
 from perco.storage.rowstore import Prompt
-from perco.txn.operations import UNCHANGED, Operation
+from perco.txn.operations import BLIND, UNCHANGED, Operation
 from perco.txn.shipping import Shipped
 
 _UNKNOWN = object()  # in place of a value: a transaction has to read the cell
@@ -71,14 +71,15 @@ class Operating:
         old = self._newest(header.primary)
         if old is _UNKNOWN:
             return _UNKNOWN
-        if not Operation(asked.what).reads:
+        if asked.what in BLIND:
             return asked.argument
         codec = own_codec(asked.codec)
         if codec is None or (codec not in (BYTES, TEXT) and len(old or b"") > _LARGE):
             return _UNKNOWN
-        packed = asked.argument, asked.expected, old
-        argument, expected, value = (None if each is None else codec.decode(each) for each in packed)
-        new = Operation(asked.what, argument, expected).of(value)
+        decode = codec.decode
+        argument = None if asked.argument is None else decode(asked.argument)
+        expected = None if asked.expected is None else decode(asked.expected)
+        new = Operation(asked.what, argument, expected).of(None if old is None else decode(old))
         if new is UNCHANGED or new is None:
             return new
         data = codec.encode(new)

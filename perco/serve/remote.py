@@ -46,7 +46,7 @@ from perco.serve.messages import (
 )
 from perco.serve.remote_rows import LostRowStore, RemoteRowStore, is_split
 from perco.serve.together import Together
-from perco.storage import NoReply
+from perco.storage import APPLIED, NoReply, Verdict
 from perco.txn.background import Background
 from perco.txn.driver import ConflictAt, Driver
 from perco.txn.fates import Fates
@@ -409,18 +409,25 @@ class RemoteDriver(Driver):
         return done
 
     async def _ship(self, start_ts: int, shipped: Shipped, token: str) -> tuple[int, Any] | None:
-        cell, observed = Cellref(*shipped.cell), bool(shipped.observers)
-        header = Header(start_ts, cell, 0, 0, token)
-        commit = Commit(header, [[Intent(*cell, PUT, b"", shipped.observers)]], one_step=True)
+        (table, row, column), observers = shipped.cell, shipped.observers
+        observed = bool(observers)
         began = time.perf_counter() if self.timings is not None else 0.0
         self.fates.begin(start_ts)
         if observed:
             self.fates.observed += 1
+
+        def in_one_step(commit_ts: int, verdict: Verdict) -> Commit:
+            """What the owner has done, for a `Commit` that goes on from there."""
+            cell = Cellref(table, row, column)
+            commit = Commit(Header(start_ts, cell, 0, 0, token), [[Intent(*cell, PUT, b"", observers)]], one_step=True)
+            commit.sent_in_one_step(commit_ts)
+            commit.primary_told(verdict)
+            return commit
+
         try:
             done, spare = await self._link.call(Method.OPERATE, (start_ts, token, *shipped), again=False)
         except LostError as error:
-            commit.sent_in_one_step(0)
-            commit.primary_told(NoReply(str(error)))
+            commit = in_one_step(0, NoReply(str(error)))
             return await self.go_on(commit, began, observed=observed, version=shipped.version), LOST
         except BaseException:
             self.never_sent(start_ts, observed=observed)
@@ -431,10 +438,15 @@ class RemoteDriver(Driver):
         if not commit_ts:
             self._settled(start_ts, 0, observed=observed)
             return None if done is None else (0, value)
-        commit.sent_in_one_step(commit_ts)
         self._drawn(commit_ts)
-        commit.primary_told(unpack_verdict(told))
-        if commit.state in (State.COMMITTED, State.ASK):
+        verdict = unpack_verdict(told)
+        if verdict is APPLIED:
+            self.committed(start_ts, commit_ts, began)
+            if observed:
+                self.tell_workers([(table, row, observers)])
+            return commit_ts, value
+        commit = in_one_step(commit_ts, verdict)
+        if commit.state is State.ASK:
             return await self.go_on(commit, began, observed=observed, version=shipped.version), value
         self._settled(start_ts, 0, observed=observed)  # the tablet has refused it, and written nothing (C6)
         return None

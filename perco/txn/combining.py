@@ -50,7 +50,8 @@ class Combining:
     combined: int
 
     def __init__(self) -> None:
-        self._waiting: dict[Where, deque[Asked]] = {}  # for each cell at which an operation leads
+        # For each cell at which an operation leads: those that wait; None: so far, none has waited.
+        self._waiting: dict[Where, deque[Asked] | None] = {}
         self.combined = 0
 
     def __len__(self) -> int:
@@ -60,13 +61,13 @@ class Combining:
         """Begin to lead on a cell, until `pass_on`. Returns False if another operation leads there: then `wait`."""
         if where in self._waiting:
             return False
-        self._waiting[where] = deque()
+        self._waiting[where] = None
         return True
 
     async def wait(self, where: Where, asked: Asked) -> Any:
         """Wait until another operation has carried this one out, and return the result; None: this one leads now.
         Raises: the error that this one has met."""
-        waiting = self._waiting[where]
+        waiting = self._at(where)
 
         def abort(raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
             if asked.taken:
@@ -79,16 +80,22 @@ class Combining:
         waiting.append(asked)
         return await trio.lowlevel.wait_task_rescheduled(abort)
 
+    def _at(self, where: Where) -> deque[Asked]:
+        waiting = self._waiting[where]
+        if waiting is None:
+            waiting = self._waiting[where] = deque()
+        return waiting
+
     def are_adding(self, where: Where, column: object) -> bool:
         """Whether a leader that adds to the cell could take an operation."""
         waiting = self._waiting[where]
-        return bool(waiting) and waiting[0].adds_to is column
+        return waiting is not None and len(waiting) > 0 and waiting[0].adds_to is column
 
     def take(self, where: Where, column: object) -> Asked | None:
         """The operation that waits next, if it adds to the cell, too."""
         if not self.are_adding(where, column):
             return None
-        asked = self._waiting[where].popleft()
+        asked = self._at(where).popleft()
         asked.taken = True
         return asked
 
@@ -98,7 +105,7 @@ class Combining:
         for asked in reversed(taken):
             asked.taken, asked.value, asked.error = False, None, None
             if asked.cancelled is None:
-                self._waiting[where].appendleft(asked)
+                self._at(where).appendleft(asked)
                 continue
             try:
                 asked.cancelled()

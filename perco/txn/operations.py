@@ -17,7 +17,7 @@ import trio
 from perco.errors import CommitUnknown, TransientError
 from perco.protocol.records import Cellref
 from perco.schema.catalogue import Bound
-from perco.schema.codecs import Codec, decoded, encoded, is_own
+from perco.schema.codecs import decoded, encoded, is_own
 from perco.schema.schema import Column
 from perco.storage import VALUE_BYTES_MAX
 from perco.txn.attempts import late
@@ -47,6 +47,7 @@ UNCHANGED: Final = _Unchanged()
 
 
 OPERATIONS: Final = frozenset({"put", "put_if", "add", "append", "delete"})
+BLIND: Final = frozenset({"put", "delete"})  # those that do the same whatever the cell holds
 
 
 class Operation(NamedTuple):
@@ -60,7 +61,7 @@ class Operation(NamedTuple):
     @property
     def reads(self) -> bool:
         """Whether what it does depends on the cell's value."""
-        return self.what not in ("put", "delete")
+        return self.what not in BLIND
 
     @property
     def adds(self) -> bool:
@@ -116,6 +117,8 @@ def _must_have_parts(value: object, what: str) -> None:
         )
 
 
+Packed = tuple[bytes | None, bytes | None]  # an operation's argument and expected value, in stored form
+
 _SHIPPED_BYTES_MAX: Final = 1 << 16  # of the encoded values
 # Operations that one commit carries out for others, and bytes that are encoded for them: each value contains the last.
 _COMBINED_MAX: Final = 1024
@@ -130,9 +133,9 @@ class Done(NamedTuple):
     value: Any
 
 
-def _as_stored(codec: Codec[Any], value: Any, column: object) -> Any:
-    """A value as it would be read: for example, MSGPACK reads lists as tuples. Raises: TypeError, ValueError."""
-    return None if value is None else codec.decode(encoded(codec, value, column, "value of "))
+def _packed(column: Column[Any, Any], value: Any) -> bytes | None:
+    """A value in stored form; None: there is none. Raises: TypeError, ValueError."""
+    return None if value is None else encoded(column.codec, value, column, "value of ")
 
 
 async def operate(engine: Engine, column: Column[K, V], key: K, operation: Operation) -> Done:
@@ -152,10 +155,11 @@ async def _operate(
 ) -> Done:
     engine.usable(writing=True)
     bound = engine.known.bounds.get(column) or engine.known.bind(column)
+    packed: Packed | None = None
     if operation.reads:
         what, argument, expected = operation
-        codec = column.codec
-        operation = Operation(what, _as_stored(codec, argument, column), _as_stored(codec, expected, column))
+        packed = _packed(column, argument), _packed(column, expected)
+        operation = Operation(what, *(each if each is None else column.codec.decode(each) for each in packed))
     if engine.spans is not None:  # each has a span of its own
         return await _run(engine, column, key, operation, None, met)
     combining, where = engine.combining, (bound.table, column.table.row(key), bound.column)
@@ -166,7 +170,7 @@ async def _operate(
     try:
         shipping = engine.driver.shipping
         if shipping is not None and not (operation.adds and combining.are_adding(where, column)):
-            shipped = await _shipped(engine, shipping, bound, column, key, operation)
+            shipped = await _shipped(engine, shipping, bound, column, key, where[1], operation, packed)
             if shipped is not None:
                 return shipped
         return await _run(engine, column, key, operation, where if operation.adds else None, met)
@@ -192,21 +196,27 @@ async def _run(
 
 
 async def _shipped(
-    engine: Engine, shipping: Shipping, bound: Bound, column: Column[K, V], key: K, operation: Operation
+    engine: Engine,
+    shipping: Shipping,
+    bound: Bound,
+    column: Column[K, V],
+    key: K,
+    row: bytes,
+    operation: Operation,
+    packed: Packed | None,
 ) -> Done | None:
     """Have the store's owner carry out an operation (C9). None: it has done nothing. Then the operation is run as an
-    ordinary transaction, which also raises the errors of unusual cases, in the same words everywhere."""
+    ordinary transaction, which also raises the errors of unusual cases, in the same words everywhere. `packed`: the
+    operation's argument and expected value, if that is known."""
     codec, what, bytes_max = column.codec, operation.what, engine.limits.bytes_max
     if operation.reads and (bytes_max < VALUE_BYTES_MAX or not is_own(codec)):
         return None
-    row, packed = column.table.row(key), []
-    for each in (operation.argument, operation.expected):
-        packed.append(None if each is None else encoded(codec, each, column, "value of "))
-    if sum(len(each or b"") for each in packed) > min(_SHIPPED_BYTES_MAX, bytes_max):
+    argument, expected = packed or (_packed(column, operation.argument), None)
+    if len(argument or b"") + len(expected or b"") > min(_SHIPPED_BYTES_MAX, bytes_max):
         return None
     cell, driver = Cellref(bound.table, row, bound.column), engine.driver  # another one, once the session has ended
     version = engine.known.catalogue.binds
-    shipped = Shipped(cell, bound.observers, version, bound.group, codec.name, what, *packed)
+    shipped = Shipped(cell, bound.observers, version, bound.group, codec.name, what, argument, expected)
     try:
         done = await shipping.ship(shipped, engine.lease_token)
     except TransientError:
