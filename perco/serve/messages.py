@@ -159,7 +159,10 @@ NOT_HERE: Final = None
 LOST: Final = 1
 NOBODY: Final = -1  # in place of a tablet server's number: no server has the tablet now
 
-_CELL: Final = (str,), (bytes,), (int,)  # table, row, column
+_CELL: Final = str, bytes, int  # table, row, column
+_INTENT: Final = *_CELL, int
+_OPERATION: Final = int, str, tuple, tuple, int, str, str, str
+_BYTES_OR_NONE: Final = bytes, type(None)
 _VIEWS_MAX: Final = 1 << 10  # in one call
 
 
@@ -379,6 +382,13 @@ def read_typed(packed: Any, *kinds: tuple[type, ...]) -> Any:
     return packed
 
 
+def read_exactly(packed: Any, types: tuple[type, ...]) -> Any:
+    """Like `read_typed`, for arguments of one type each, but faster. Raises: TypeError."""
+    if type(packed) is not tuple or tuple(map(type, packed)) != types:
+        read_typed(packed, *((each,) for each in types))
+    return packed
+
+
 def read_all(packed: Any, kind: type) -> Any:
     """Return the arguments, which must all be of one type. Raises: TypeError."""
     if any(type(argument) is not kind for argument in packed):
@@ -491,16 +501,16 @@ def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
         last: the last timestamp that was issued.
     """
     (start_ts, primary, *more), packed_part, version = packed
-    header = Header(start_ts, Cellref(*read_typed(primary, *_CELL)), *more)
+    header = Header(start_ts, Cellref(*read_exactly(primary, _CELL)), *more)
     part = [Intent(*intent) for intent in packed_part]
     if type(start_ts) is not int or type(version) is not int or not 0 < start_ts <= last:
         raise ValueError("not a start timestamp that was issued, and a version")
     for intent in part:
-        read_typed(intent[:4], *_CELL, (int,))
+        read_exactly(intent[:4], _INTENT)
     if part[0][:3] != header.primary or READ <= part[0].kind != BARE:
         raise ValueError("the primary must lead (T12), and get a record, or a trace")
     commit = Commit(header, [part], one_step=True)
-    if len(set(commit.cells)) != len(commit.cells):
+    if len(part) > 1 and len(set(commit.cells)) != len(commit.cells):
         raise ValueError("the same cell twice")  # it would be entered once, and leave twice (C3)
     return commit, version
 
@@ -508,11 +518,11 @@ def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
 def read_operation(packed: Any, last: int) -> tuple[Header, Shipped]:
     """Decode an operation (C9), and the header of its commit. `last`: the last timestamp that was issued. Raises:
     TypeError, ValueError."""
-    some = (bytes, type(None))
-    read_typed(packed, (int,), (str,), (tuple,), (tuple,), (int,), (str,), (str,), (str,), some, some)
-    start_ts, token, *rest = packed
-    asked = Shipped(*rest)
-    read_typed(asked.cell, *_CELL)
+    if type(packed) is not tuple:
+        raise TypeError(f"a {type(packed).__name__} in place of an operation")
+    start_ts, token, *rest = read_exactly(packed[:8], _OPERATION)
+    asked = Shipped(*rest, *read_typed(packed[8:], _BYTES_OR_NONE, _BYTES_OR_NONE))
+    read_exactly(asked.cell, _CELL)
     read_all(asked.observers, int)
     if not 0 < start_ts <= last or asked.what not in OPERATIONS:
         raise ValueError("not a start timestamp that was issued, and an operation")
