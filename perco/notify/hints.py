@@ -104,8 +104,8 @@ class Hints:
     @property
     def of_all(self) -> bool:
         """Whether hints are given now, of all commits: one process writes them all. Then tours need not hurry past rows
-        whose observers have no room, which would keep the loop busy. They do need to before a tour has ended that began
-        when hints were wanted already: of earlier changes there is no hint."""
+        whose observers have no room, which would keep the loop busy. They hurry until a tour has ended that began when
+        hints were already wanted, because earlier changes have no hint."""
         return self.on and self._toured and self._engine.fates.alone
 
     def __bool__(self) -> bool:

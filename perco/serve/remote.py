@@ -349,6 +349,16 @@ class _Orphaned:
         return self._set
 
 
+def _shipped_commit(start_ts: int, shipped: Shipped, token: str, commit_ts: int, verdict: Verdict) -> Commit:
+    """The commit of an operation, in the state in which the owner has left it. `commit_ts` 0: it is unknown."""
+    cell = Cellref(*shipped.cell)
+    part = [Intent(*cell, PUT, b"", shipped.observers)]
+    commit = Commit(Header(start_ts, cell, 0, 0, token), [part], one_step=True)
+    commit.sent_in_one_step(commit_ts)
+    commit.primary_told(verdict)
+    return commit
+
+
 class RemoteDriver(Driver):
     """A driver that has the server make the one-step commits."""
 
@@ -409,25 +419,15 @@ class RemoteDriver(Driver):
         return done
 
     async def _ship(self, start_ts: int, shipped: Shipped, token: str) -> tuple[int, Any] | None:
-        (table, row, column), observers = shipped.cell, shipped.observers
-        observed = bool(observers)
+        observed = bool(shipped.observers)
         began = time.perf_counter() if self.timings is not None else 0.0
         self.fates.begin(start_ts)
         if observed:
             self.fates.observed += 1
-
-        def in_one_step(commit_ts: int, verdict: Verdict) -> Commit:
-            """What the owner has done, for a `Commit` that goes on from there."""
-            cell = Cellref(table, row, column)
-            commit = Commit(Header(start_ts, cell, 0, 0, token), [[Intent(*cell, PUT, b"", observers)]], one_step=True)
-            commit.sent_in_one_step(commit_ts)
-            commit.primary_told(verdict)
-            return commit
-
         try:
             done, spare = await self._link.call(Method.OPERATE, (start_ts, token, *shipped), again=False)
         except LostError as error:
-            commit = in_one_step(0, NoReply(str(error)))
+            commit = _shipped_commit(start_ts, shipped, token, 0, NoReply(str(error)))
             return await self.go_on(commit, began, observed=observed, version=shipped.version), LOST
         except BaseException:
             self.never_sent(start_ts, observed=observed)
@@ -443,9 +443,9 @@ class RemoteDriver(Driver):
         if verdict is APPLIED:
             self.committed(start_ts, commit_ts, began)
             if observed:
-                self.tell_workers([(table, row, observers)])
+                self.tell_workers([(*shipped.cell[:2], shipped.observers)])
             return commit_ts, value
-        commit = in_one_step(commit_ts, verdict)
+        commit = _shipped_commit(start_ts, shipped, token, commit_ts, verdict)
         if commit.state is State.ASK:
             return await self.go_on(commit, began, observed=observed, version=shipped.version), value
         self._settled(start_ts, 0, observed=observed)  # the tablet has refused it, and written nothing (C6)

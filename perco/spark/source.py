@@ -53,7 +53,7 @@ from perco.txn.snapshot import scan_between
 _ZONE: Final = "spark.sql.session.timeZone"
 _LEASE_S: Final = 600.0
 _FRESH, _STALE = 0.9, 0.5  # of a lease: between these, a task renews a pin
-_CHANCE: Final = random.SystemRandom()  # workers that were forked have the same seed
+_CHANCE: Final = random.SystemRandom()  # forked workers share the seed of `random`
 _OF_SPARK: Final = ("checkpointlocation", "queryname")  # options of a stream that are for Spark
 _MARKS: Final = "_marks_perco"  # an attribute that marks Spark's class as patched by perco
 
@@ -142,7 +142,7 @@ class PercoSource(DataSource):
             async with asked.store.reading() as db:
                 table = asked.table_of(db)
                 found = types.schema_of(table, asked.key, asked.columns_of(table))
-                # The reader is asked for its partitions in another process, which would have to open the store again.
+                # Spark asks the reader for its partitions in another process, which would have to open the store again.
                 self._planned = await PercoReader(asked, found, self._lease_s, None, self._cores).plan(db)
                 return found
 
@@ -257,7 +257,7 @@ class PercoReader(DataSourceReader):
         self._asked, self._schema, self._lease_s, self._planned, self._cores = asked, schema, lease_s, planned, cores
 
     def __getstate__(self) -> dict[str, Any]:
-        """What each task gets."""
+        """The state that Spark sends to each task."""
         return {**self.__dict__, "_planned": None}
 
     def partitions(self) -> list[Span]:
@@ -274,10 +274,8 @@ class PercoReader(DataSourceReader):
         table = asked.table_of(db)
         self.columns_of(table)
         whole = ranges.of_options(table, asked.start, asked.stop, asked.prefix)
-        if whole.empty:
-            return []
         ts, pin = await _moment_of(db, asked, self._lease_s)
-        return await self.spans(db, table, whole, ts, pin)
+        return [] if whole.empty else await self.spans(db, table, whole, ts, pin)
 
     async def spans(self, db: perco.Database, table: perco.Table[Any], whole: Range, ts: int, pin: str) -> list[Span]:
         """Divide a range of the table, as of a timestamp that a pin holds, among tasks."""

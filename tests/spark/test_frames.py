@@ -127,6 +127,11 @@ def test_a_count_after_a_filter_counts_the_whole_frame(
     cached.unpersist()
 
 
+def test_a_moment_is_checked_although_the_range_is_empty(spark: SparkSession, store: perco.spark.Store) -> None:
+    with pytest.raises(PySparkException, match="there is no snapshot at"):
+        read(spark, table="pages", start="b", stop="a", ts="999999999999")
+
+
 def test_a_range_without_rows(spark: SparkSession, store: perco.spark.Store) -> None:
     assert read(spark, table="pages", start="z").count() == 0
     assert read(spark, table="pages", start="b").filter("key < 'a'").count() == 0

@@ -1,4 +1,4 @@
-"""What perco does to Spark's Python workers."""
+"""perco exempts modules from garbage collection in Spark's Python workers."""
 
 from __future__ import annotations
 
