@@ -62,6 +62,7 @@ class _Call(Awaited):
     __slots__ = (
         "again",
         "arguments",
+        "arrived",
         "ended",
         "ends",
         "held",
@@ -80,6 +81,7 @@ class _Call(Awaited):
         self.task = trio.lowlevel.current_task()
         self.link, self.id, self.method, self.arguments, self.again = link, id, method, arguments, again
         self.held, self.here = held, here
+        self.arrived: Callable[[Any], Any] | None = None
         self.sent = self.writes = False
         self.ends = 0  # connections in a row that ended early while it was in flight, without any answer
         self.ended = 0  # how often the answer was that the session had ended
@@ -87,7 +89,10 @@ class _Call(Awaited):
     def abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
         if self.sent and not self.again:
             return trio.lowlevel.Abort.FAILED  # T10: a call that was sent completes
-        self.link._forget(self)
+        if self.sent and self.arrived is not None:
+            self.task = None
+        else:
+            self.link._forget(self)
         return trio.lowlevel.Abort.SUCCEEDED
 
 
@@ -160,10 +165,12 @@ class Link:
         held: bool = False,
         here: bool = False,
         writes: bool = False,
+        arrived: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Call the server. `again`: the call may be repeated; `held`: only while the server holds the session's
         versions; `here`: over this connection only, because another server can be called instead; `writes`: the call
-        changes something, so a caller that gives up does not know whether the change was made.
+        changes something, so a caller that gives up does not know whether the change was made; `arrived`: called with
+        the answer when it arrives, even if the caller has been cancelled meanwhile; what it returns is the result.
 
         Raises: the server's error; LostError, if not `again`, or if `here`; Unavailable, SessionEnded; WriteUnknown,
         instead of Unavailable, if `writes` and the call was sent; TooLarge, and what packing raises, if it cannot be
@@ -172,7 +179,7 @@ class Link:
         self._must_be_open()
         self._next = id = self._next + 1
         call = _Call(self, id, method, arguments, again, held, here)
-        call.writes = writes
+        call.writes, call.arrived = writes, arrived
         if self._channel is None:
             losses = self._losses
             await self._wait_for_server(writes)
@@ -407,7 +414,9 @@ class Link:
             for call in self._calls.values():
                 call.ends = call.ends + 1 if at_once and call.sent else 0
         for call in [call for call in self._calls.values() if call.sent]:
-            if call.here or not call.again:
+            if call.task is None:  # its caller was cancelled
+                self._forget(call)
+            elif call.here or not call.again:
                 self._forget(call)
                 self._end(call, LostError(f"the connection to {self.name} broke"))
             elif call.ends >= _ENDS_MAX:
@@ -427,7 +436,7 @@ class Link:
                     continue  # its caller was cancelled
                 if status == OK:
                     self._answered = True
-                    call.value = value
+                    call.value = value if call.arrived is None else call.arrived(value)
                 else:
                     error = unpack_error(value)
                     self._answered = True

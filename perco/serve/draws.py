@@ -48,7 +48,7 @@ class Draws:
             return
         self._drawn(session, peer, id, starts, drawn)
 
-    def spare(self, session: Session, peer: Peer) -> int:
+    def one(self, session: Session, peer: Peer) -> int:
         """A start timestamp that goes along with another answer; 0: there is none at the moment."""
         try:
             self._owner.backend.check()  # O1
@@ -57,6 +57,20 @@ class Draws:
         ts = 0 if session.ended or peer.ended else self._parts.oracle.draw_nowait()
         if ts:
             self._sessions.begin(session, ts)
+        return ts
+
+    async def one_later(self, session: Session, peer: Peer) -> int:
+        """Like `one`, but waits for the timestamp. Raises: SessionEnded, StoreLocked, Unavailable."""
+        await sure(self._owner.backend.check, _SURE_S)
+        ts = await self._parts.oracle.draw()
+        if session.ended or peer.ended:
+            raise SessionEnded
+        self._sessions.begin(session, ts)
+        try:
+            await sure(self._owner.backend.check, _SURE_S)  # O1: the draw may have outlasted the lease
+        except BaseException:
+            self._sessions.done(session, (ts,))
+            raise
         return ts
 
     def _draw_rest(self, session: Session, peer: Peer, id: int, starts: int, others: int, drawn: list[int]) -> None:

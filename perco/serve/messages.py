@@ -39,7 +39,7 @@ from perco.storage.walking import Leaves
 from perco.txn.operations import OPERATIONS
 from perco.txn.shipping import Shipped
 
-WIRE_VERSION: Final = 18
+WIRE_VERSION: Final = 19
 # Limits of one call. A client keeps within them; a server ends the connection on a call that exceeds them (R1).
 DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows
@@ -53,6 +53,7 @@ class Method(IntEnum):
     """A client's calls to the owner. Those in `AGAIN` may be repeated (R4)."""
 
     READ = 1  # requests -> cells of each; if all are too much, only of the first ones (`RowStore.read_first`)
+    START = 55  # requests, with 0 for the timestamp -> (the timestamp drawn, catalogue's version, wall time, cells)
     SCAN = 2  # a request -> a page
     LEAVES = 48  # (table, start, stop, a timestamp, how many cells) -> leaves with them (`Prompt.find_leaves`), or None
     APPLY = 3  # mutations -> verdicts

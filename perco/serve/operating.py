@@ -47,7 +47,7 @@ class Operating:
         cell = header.primary
 
         def reply(done: tuple[int, Any, bytes | None] | None) -> None:
-            peer.reply(id, (done, self._draws.spare(session, peer)))
+            peer.reply(id, (done, self._draws.one(session, peer)))
 
         try:
             new = self._decide(header, asked)

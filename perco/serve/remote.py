@@ -46,12 +46,15 @@ from perco.serve.messages import (
 )
 from perco.serve.remote_rows import LostRowStore, RemoteRowStore, is_split
 from perco.serve.together import Together
-from perco.storage import APPLIED, NoReply, Verdict
+from perco.storage import APPLIED, NoReply, ReadRequest, RowCells, Verdict
 from perco.txn.background import Background
 from perco.txn.driver import ConflictAt, Driver
 from perco.txn.fates import Fates
 from perco.txn.shipping import LOST, Shipped, Shipping
+from perco.txn.starting import Start
+from perco.txn.timed import timed
 
+_TOLD_MS = 100  # how much the server's clock may go on before its time is noted again
 _SPARE_S = 0.5  # for how long a start timestamp is kept for the next operation
 _UNDO_S, _UNDO_AGAIN_S = 5.0, 0.2  # how long to try to drop a pin whose caller has failed, and how often
 
@@ -178,6 +181,13 @@ class RemoteOracle(Oracle):
         self.catalogue_version = max(self.catalogue_version, version)
         self._told = wall_ms, trio.current_time()
         self._last = max(self._last, last)
+
+    def told_one(self, ts: int, version: int, wall_ms: int) -> None:
+        """Like `told`, for one timestamp of many: notes the wall time only now and then."""
+        if version > self.catalogue_version or not 0 <= wall_ms - self._told[0] < _TOLD_MS:
+            self.told(version, wall_ms, ts)
+        elif ts > self._last:
+            self._last = ts
 
     def drawn_elsewhere(self, ts: int) -> None:
         """Note a commit timestamp that the server has drawn for this client."""
@@ -367,6 +377,24 @@ class RemoteDriver(Driver):
     laned = False  # the server draws them
 
     oracle: RemoteOracle
+    store: RemoteRowStore
+
+    @property
+    def start(self) -> Start | None:
+        """Only if the owner has the rows, and no delay window gathers reads."""
+        return None if self._together is not None or self.store.spread else self._start
+
+    def _start(
+        self, requests: Sequence[ReadRequest], started: Callable[[int], bool]
+    ) -> Awaitable[list[RowCells] | None]:
+        told = self.oracle.told_one
+
+        def note(ts: int, version: int, wall_ms: int) -> bool:
+            told(ts, version, wall_ms)
+            return started(ts)
+
+        found = self.store.start(requests, note)
+        return found if self.timings is None else timed(found, self.timings)
 
     @property
     def shipping(self) -> Shipping | None:

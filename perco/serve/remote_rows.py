@@ -42,7 +42,7 @@ _MAP_S: Final = 1.0  # how long to wait for a newer map of tablets, before the n
 _AWAY: Final = "the connection to the server was lost for too long: all earlier transactions have ended"
 
 
-_READ, _SCAN, _APPLY = int(Method.READ), int(Method.SCAN), int(Method.APPLY)
+_READ, _SCAN, _APPLY, _START = int(Method.READ), int(Method.SCAN), int(Method.APPLY), int(Method.START)
 
 
 class RemoteRowStore:
@@ -176,6 +176,26 @@ class RemoteRowStore:
         """Read the cells of all requests or, if that is too much for a message, of the first ones."""
         found: list[RowCells] = await self._link.call(_READ, requests, again=True, held=True)
         return _checked(found, requests)
+
+    def start(
+        self, requests: Sequence[ReadRequest], started: Callable[[int, int, int], bool]
+    ) -> Awaitable[list[RowCells] | None]:
+        """Have the owner draw a start timestamp and read at it; in the requests, 0 stands for it. `started` gets the
+        timestamp, the catalogue's version and the owner's wall time as soon as the answer has arrived, and returns
+        whether the cells are wanted."""
+
+        def arrived(answer: Any) -> list[RowCells] | None:
+            *told, found = answer
+            return _checked(found, requests) if started(*told) else None
+
+        call = self._link.call
+        return (
+            self._refreshed(requests, arrived) if self._stale else call(_START, requests, again=True, arrived=arrived)
+        )
+
+    async def _refreshed(self, requests: Sequence[ReadRequest], arrived: Callable[[Any], Any]) -> Any:
+        await self.refresh()
+        return await self._link.call(_START, requests, again=True, arrived=arrived)
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         if self.spread:

@@ -22,7 +22,7 @@ from perco.serve.messages import (
     read_scan,
 )
 from perco.serve.sessions import Session, Sessions
-from perco.storage import NOTIFY, WRITE, Failed, Mutation, OwnerStore, RowCells, Verdict
+from perco.storage import NOTIFY, WRITE, Failed, Mutation, OwnerStore, ReadRequest, RowCells, Verdict
 from perco.storage.call import Call
 from perco.storage.walking import Space
 from perco.txn.entered import Entry
@@ -48,7 +48,7 @@ class Rows:
         the whole answer too long (D8)."""
         parts = self._parts
         meets = bool(parts.driver.entered.cells)
-        free = [i for i, requests in enumerate(asked) if not (meets and self._entered(session, requests))]
+        free = [i for i, requests in enumerate(asked) if not (meets and self.entered(session, requests))]
 
         def answer(found: list[RowCells]) -> None:
             answers: list[Any] = [None] * len(asked)
@@ -64,20 +64,29 @@ class Rows:
 
     def read(self, session: Session, peer: Peer, id: int, requests: Any) -> None:
         parts = self._parts
-        if parts.driver.entered.cells and (entries := self._entered(session, requests)):
+        if parts.driver.entered.cells and (entries := self.entered(session, requests)):
             self._after(entries, peer, id, lambda: self.read(session, peer, id, requests))
             return
         self._find(peer, id, requests, lambda found: peer.reply(id, found))
 
+    def find_now(self, requests: Sequence[ReadRequest]) -> list[RowCells] | None:
+        """Read, if the store answers without an await; otherwise returns None."""
+        return None if self._prompt is None else self._prompt.find_first(requests, self._options.part_bytes)
+
+    async def find(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        """Read as many of the rows as one message holds."""
+        found = self.find_now(requests)
+        return await self._store.read_first(requests, self._options.part_bytes) if found is None else found
+
     def _find(self, peer: Peer, id: int, requests: Any, answer: Callable[[list[RowCells]], None]) -> None:
         """Read; at once, if the store answers without an await (C4)."""
-        if self._prompt is not None:
-            answer(self._prompt.find_first(requests, self._options.part_bytes))
+        if (found := self.find_now(requests)) is not None:
+            answer(found)
             return
 
         async def run() -> None:
             try:
-                found = await self._store.read_first(requests, self._options.part_bytes)
+                found = await self.find(requests)
                 await peer.room()
                 answer(found)
             except Exception as error:
@@ -85,7 +94,7 @@ class Rows:
 
         self._parts.background.spawn(run)
 
-    def _entered(self, session: Session, requests: Any) -> list[Entry]:
+    def entered(self, session: Session, requests: Any) -> list[Entry]:
         """C4: the entries for the cells of a read, at or below its timestamp, except those of the client's own commits
         whose outcome is unknown (T4). The read may be the one that finds out this outcome; then it would wait for
         itself."""

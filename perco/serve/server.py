@@ -63,6 +63,7 @@ from perco.serve.processes import TabletServers, on_news
 from perco.serve.rows import Rows
 from perco.serve.sessions import Session, Sessions, Stuck, must_go_on
 from perco.serve.shared_ids import SharedIds
+from perco.serve.starting import Starts
 from perco.serve.tasks import ProcessTasks
 from perco.serve.uses import ProcessUse
 from perco.tablets.backend import Tickets, lost
@@ -138,6 +139,7 @@ class Server(Door[Session]):
         rows, one_step, oracle, fates = self.rows, self.one_step, self._parts.oracle, self._parts.fates
         return {
             Method.READ: rows.read,
+            Method.START: Starts(self._parts, self.sessions, self.draws, rows, self._fail).start,
             Method.SCAN: rows.scan,
             Method.LEAVES: rows.leaves,
             Method.APPLY: rows.apply,

@@ -16,9 +16,10 @@ import trio
 from perco.blocks import AsyncOnly
 from perco.errors import NOTHING_WRITTEN, CommitUnknown, PercoWarning, TransientError, Unavailable, UsageError
 from perco.protocol.reads import Isolation
-from perco.txn.beginning import begin
+from perco.txn.beginning import BLOCK, begin, begin_function, is_hasty
 from perco.txn.engine import Engine
 from perco.txn.retry import RetryOptions
+from perco.txn.starting import was_hasty
 from perco.txn.transaction import Transaction
 from perco.txn.turns import Turn
 
@@ -57,7 +58,7 @@ class Attempts(AsyncOnly):
         engine: Engine,
         retry: RetryOptions,
         serializable: bool,
-        function: str = "transaction",
+        function: str = BLOCK,
     ) -> None:
         self._function = function  # the function's past runs decide what is read ahead
         self._owed = False  # the last attempt failed, and the loop has not gone on to the next one
@@ -108,14 +109,20 @@ class Attempts(AsyncOnly):
         the loop (W3)."""
         turn = self._turn
         if turn is None:
-            return await begin(self._engine, self._isolation, self._function, first=self._retry.attempts > 1)
+            return await self._begun(first=self._retry.attempts > 1)
         await turn.take(self._left_s())
         try:
             self._check_time()
-            return await begin(self._engine, self._isolation, self._function)
+            return await self._begun(first=False)
         except BaseException:
             turn.leave()
             raise
+
+    async def _begun(self, *, first: bool) -> Transaction:
+        if self._function == BLOCK:  # the program would have to run the block again
+            return await begin(self._engine, self._isolation, first=first)
+        serializable = self._isolation == "serializable"
+        return await begin_function(self._engine, serializable, self._function, first=first)
 
     def _has_met(self, error: TransientError) -> None:
         """Note the cells on which an attempt conflicted: the next attempt takes a turn there."""
@@ -178,7 +185,13 @@ class Attempt:
                 attempts._done = True
                 return False
             raise error
-        except TransientError as met:
+        except Exception as met:
+            if was_hasty(txn):
+                is_hasty(attempts._engine, attempts._function)
+                attempts._pause = False
+                return True
+            if not isinstance(met, TransientError):
+                raise
             attempts._failed += 1
             if txn.outcome == "committed":
                 raise

@@ -5,7 +5,10 @@ from __future__ import annotations
 from perco.protocol.reads import Isolation, Reads
 from perco.txn.engine import Engine
 from perco.txn.snapshot import Snapshot
+from perco.txn.starting import Starting
 from perco.txn.transaction import Transaction
+
+_HASTY_MAX = 256  # names that are remembered
 
 BLOCK = "transaction"  # the function's name for transactions opened as blocks: in counters, and for reading ahead
 
@@ -39,12 +42,31 @@ def begin_nowait(engine: Engine, isolation: Isolation | None, function: str = BL
     return begun(engine, start_ts, serializable, function) if start_ts else None
 
 
+async def begin_function(engine: Engine, serializable: bool, function: str, *, first: bool) -> Transaction:
+    """Like `begin`, for a function that may run again: its first read may draw the timestamp (`starting.py`)."""
+    engine.usable(writing=True)
+    start_ts = engine.oracle.draw_nowait()
+    if not start_ts and (start := engine.driver.start) is not None and function not in engine.hasty:
+        return _begun(Starting(engine, start), serializable, function, traced=True, first=first)
+    return begun(engine, start_ts or await engine.oracle.draw(), serializable, function, first=first)
+
+
+def is_hasty(engine: Engine, function: str) -> None:
+    """Note that a function wants its timestamp before it reads anything."""
+    if len(engine.hasty) >= _HASTY_MAX:
+        engine.hasty.clear()
+    engine.hasty.add(function)
+
+
 def begun(
     engine: Engine, start_ts: int, serializable: bool, function: str, *, traced: bool = True, first: bool = False
 ) -> Transaction:
     """A transaction at a timestamp that was drawn for it."""
-    txn = Transaction(engine, start_ts)
-    txn._first = first
+    return _begun(Transaction(engine, start_ts), serializable, function, traced=traced, first=first)
+
+
+def _begun(txn: Transaction, serializable: bool, function: str, *, traced: bool, first: bool) -> Transaction:
+    engine, txn._first = txn._engine, first
     if traced and engine.spans is not None:
         txn._span = engine.spans.begun(txn, function)
     if engine.prefetch.on:

@@ -90,6 +90,11 @@ class Driver(Resolver):
     laned = True
 
     @property
+    def start(self) -> Any:
+        """A `Start` (`starting.py`), if the first read of a transaction can draw its timestamp; else None."""
+        return None
+
+    @property
     def shipping(self) -> Shipping | None:
         """Through which operations go to the store's owner (C9); None: they run here."""
         return None

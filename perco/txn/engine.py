@@ -108,6 +108,7 @@ class Engine:
         renew: loads the newest catalogue (N10).
         kept: what higher packages keep with an open store, by objects of theirs.
         spans: traces transactions and runs; None: they are not traced.
+        hasty: names of functions that want a timestamp before they read anything (`starting.py`).
     """
 
     place: Place
@@ -128,6 +129,7 @@ class Engine:
     serializable: bool
     kept: dict[object, Any]
     spans: Spans | None
+    hasty: set[str]
 
     def __init__(
         self,
@@ -145,7 +147,7 @@ class Engine:
         on_event: Callable[[str], None] | None,
     ) -> None:
         self.place, self.known = place, known
-        self.kept, self.spans = {}, None
+        self.kept, self.spans, self.hasty = {}, None, set()
         self.oracle, self.fates, self.driver, self.background = oracle, fates, driver, background
         self.prefetch, self.limits, self.retry = prefetch, limits, retry
         self.random, self.lease_token, self.on_event = rng, lease_token, on_event

@@ -43,6 +43,8 @@ class Reader:
         *("start_ts", "wall"),
     )
 
+    _starts = False  # whether it has no timestamp yet, because its first read draws it (`starting.py`)
+
     _kind = "snapshot"
 
     def __init__(self, engine: Engine, start_ts: int) -> None:
@@ -57,6 +59,9 @@ class Reader:
         self.start_ts = start_ts
         self._writes: dict[WHERE, tuple[Bound, bytes | None]] = {}  # no entry is ever removed
         self._own_rows: OwnRows | None = None  # the rows of `_writes`, once a scan needs them
+
+    async def _draw(self) -> None:
+        """Draw the timestamp now, if there is none yet."""
 
     def end(self) -> None:
         """End the reader: it can read no more, and the versions that only it needed may be removed (G1)."""

@@ -17,10 +17,11 @@ from perco.blocks import AsyncOnly
 from perco.errors import TransientError, UsageError
 from perco.protocol.reads import Isolation
 from perco.txn.attempts import Attempts, late
-from perco.txn.beginning import begin, begun
+from perco.txn.beginning import begin, begin_function, begun, is_hasty
 from perco.txn.engine import Engine
 from perco.txn.prefetch import name_of
 from perco.txn.retry import RetryOptions
+from perco.txn.starting import was_hasty
 from perco.txn.transaction import Transaction
 from perco.txn.turns import Turn
 
@@ -82,10 +83,14 @@ async def attempts(
     while True:
         if background.ended or place.forked or engine.readonly:
             engine.usable(writing=True)
-        start_ts = engine.oracle.draw_nowait() or await engine.oracle.draw()
-        named = engine.prefetch.on or engine.spans is not None
+        start_ts = engine.oracle.draw_nowait()
+        named = not start_ts or engine.prefetch.on or engine.spans is not None
+        name = name_of(function) if named else ""
         first = turn is None and retry.attempts > 1
-        txn = begun(engine, start_ts, serializable, name_of(function) if named else "", first=first)
+        if start_ts:
+            txn = begun(engine, start_ts, serializable, name, first=first)
+        else:
+            txn = await begin_function(engine, serializable, name, first=first)
         running: Awaitable[T] | None = None
         try:
             running = function(txn, *args, **kwargs)
@@ -95,21 +100,27 @@ async def attempts(
             if txn.outcome == "open":
                 await txn.commit()
             return result
-        except TypeError:
-            _must_be_async(function, running)
-            raise
-        except TransientError as error:
-            failed += 1
-            txn._fails(error)
-            if met is not None:
-                met.append(error)
-                del met[:-1]
-            if txn.outcome == "committed":  # by the function itself: do not run it again
+        except Exception as error:
+            if was_hasty(txn):
+                is_hasty(engine, name)
+                met_on = None
+            elif isinstance(error, TransientError):
+                failed += 1
+                txn._fails(error)
+                if met is not None:
+                    met.append(error)
+                    del met[:-1]
+                if txn.outcome == "committed":  # by the function itself: do not run it again
+                    raise
+                error.attempts = failed
+                if failed >= retry.attempts:
+                    raise
+                met_on = error.met_on
+            else:
+                if isinstance(error, TypeError):
+                    _must_be_async(function, running)
+                txn._fails(error)
                 raise
-            error.attempts = failed
-            if failed >= retry.attempts:
-                raise
-            met_on = error.met_on
         except BaseException as error:
             txn._fails(error)
             raise
@@ -117,11 +128,13 @@ async def attempts(
             txn.discard()
             if turn is not None:
                 turn.leave()
-        if turn is None:
-            turn = Turn(engine.lines, retry.turn_s)
-        if turn.met(met_on):
-            await trio.sleep(retry.delay_s(turn.lost, engine.random))
-        await turn.take()
+        if met_on is not None:
+            if turn is None:
+                turn = Turn(engine.lines, retry.turn_s)
+            if turn.met(met_on):
+                await trio.sleep(retry.delay_s(turn.lost, engine.random))
+        if turn is not None:
+            await turn.take()
 
 
 def _must_be_async(function: object, running: object) -> None:

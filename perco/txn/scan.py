@@ -212,6 +212,8 @@ class Scan(AsyncOnly, Generic[K]):
         snapshot = self._snapshot
         if not snapshot._open:
             raise snapshot._closed()
+        if snapshot._starts:
+            await snapshot._draw()
         if not self._seen:
             await self._look()
         failure: Corruption | None = None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
 
 from perco.clock.durations import Durations, Timings
 from perco.storage import Prompt, ReadRequest, RowCells, RowReads, ScanPage, ScanRequest
+
+T = TypeVar("T")
 
 
 class TimedReads:
@@ -46,6 +48,14 @@ class TimedReads:
         found = await self._store.scan(request)
         _note(self._timings.scans, began)
         return found
+
+
+async def timed(reading: Awaitable[T], timings: Timings) -> T:
+    """What a read gives, measured."""
+    began = time.perf_counter()
+    found = await reading
+    _note(timings.reads, began)
+    return found
 
 
 def _note(durations: Durations, began: float) -> None:

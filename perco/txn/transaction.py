@@ -77,6 +77,8 @@ class Transaction(Snapshot):
             "_root",
             "_signals",
             "_span",
+            "_start",
+            "_turn",
         ),
         *("_version", "commit_ts", "outcome"),
     )
@@ -85,7 +87,8 @@ class Transaction(Snapshot):
 
     def __init__(self, engine: Engine, start_ts: int) -> None:
         super().__init__(engine, start_ts)
-        engine.oracle.holds.open.add(start_ts)
+        if start_ts:
+            engine.oracle.holds.open.add(start_ts)
         self.commit_ts = 0
         self.outcome = "open"
         self._primary: Cellref | None = None

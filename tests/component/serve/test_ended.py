@@ -83,6 +83,7 @@ async def test_a_commit_that_is_asked_for_too_late_is_unknown_not_aborted() -> N
         async def transfer(txn: perco.Transaction) -> None:
             nonlocal ran
             ran += 1
+            await txn.get(n, "b")  # draws the timestamp
             await put(txn, "a", 11)
             await ends_session(place)
             assert txn.start_ts not in inside(owner).oracle.holds.open
