@@ -78,7 +78,7 @@ from perco.schema.catalogue import Bound
 from perco.schema.schema import Observer, Signal
 from perco.storage import ScanCell
 from perco.txn import runs
-from perco.txn.beginning import begin
+from perco.txn.beginning import begin_run
 from perco.txn.engine import Engine
 from perco.txn.resolver import Hint
 from perco.txn.transaction import Transaction
@@ -456,7 +456,7 @@ class Worker:
         self, observer: Observer, counters: ObserverCounters, table: str, row: bytes, ack: int, conflicts: int
     ) -> bool | None:
         """Make one run. Returns whether everything that it saw has been handled; None: the observer must run later."""
-        txn = await begin(self.engine, observer.isolation, observer.id, traced=False, first=not conflicts)
+        txn = await begin_run(self.engine, observer.isolation, observer.id, first=not conflicts)
         try:
             return await self._run_in(txn, observer, counters, table, row, ack, conflicts)
         finally:
@@ -472,7 +472,7 @@ class Worker:
         ack: int,
         conflicts: int,
     ) -> bool | None:
-        engine, start_ts, number = self.engine, txn.start_ts, observer_of(ack)
+        engine, number, starts = self.engine, observer_of(ack), runs.starts(txn)
         if not await self.enters(txn, observer, number):
             return True
         claim = self.claims.claim_signal if isinstance(observer.column, Signal) else self.claims.claim
@@ -481,6 +481,8 @@ class Worker:
             if claimed:
                 self.wake_up()  # there may be more notify cells than a claim reads
             return claimed
+        if starts and not await self.enters(txn, observer, number):  # the version came with the timestamp
+            return True
         verdict, seen = claimed
         if self.delays:
             delays = self.delays.get(number)
@@ -489,7 +491,7 @@ class Worker:
         path = self.caused(txn, number, verdict)
         if verdict.depth > self.chain_max:
             chain = too_long(engine, where_of(self.engine, table, row), verdict, path, self.options.chain_max)
-            raise ObserverFailedError(chain, start_ts, verdict)
+            raise ObserverFailedError(chain, txn.start_ts, verdict)
         attempt = 1 + conflicts + max(verdict.attempts, self.backoff.attempts((table, row, ack)))
         if self.elsewhere is not None and not await self.elsewhere.carries((table, row), verdict.root):
             return None
@@ -511,7 +513,7 @@ class Worker:
                 asked = asked_by(error)
                 if isinstance(asked, Retry):
                     raise asked from None
-                raise ObserverFailedError(asked or error, start_ts, verdict) from error
+                raise ObserverFailedError(asked or error, txn.start_ts, verdict) from error
             counters.seconds += trio.current_time() - began
             if txn.outcome == "open":
                 await self.claims.commit(txn, table, ack, [(row, verdict)])

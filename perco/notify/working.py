@@ -8,7 +8,8 @@ N5  A signal has no acknowledgement: the run's commit removes the notify cells.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from perco.errors import Corruption
 from perco.protocol.claim import (
@@ -36,9 +37,8 @@ from perco.protocol.snapshot import Missing, Value, look
 from perco.schema.schema import Observer, Signal
 from perco.storage import FAILED_LIST, NOTIFY, Failed, Mutation, Query, RowCells
 from perco.txn import runs
-from perco.txn.driver import Driver
 from perco.txn.engine import Engine
-from perco.txn.prefetch import Ahead, Raw
+from perco.txn.prefetch import Raw
 from perco.txn.transaction import Transaction
 
 _CAUSES_PER_READ = 1024
@@ -56,13 +56,9 @@ class Claims:
     ) -> tuple[Run, Value | Missing] | bool:
         """Returns why the observer must run, and what it observes. If it need not run, returns True if nothing is left
         to do, and False if a lock was in the way: then claim again."""
-        driver, start_ts, column = self._engine.driver, txn.start_ts, observed_column(ack)
-        both, entered = ((table, row, ack), (table, row, column)), driver.entered.cells
-        if both[0] in entered or both[1] in entered:
-            await driver.past_cells(both, start_ts)  # C4
-        ahead = runs.ahead_of(txn)
-        queries = claim_queries(column, ack, start_ts)
-        cells, read = await self._read(runs.driver_of(txn), ahead, table, row, column, queries, start_ts)
+        column, ahead = observed_column(ack), runs.ahead_of(txn)
+        cells, read = await self._read(txn, table, row, column, partial(claim_queries, column, ack), (ack, column))
+        driver, start_ts = self._engine.driver, txn.start_ts
         try:
             cell = Cellref(table, row, ack)
             verdict = decide(cells, start_ts, observer.version)
@@ -145,10 +141,9 @@ class Claims:
         self, txn: Transaction, observer: Observer, table: str, row: bytes, ack: int
     ) -> tuple[Run, Value | Missing] | bool:
         """Like `claim`, but for a signal: a run can see only that the signal was raised, and when (N5)."""
+        cell, ahead = Cellref(table, row, ack), runs.ahead_of(txn)
+        cells, _ = await self._read(txn, table, row, ack, partial(signal_queries, ack), ())
         driver, start_ts = self._engine.driver, txn.start_ts
-        cell = Cellref(table, row, ack)
-        ahead, queries = runs.ahead_of(txn), signal_queries(ack, start_ts)
-        cells, _ = await self._read(runs.driver_of(txn), ahead, table, row, ack, queries, start_ts)
         try:
             verdict = decide_signal(cells, start_ts)
         except Corruption as error:
@@ -170,17 +165,41 @@ class Claims:
         return verdict, seen
 
     async def _read(
-        self, driver: Driver, ahead: Ahead | None, table: str, row: bytes, column: int, queries: list[Query], ts: int
+        self,
+        txn: Transaction,
+        table: str,
+        row: bytes,
+        column: int,
+        queries_at: Callable[[int], list[Query]],
+        committed: Iterable[int],
     ) -> tuple[RowCells, Raw | None]:
-        """Read the cells of a row that a claim needs. With `ahead`, also read the cells that the observer is likely to
-        read in this row, and also return the observed cell, in the form that `ahead` takes."""
+        """Read the cells of a row that a claim needs. With a read-ahead, also read the cells that the observer is
+        likely to read in this row, and also return the observed cell, in the form that `ahead` takes.
+
+        Args:
+            queries_at: the claim's queries at a timestamp.
+            committed: those of the columns in which commits may be under way (C4).
+        """
+        ahead, starts, found = runs.ahead_of(txn), runs.starts(txn), None
         if ahead is None:
-            [cells] = await driver.reads.read([(table, row, queries)])
+            if starts and (cells := await runs.draw_and_read(txn, table, row, queries_at(0))):
+                return cells, None
+            driver, ts = runs.driver_of(txn), txn.start_ts
+            if driver.entered.cells:  # C4
+                await driver.past_cells([(table, row, each) for each in committed], ts)
+            [cells] = await driver.reads.read([(table, row, queries_at(ts))])
             return cells, None
         ahead.begin_read()
-        plan = driver.not_entered(table, ahead.plan(table, row, (column,)), ts)
-        [(plan, found)] = await driver.read_plans(table, [plan], ts, queries)
-        cells, more = found[: len(queries)], found[len(queries) :]
+        plan, before = ahead.plan(table, row, (column,)), queries_at(0)
+        if starts:
+            found = await runs.draw_and_read(txn, table, row, [*before, *plan.queries(0)[2:]])
+        if found is None:
+            driver, ts = runs.driver_of(txn), txn.start_ts
+            if driver.entered.cells:  # C4
+                await driver.past_cells([(table, row, each) for each in committed], ts)
+            plan = driver.not_entered(table, plan, ts)
+            [(plan, found)] = await driver.read_plans(table, [plan], ts, queries_at(ts))
+        cells, more = found[: len(before)], found[len(before) :]
         first = cells[3:5] if len(cells) > 4 else ([], [])  # a signal has no lock and no record to look at
         [(_, read)] = ahead.took(table, plan, [*first, *more])
         return cells, read

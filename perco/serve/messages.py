@@ -490,9 +490,9 @@ def pack_commit(header: Header, part: Sequence[Intent], version: int) -> tuple[A
     return header, [intent[:-1] for intent in part], version
 
 
-def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
-    """Decode a one-step commit, and the version of the catalogue that its transaction noted (N10). Check everything on
-    which the entering of its cells relies (C2). Raises: TypeError, ValueError.
+def read_part(packed: Any, last: int) -> tuple[Header, list[Intent], int]:
+    """Decode a one-step commit: its header, its only part, and the version of the catalogue that its transaction noted
+    (N10). Check everything on which the entering of its cells relies (C2). Raises: TypeError, ValueError.
 
     The session need not hold the transaction's start timestamp: a transaction whose session has ended may still commit
     in one step, if it has already read all that it needs (R5). If the commit comes too late, the floor refuses it
@@ -510,10 +510,17 @@ def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
         read_exactly(intent[:4], _INTENT)
     if part[0][:3] != header.primary or READ <= part[0].kind != BARE:
         raise ValueError("the primary must lead (T12), and get a record, or a trace")
-    commit = Commit(header, [part], one_step=True)
-    if len(part) > 1 and len(set(commit.cells)) != len(commit.cells):
-        raise ValueError("the same cell twice")  # it would be entered once, and leave twice (C3)
-    return commit, version
+    if len(part) > 1:
+        written = [intent[:3] for intent in part if intent.kind < READ]
+        if len(set(written)) != len(written):
+            raise ValueError("the same cell twice")  # it would be entered once, and leave twice (C3)
+    return header, part, version
+
+
+def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
+    """Like `read_part`; makes the commit."""
+    header, part, version = read_part(packed, last)
+    return Commit(header, [part], one_step=True), version
 
 
 def read_operation(packed: Any, last: int) -> tuple[Header, Shipped]:

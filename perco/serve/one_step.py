@@ -1,5 +1,7 @@
 """One-step commits that the owner makes for its clients.
 
+As long as all goes as usual, a commit takes a lane, as in `perco/txn/lane.py`, without a `Commit`.
+
 C2  Check, draw and enter without an await in between.
 C3  An entry leaves when its write transaction has ended, or when the commit's outcome has been read from the store.
 D8  The commits of several transactions go to the tablets in one call.
@@ -13,6 +15,8 @@ from typing import Any
 from perco.database.parts import Parts
 from perco.errors import SessionEnded
 from perco.protocol.commit import Commit, State
+from perco.protocol.mutations import Header, Intent, one_step
+from perco.protocol.records import READ
 from perco.rpc.peer import Peer
 from perco.serve.messages import (
     MET,
@@ -20,11 +24,13 @@ from perco.serve.messages import (
     TOLD,
     pack_verdict,
     read_commit,
+    read_part,
 )
 from perco.serve.rows import Rows
 from perco.serve.sessions import Session
-from perco.storage import Verdict
+from perco.storage import APPLIED, Verdict
 from perco.txn.entered import Entry, Where
+from perco.txn.lane import in_the_way, leave
 
 
 class OneStep:
@@ -34,7 +40,11 @@ class OneStep:
         self._parts, self._rows, self._refusal = parts, rows, refusal
 
     def commit(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
-        self._in_one_step(session, peer, id, *read_commit(packed, self._parts.oracle.last))
+        header, part, version = read_part(packed, self._parts.oracle.last)
+        if not self.lane(
+            session, header, part, version, lambda commit_ts, told: peer.reply(id, (TOLD, told, commit_ts))
+        ):
+            self._in_one_step(session, peer, id, Commit(header, [part], one_step=True), version)
 
     def commits(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
         """Make the commits of several transactions in one call to the tablets; a commit that would have to wait is
@@ -43,7 +53,7 @@ class OneStep:
         if len({commit.header.start_ts for commit, _ in commits}) != len(commits):
             raise ValueError("the same transaction twice")
         for commit, _ in commits:
-            if (ended := self._ends_commit(session, commit)) is not None:
+            if (ended := self._ends_commit(session, commit.header.start_ts)) is not None:
                 peer.fail(id, ended)
                 return
         answers: list[Any] = [None] * len(commits)
@@ -68,18 +78,51 @@ class OneStep:
         else:
             peer.reply(id, answers)
 
-    def decided(self, session: Session, commit: Commit, version: int, answer: Callable[[int, Any], None]) -> bool:
-        """Make a commit whose value was decided in this step of the loop; `answer` is called with its commit_ts and the
-        packed verdict. Returns False if nothing was done, because the commit would have to wait, or is refused."""
-        if self._ends_commit(session, commit) is not None or self._parts.driver.entered.in_the_way(commit):
+    def lane(
+        self,
+        session: Session,
+        header: Header,
+        part: Sequence[Intent],
+        version: int,
+        answer: Callable[[int, Any], None],
+    ) -> bool:
+        """Make a commit; `answer` is called with its commit_ts and the packed verdict. Returns False if nothing was
+        done, because the commit would have to wait, is refused, or does more than write cells."""
+        driver, oracle, start_ts = self._parts.driver, self._parts.oracle, header.start_ts
+        entered, cells = driver.entered.cells, [intent[:3] for intent in part]
+        if part[-1].kind >= READ or part[0].kind >= READ or oracle.catalogue_version > version:
             return False
-        if self._enter(commit, version) != ():
+        if in_the_way(entered, cells) or self._ends_commit(session, start_ts) is not None:
             return False
-        self._write_one(session, commit, answer)
+        commit_ts = oracle.draw_nowait()
+        if not commit_ts:
+            return False
+        entry = Entry(commit_ts, start_ts, header.primary)
+        for where in cells:
+            entered[where] = entry
+        driver.writing[commit_ts] = None
+
+        def told(verdicts: Sequence[Verdict]) -> None:
+            verdict = verdicts[0]
+            if verdict is not APPLIED:
+                commit = Commit(header, [part], one_step=True)
+                commit.drawn(commit_ts)
+                self._written(commit, verdict)
+            else:
+                leave(entered, cells, entry)
+                self._settle(start_ts, commit_ts)
+            answer(commit_ts, pack_verdict(verdict))
+
+        try:
+            self._rows.submit(session, (one_step(header, part, commit_ts),), told)
+        except BaseException:
+            leave(entered, cells, entry)
+            driver.written(commit_ts)
+            raise
         return True
 
     def _in_one_step(self, session: Session, peer: Peer, id: int, commit: Commit, version: int) -> None:
-        if (ended := self._ends_commit(session, commit)) is not None:
+        if (ended := self._ends_commit(session, commit.header.start_ts)) is not None:
             peer.fail(id, ended)
             return
         met = self._parts.driver.entered.in_the_way(commit)
@@ -92,7 +135,7 @@ class OneStep:
         elif answer:
             peer.reply(id, answer)
         else:
-            self._write_one(session, commit, lambda commit_ts, told: peer.reply(id, (TOLD, told, commit_ts)))
+            self._write(session, [commit], lambda answers: peer.reply(id, answers[0]))
 
     def _leave(self, commits: Iterable[Commit]) -> None:
         """C3: remove the entries of commits that were never queued."""
@@ -101,13 +144,12 @@ class OneStep:
             driver.entered.leave(commit)
             driver.written(commit.commit_ts)
 
-    def _ends_commit(self, session: Session, commit: Commit) -> SessionEnded | None:
-        """The reason why this session cannot make this commit in one step; None: it can."""
+    def _ends_commit(self, session: Session, start_ts: int) -> SessionEnded | None:
+        """The reason why this session cannot make this transaction's commit in one step; None: it can."""
         if self._refusal:
             return SessionEnded(self._refusal)
         if session.ended:  # R7: it has ended while the call waited
             return SessionEnded()
-        start_ts = commit.header.start_ts
         if start_ts not in session.open and self._parts.fates.alive(start_ts):
             # L1: another client's transaction, or one of a former session
             return SessionEnded("a transaction of another session is under way")
@@ -146,33 +188,26 @@ class OneStep:
             self._leave(commits)
             raise
 
-    def _write_one(self, session: Session, commit: Commit, answer: Callable[[int, Any], None]) -> None:
-        """Queue a commit that was entered; `answer` is called with its commit_ts and the packed verdict."""
-
-        def told(verdicts: Sequence[Verdict]) -> None:
-            verdict = verdicts[0]
-            self._written(commit, verdict)
-            answer(commit.commit_ts, pack_verdict(verdict))
-
-        try:
-            self._rows.submit(session, (commit.primary_commit(),), told)
-        except BaseException:
-            self._leave((commit,))
-            raise
-
     def _written(self, commit: Commit, verdict: Verdict) -> None:
         """C3: note that the write transaction of a one-step commit has ended, or that its outcome is unknown."""
-        driver, fates, start_ts = self._parts.driver, self._parts.fates, commit.header.start_ts
-        commit_ts = commit.commit_ts
+        driver = self._parts.driver
         commit.primary_told(verdict)
         if commit.state is State.ASK:
             driver.entered.leave_behind(commit)
             driver.leave_orphans()
         else:
             driver.entered.leave(commit)
-        if commit.state is State.COMMITTED and fates.known(start_ts) is None:
+        if commit.state is State.COMMITTED:
+            self._settle(commit.header.start_ts, commit.commit_ts)
+        else:
+            driver.written(commit.commit_ts)
+
+    def _settle(self, start_ts: int, commit_ts: int) -> None:
+        """Note that a transaction has committed, and that its commit is visible."""
+        fates = self._parts.fates
+        if fates.known(start_ts) is None:
             fates.settle(start_ts, commit_ts)
-        driver.written(commit_ts)
+        self._parts.driver.written(commit_ts)
 
     def _meet(
         self, session: Session, peer: Peer, id: int, commit: Commit, version: int, met: tuple[Where, Entry]

@@ -15,7 +15,6 @@ from typing import Any
 
 from perco.database.parts import Parts
 from perco.errors import Corruption
-from perco.protocol.commit import Commit
 from perco.protocol.mutations import Header, write_of
 from perco.protocol.records import Cellref
 from perco.protocol.snapshot import InData, Missing, Value, data_query, look
@@ -57,9 +56,10 @@ class Operating:
             peer.reply(id, (None, 0))
         elif new is UNCHANGED:
             reply((0, None, None))
-        elif not self._one_step.decided(
+        elif not self._one_step.lane(
             session,
-            Commit(header, [[write_of(*cell, new, asked.group, asked.observers)]], one_step=True),
+            header,
+            [write_of(*cell, new, asked.group, asked.observers)],
             asked.version,
             lambda commit_ts, verdict: reply((commit_ts, verdict, new if asked.what == "add" else None)),
         ):

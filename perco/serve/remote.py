@@ -40,6 +40,7 @@ from perco.serve.messages import (
     DRAWS_MAX,
     MET,
     STALE,
+    TOLD,
     Method,
     pack_commit,
     unpack_verdict,
@@ -54,6 +55,7 @@ from perco.txn.shipping import LOST, Shipped, Shipping
 from perco.txn.starting import Start
 from perco.txn.timed import timed
 
+_COMMIT = int(Method.COMMIT)
 _TOLD_MS = 100  # how much the server's clock may go on before its time is noted again
 _SPARE_S = 0.5  # for how long a start timestamp is kept for the next operation
 _UNDO_S, _UNDO_AGAIN_S = 5.0, 0.2  # how long to try to drop a pin whose caller has failed, and how often
@@ -374,8 +376,6 @@ class RemoteDriver(Driver):
 
     orphaned: _Orphaned  # type: ignore[assignment]
 
-    laned = False  # the server draws them
-
     oracle: RemoteOracle
     store: RemoteRowStore
 
@@ -387,13 +387,7 @@ class RemoteDriver(Driver):
     def _start(
         self, requests: Sequence[ReadRequest], started: Callable[[int], bool]
     ) -> Awaitable[list[RowCells] | None]:
-        told = self.oracle.told_one
-
-        def note(ts: int, version: int, wall_ms: int) -> bool:
-            told(ts, version, wall_ms)
-            return started(ts)
-
-        found = self.store.start(requests, note)
+        found = self.store.start(requests, self.oracle.told_one, started)
         return found if self.timings is None else timed(found, self.timings)
 
     @property
@@ -412,18 +406,52 @@ class RemoteDriver(Driver):
         self._link, self._together, self._drawn, self._catch_up = link, together, drawn, catch_up
         self.orphaned = _Orphaned(link)
 
-    async def _in_one_step(self, commit: Commit, version: int) -> None:
-        """C1: ask the server for a one-step commit, only once (C6). The server draws the
-        commit timestamp, enters the commit's cells in its memory (C2), and writes them."""
-        header, part = commit.header, commit.primary_part
+    @property
+    def laned(self) -> bool:  # type: ignore[override]
+        """Not with a delay window, which gathers commits."""
+        return Driver.laned and self._together is None
+
+    @trio.lowlevel.enable_ki_protection  # see `Link.call`
+    async def lane(self, header: Header, parts: Sequence[Sequence[Intent]], version: int, *, observed: bool) -> int:
+        """See `lane.py`: what `Driver.commit` does in one step, without a `Commit` as long as all goes as usual."""
+        start_ts, [part] = header.start_ts, parts
+        began = time.perf_counter() if self.timings is not None else 0.0
+        self.fates.begin(start_ts)
+        if observed:
+            self.fates.observed += 1
         try:
-            if self._together is not None:
-                answer = await self._together.commit(header, part, version)
-            else:
-                answer = await self._link.call(Method.COMMIT, pack_commit(header, part, version), again=False)
+            answer = await self._link.call(_COMMIT, pack_commit(header, part, version), again=False)
         except LostError as error:
+            answer = error
+        except BaseException:
+            self.never_sent(start_ts, observed=observed)
+            raise
+        if type(answer) is tuple and answer[0] == TOLD and answer[1] == 0:  # it has been applied
+            commit_ts: int = answer[2]
+            self._drawn(commit_ts)
+            self.committed(start_ts, commit_ts, began)
+            if observed:
+                self.tell_workers([(each.table, each.row, each.observers) for each in part if each.observers])
+            return commit_ts
+        commit = Commit(header, parts, one_step=True)
+        return await self.go_on(commit, began, observed=observed, version=version, answer=answer)
+
+    async def _in_one_step(self, commit: Commit, version: int, answer: Any = None) -> None:
+        """C1: ask the server for a one-step commit, only once (C6). The server draws the
+        commit timestamp, enters the commit's cells in its memory (C2), and writes them. `answer`: if it has been asked:
+        its answer, or the LostError."""
+        header, part = commit.header, commit.primary_part
+        if answer is None:
+            try:
+                if self._together is not None:
+                    answer = await self._together.commit(header, part, version)
+                else:
+                    answer = await self._link.call(_COMMIT, pack_commit(header, part, version), again=False)
+            except LostError as error:
+                answer = error
+        if isinstance(answer, LostError):
             commit.sent_in_one_step(0)
-            commit.primary_told(NoReply(str(error)))
+            commit.primary_told(NoReply(str(answer)))
             return
         what, told, *more = answer
         if what == STALE:

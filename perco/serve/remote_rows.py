@@ -178,15 +178,19 @@ class RemoteRowStore:
         return _checked(found, requests)
 
     def start(
-        self, requests: Sequence[ReadRequest], started: Callable[[int, int, int], bool]
+        self,
+        requests: Sequence[ReadRequest],
+        told: Callable[[int, int, int], None],
+        started: Callable[[int], bool],
     ) -> Awaitable[list[RowCells] | None]:
-        """Have the owner draw a start timestamp and read at it; in the requests, 0 stands for it. `started` gets the
-        timestamp, the catalogue's version and the owner's wall time as soon as the answer has arrived, and returns
-        whether the cells are wanted."""
+        """Have the owner draw a start timestamp and read at it; in the requests, 0 stands for it. As soon as the answer
+        has arrived, `told` gets the timestamp, the catalogue's version and the owner's wall time; then `started` gets
+        the timestamp, and returns whether the cells are wanted."""
 
         def arrived(answer: Any) -> list[RowCells] | None:
-            *told, found = answer
-            return _checked(found, requests) if started(*told) else None
+            ts, version, wall_ms, found = answer
+            told(ts, version, wall_ms)
+            return _checked(found, requests) if started(ts) else None
 
         call = self._link.call
         return (

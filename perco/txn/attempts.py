@@ -16,7 +16,7 @@ import trio
 from perco.blocks import AsyncOnly
 from perco.errors import NOTHING_WRITTEN, CommitUnknown, PercoWarning, TransientError, Unavailable, UsageError
 from perco.protocol.reads import Isolation
-from perco.txn.beginning import BLOCK, begin, begin_function, is_hasty
+from perco.txn.beginning import BLOCK, begin, is_hasty, starting
 from perco.txn.engine import Engine
 from perco.txn.retry import RetryOptions
 from perco.txn.starting import was_hasty
@@ -121,8 +121,10 @@ class Attempts(AsyncOnly):
     async def _begun(self, *, first: bool) -> Transaction:
         if self._function == BLOCK:  # the program would have to run the block again
             return await begin(self._engine, self._isolation, first=first)
-        serializable = self._isolation == "serializable"
-        return await begin_function(self._engine, serializable, self._function, first=first)
+        engine, serializable = self._engine, self._isolation == "serializable"
+        engine.usable(writing=True)
+        late = starting(engine, serializable, self._function, first=first)
+        return late or await begin(engine, self._isolation, self._function, first=first)
 
     def _has_met(self, error: TransientError) -> None:
         """Note the cells on which an attempt conflicted: the next attempt takes a turn there."""

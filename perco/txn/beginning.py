@@ -42,13 +42,22 @@ def begin_nowait(engine: Engine, isolation: Isolation | None, function: str = BL
     return begun(engine, start_ts, serializable, function) if start_ts else None
 
 
-async def begin_function(engine: Engine, serializable: bool, function: str, *, first: bool) -> Transaction:
-    """Like `begin`, for a function that may run again: its first read may draw the timestamp (`starting.py`)."""
+async def begin_run(engine: Engine, isolation: Isolation | None, observer: str, *, first: bool) -> Transaction:
+    """Begin the transaction of an observer's run; the read of the claim may draw the timestamp."""
     engine.usable(writing=True)
-    start_ts = engine.oracle.draw_nowait()
-    if not start_ts and (start := engine.driver.start) is not None and function not in engine.hasty:
-        return _begun(Starting(engine, start), serializable, function, traced=True, first=first)
-    return begun(engine, start_ts or await engine.oracle.draw(), serializable, function, first=first)
+    late = starting(engine, engine.is_serializable(isolation), observer, traced=False, first=first)
+    return late or await begin(engine, isolation, observer, traced=False, first=first)
+
+
+def starting(
+    engine: Engine, serializable: bool, function: str, *, traced: bool = True, first: bool
+) -> Transaction | None:
+    """A transaction for a function that may run again, whose first read draws the timestamp (`starting.py`); None: it
+    has to be drawn before."""
+    start = engine.driver.start
+    if start is None or function in engine.hasty:
+        return None
+    return _begun(Starting(engine, start), serializable, function, traced=traced, first=first)
 
 
 def is_hasty(engine: Engine, function: str) -> None:

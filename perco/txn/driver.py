@@ -84,10 +84,13 @@ class CommitOptions:
 class Driver(Resolver):
     """Reads, recoveries and commits on one store. Loop thread only.
 
-    Attributes: `laned`, whether this process draws the timestamps of one-step commits, so that they may take the lane.
+    Attributes:
+        laned: whether one-step commits may take a lane (`lane.py`).
+        lane: the driver's own lane; None: that of a process that draws the timestamps of its commits.
     """
 
     laned = True
+    lane: Callable[..., Awaitable[int]] | None = None
 
     @property
     def start(self) -> Any:
@@ -130,12 +133,13 @@ class Driver(Resolver):
             self.fates.observed += 1
         return await self.go_on(commit, began, observed=observed, version=version)
 
-    async def go_on(self, commit: Commit, began: float, *, observed: bool, version: int) -> int:
-        """`commit` from any state on. `began`: when it began, if that is measured."""
+    async def go_on(self, commit: Commit, began: float, *, observed: bool, version: int, answer: object = None) -> int:
+        """`commit` from any state on. `began`: when it began, if that is measured. `answer`: of another process that
+        was asked to do it in one step."""
         start_ts = commit.header.start_ts
         try:
             if commit.state is State.DRAW:
-                await self._in_one_step(commit, version)
+                await self._in_one_step(commit, version, answer)
             elif commit.state is State.PREWRITE:
                 await self._prewritten(commit, version)
             if commit.state is not State.COMMITTED:
@@ -197,7 +201,7 @@ class Driver(Resolver):
         if chain.entered and commit.state is not State.ASK:
             self.entered.leave(commit)
 
-    async def _in_one_step(self, commit: Commit, version: int) -> None:
+    async def _in_one_step(self, commit: Commit, version: int, answer: object = None) -> None:
         """In state DRAW: check and write the primary's part in one write transaction (C1 - C5)."""
         entered = self.entered
         while True:

@@ -41,7 +41,7 @@ async def commit_in_lane(driver: Driver, header: Header, parts: Parts, version: 
     [part] = parts
     assert part[-1].kind < READ, "C2: locked cells and signals are not entered"
     cells = [intent[:3] for intent in part]
-    if _in_the_way(entered, cells) or oracle.catalogue_version > version:
+    if in_the_way(entered, cells) or oracle.catalogue_version > version:
         return 0
     commit_ts = oracle.draw_nowait()
     if not commit_ts:
@@ -56,7 +56,7 @@ async def commit_in_lane(driver: Driver, header: Header, parts: Parts, version: 
     try:
         [verdict] = await driver.chained((one_step(header, part, commit_ts),), None)
     except BaseException:
-        _leave(entered, cells, entry)
+        leave(entered, cells, entry)
         driver.never_sent(start_ts, observed=observed)
         raise
     if verdict is not APPLIED:
@@ -64,23 +64,25 @@ async def commit_in_lane(driver: Driver, header: Header, parts: Parts, version: 
         commit.drawn(commit_ts)
         commit.primary_told(verdict)
         if commit.state is not State.ASK:
-            _leave(entered, cells, entry)
+            leave(entered, cells, entry)
         return await driver.go_on(commit, began, observed=observed, version=version)
-    _leave(entered, cells, entry)
+    leave(entered, cells, entry)
     driver.committed(start_ts, commit_ts, began)
     if observed:
         driver.tell_workers([(each.table, each.row, each.observers) for each in part if each.observers])
     return commit_ts
 
 
-def _in_the_way(entered: Container[Where], cells: Sequence[Where]) -> bool:
+def in_the_way(entered: Container[Where], cells: Sequence[Where]) -> bool:
+    """Whether any of the cells is entered."""
     for where in cells:  # noqa: SIM110  # `any` takes longer than the look
         if where in entered:
             return True
     return False
 
 
-def _leave(entered: dict[Where, Entry], cells: Sequence[Where], entry: Entry) -> None:
+def leave(entered: dict[Where, Entry], cells: Sequence[Where], entry: Entry) -> None:
+    """C3: remove a commit's entries."""
     for where in cells:
         found = entered.pop(where)
         assert found is entry, "C3: an entry is its own transaction's"

@@ -21,7 +21,7 @@ from perco.protocol.snapshot import InData, Missing, Seen, Value, look
 from perco.schema.catalogue import Bound
 from perco.schema.codecs import decoded
 from perco.schema.schema import Column, Table, must_be_table
-from perco.storage import LOCK, WRITE, ReadRequest
+from perco.storage import LOCK, WRITE, ReadRequest, RowCells
 from perco.txn.driver import Driver
 from perco.txn.engine import Engine
 from perco.txn.own_rows import OwnRows
@@ -62,6 +62,10 @@ class Reader:
 
     async def _draw(self) -> None:
         """Draw the timestamp now, if there is none yet."""
+
+    async def _draw_and_read(self, requests: Sequence[ReadRequest]) -> list[RowCells] | None:
+        """If there is no timestamp yet, draw it, and read at it."""
+        raise AssertionError("it has a timestamp")
 
     def end(self) -> None:
         """End the reader: it can read no more, and the versions that only it needed may be removed (G1)."""

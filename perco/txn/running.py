@@ -17,7 +17,7 @@ from perco.blocks import AsyncOnly
 from perco.errors import TransientError, UsageError
 from perco.protocol.reads import Isolation
 from perco.txn.attempts import Attempts, late
-from perco.txn.beginning import begin, begin_function, begun, is_hasty
+from perco.txn.beginning import begin, begun, is_hasty, starting
 from perco.txn.engine import Engine
 from perco.txn.prefetch import name_of
 from perco.txn.retry import RetryOptions
@@ -87,10 +87,10 @@ async def attempts(
         named = not start_ts or engine.prefetch.on or engine.spans is not None
         name = name_of(function) if named else ""
         first = turn is None and retry.attempts > 1
-        if start_ts:
-            txn = begun(engine, start_ts, serializable, name, first=first)
-        else:
-            txn = await begin_function(engine, serializable, name, first=first)
+        late = None if start_ts else starting(engine, serializable, name, first=first)
+        if late is None:
+            start_ts = start_ts or await engine.oracle.draw()
+        txn = late or begun(engine, start_ts, serializable, name, first=first)
         running: Awaitable[T] | None = None
         try:
             running = function(txn, *args, **kwargs)

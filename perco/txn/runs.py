@@ -11,10 +11,11 @@ N10 The run commits only under the version of the catalogue with which it began.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from perco.protocol.mutations import Intent
 from perco.protocol.snapshot import Missing, Value
+from perco.storage import Query, RowCells
 from perco.txn.driver import Driver
 from perco.txn.prefetch import Ahead
 from perco.txn.reader import WHERE
@@ -97,6 +98,19 @@ def handle(txn: Transaction, signal: Intent) -> None:
     if txn._signals is None:
         txn._signals = {}
     txn._signals[signal.table, signal.row, signal.column] = signal
+
+
+def starts(txn: Transaction) -> bool:
+    """Whether the transaction has no timestamp yet: `draw_and_read` draws it."""
+    return txn._starts
+
+
+async def draw_and_read(txn: Transaction, table: str, row: bytes, queries: Sequence[Query]) -> RowCells | None:
+    """Draw the transaction's timestamp, and read cells of a row at it; in the queries, 0 stands for it. Returns None if
+    they are to be read again, in another way."""
+    found = await txn._draw_and_read([(table, row, queries)])
+    await txn._draw()  # unless that has drawn it
+    return found[0] if found else None
 
 
 def ahead_of(txn: Transaction) -> Ahead | None:

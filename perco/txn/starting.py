@@ -74,9 +74,11 @@ class Starting(Transaction):
         holds.add(ts)
         if not self._open or not self._starts:
             holds.discard(ts)
+            _end_turn(self)
             return False
         self.start_ts, self._driver = ts, self._engine.driver
         self.__class__ = Transaction  # type: ignore[assignment]
+        _end_turn(self)
         return True
 
     def _let_go(self) -> None:
@@ -100,16 +102,19 @@ class Starting(Transaction):
             finally:
                 _end_turn(self)
 
-    async def _draw_and_read(self, start: Start, requests: Sequence[ReadRequest]) -> list[RowCells] | None:
+    async def _draw_and_read(self, requests: Sequence[ReadRequest]) -> list[RowCells] | None:
         """Draw the timestamp and read. Returns what was found of the first rows; None if the owner cannot read all
         that was asked for, or the timestamp was not wanted any more."""
+        assert self._start is not None
         self._turn = _TAKEN
         try:
-            return await start(requests, self._drawn)
+            return await self._start(requests, self._drawn)
         except (TooLarge, Corruption):  # the reads that follow say more about it, or read less
-            return None
-        finally:
             _end_turn(self)
+            return None
+        except BaseException:
+            _end_turn(self)
+            raise
 
     async def get(self, column: Column[K, V], key: K, *, lock: bool = False) -> V | None:
         """See `Snapshot.get`."""
@@ -124,9 +129,16 @@ class Starting(Transaction):
                 return None if own[1] is None else column.codec.decode(own[1])
         start = self._start
         if start is not None and self._turn is None and self._ahead is None:
-            found = await self._draw_and_read(
-                start, ((table, row, ((LOCK, number, 0, 0, 1), (WRITE, number, 0, 0, 1))),)
-            )
+            self._turn = _TAKEN
+            try:
+                queries = ((LOCK, number, 0, 0, 1), (WRITE, number, 0, 0, 1))
+                found = await start(((table, row, queries),), self._drawn)
+            except (TooLarge, Corruption):
+                _end_turn(self)
+                found = None
+            except BaseException:
+                _end_turn(self)
+                raise
             if found:
                 [[locks, writes]] = found
                 here = _looked(self, table, row, number, locks, writes)
@@ -141,6 +153,8 @@ class Starting(Transaction):
     async def _see(
         self, table: str, wanted: Sequence[tuple[bytes, tuple[int, ...]]]
     ) -> dict[tuple[bytes, int], Value | Missing]:
+        if not self._open:
+            raise self._closed()
         start = self._start
         if start is None or self._turn is not None or not 0 < len(wanted) <= _ROWS_MAX:
             await self._draw()
@@ -152,7 +166,7 @@ class Starting(Transaction):
         else:
             ahead.begin_read()
             plans = [ahead.plan(table, row, columns) for row, columns in wanted]
-        found = await self._draw_and_read(start, [(table, plan.row, plan.queries(0)) for plan in plans])
+        found = await self._draw_and_read([(table, plan.row, plan.queries(0)) for plan in plans])
         await self._draw()
         out: dict[tuple[bytes, int], Value | Missing] = {}
         if found:

@@ -255,7 +255,12 @@ class Transaction(Snapshot):
         if self._ahead is not None:
             self._ahead.end()
         try:
-            if not lane or not (commit_ts := await commit_in_lane(driver, header, parts, version, observed=observed)):
+            commit_ts = 0
+            if lane and driver.lane is not None:
+                commit_ts = await driver.lane(header, parts, version, observed=observed)
+            elif lane:
+                commit_ts = await commit_in_lane(driver, header, parts, version, observed=observed)
+            if not commit_ts:
                 commit = Commit(header, parts, self._reads, one_step=one_step)
                 commit_ts = await driver.commit(commit, observed=observed, version=version)
         except ConflictAt as found:

@@ -308,8 +308,9 @@ async def _opened(place: Place, task_status: trio.TaskStatus[perco.Database]) ->
 async def test_observers_of_two_processes_share_the_work(place: Place) -> None:  # N3 N8 N7
     async with place.served() as owner, place.clients(3) as (one, two, loader):
         async with one.worker(concurrency=4) as first, two.worker(concurrency=4) as second:
-            for i in range(60):
-                await loader.run(put, f"k{i}", i)
+            async with trio.open_nursery() as nursery:
+                for i in range(60):
+                    nursery.start_soon(loader.run, put, f"k{i}", i)
             await loader.wait_idle(timeout=60)
             async with loader.snapshot() as snap:
                 assert [row[twice] async for row in snap.scan(docs)] == [

@@ -1,0 +1,663 @@
+"""Transactions of a client whose first read draws the timestamp (perco/txn/starting.py); time is virtual."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+import perco
+from perco.database.inside import inside
+from perco.serve.client import remote_owner
+from perco.serve.messages import Method
+from perco.txn.beginning import _HASTY_MAX, BLOCK, is_hasty
+from tests.component.serve.kit import WIRE, Place, quick
+from tests.component.serve.test_together import FIXED, PLAIN, SCHEMA as OBSERVED, add, body, committing, docs, n, seen
+
+_NAMES = {int(method): method.name for method in Method}
+
+
+class Calls:
+    """The calls that the server has got from its clients, by name; `before` runs before the server handles one."""
+
+    def __init__(self) -> None:
+        self.made: Counter[str] = Counter()
+        self.before: Callable[[str, Any], None] = lambda name, peer: None
+
+    def watch(self, place: Place) -> None:
+        assert place.server is not None
+        right = place.server._handlers
+
+        def noted(method: int, handler: Any) -> Any:
+            def handle(session: Any, peer: Any, id: int, asked: Any) -> None:
+                self.made[_NAMES[method]] += 1
+                self.before(_NAMES[method], peer)
+                handler(session, peer, id, asked)
+
+            return handle
+
+        place.server._handlers = {method: noted(method, handler) for method, handler in right.items()}
+
+    def new(self) -> dict[str, int]:
+        """Those since the last call, without those that need no answer."""
+        made, self.made = self.made, Counter()
+        return {name: made[name] for name in made if name not in ("DONE", "HOLDING", "WORKS", "LOOKED", "UNCLAIM")}
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place(PLAIN)
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
+
+
+def held(place: Place) -> set[int]:
+    """The timestamps that the server holds for its clients (G1)."""
+    assert place.server is not None
+    assert place.owner is not None
+    by_session: set[int] = set()
+    for session in place.server.sessions.all.values():
+        by_session |= session.open
+    assert by_session == inside(place.owner).oracle.holds.open
+    return by_session
+
+
+async def value_of(db: perco.Database, key: str) -> int | None:
+    async with db.snapshot() as snap:
+        return await snap.get(n, key)
+
+
+# ------------------------------------------------------------ trips
+
+
+async def test_a_function_that_reads_one_cell_takes_two_trips(place: Place, calls: Calls) -> None:
+    async with place.served(), place.client() as db:
+        await db.run(add, "a")
+        calls.watch(place)
+        await db.run(add, "a")
+        assert calls.new() == {"START": 1, "COMMIT": 1}
+        assert await value_of(db, "a") == 2
+        await trio.sleep(1)
+        assert not held(place)
+
+
+async def test_every_kind_of_first_read_draws_the_timestamp(place: Place, calls: Calls) -> None:
+    keys = [f"k{i:03}" for i in range(300)]
+    reads: dict[str, tuple[Callable[[perco.Transaction], Awaitable[Any]], Any, dict[str, int]]] = {
+        "get": (lambda txn: txn.get(n, "k001"), 1, {"START": 1}),
+        "absent": (lambda txn: txn.get(n, "none"), None, {"START": 1}),
+        "long": (lambda txn: txn.get(body, "k000"), b"x" * 5000, {"START": 1, "READ": 1}),
+        "few": (lambda txn: txn.get_many(n, ["k001", "none"]), {"k001": 1, "none": None}, {"START": 1}),
+        "many": (lambda txn: txn.get_many(n, keys), {key: i for i, key in enumerate(keys)}, {"DRAW": 1, "READ": 2}),
+        "none": (lambda txn: txn.get_many(n, []), {}, {"DRAW": 1}),
+        "row": (lambda txn: values(txn, "k000"), {"n": 0, "body": b"x" * 5000}, {"START": 1, "READ": 1}),
+        "scan": (lambda txn: txn.scan(docs, columns=[n], limit=1).all(), None, {"DRAW": 1, "SCAN": 1}),
+    }
+
+    async def values(txn: perco.Transaction, key: str) -> dict[str, Any]:
+        return (await txn.row(docs, key)).values()
+
+    async with place.served() as owner, place.client() as db:
+        async with owner.transaction() as txn:
+            for i, key in enumerate(keys):
+                txn.set(n, key, i)
+            txn.set(body, "k000", b"x" * 5000)
+        calls.watch(place)
+        for name, (read, expected, made) in reads.items():
+
+            async def once(txn: perco.Transaction, read: Any = read) -> Any:
+                with pytest.raises(AttributeError):
+                    _ = txn.nothing  # type: ignore[attr-defined]
+                found = await read(txn)
+                assert txn.start_ts in held(place)
+                return found
+
+            found = await db.options(attempts=1).run(once)
+            assert expected is None or found == expected, name
+            assert calls.new() == made, name
+            await trio.sleep(1)
+            assert not held(place)
+
+
+async def test_a_function_that_only_writes_draws_before_it_commits(place: Place, calls: Calls) -> None:
+    async def blind(txn: perco.Transaction) -> None:
+        txn.set(n, "a", 5)
+        assert await txn.get(n, "a") == 5
+        txn.delete(n, "b")
+        assert await txn.get(n, "b") is None
+
+    async def nothing(txn: perco.Transaction) -> str:
+        assert txn.token == ""
+        return txn.isolation
+
+    async with place.served(), place.client() as db:
+        calls.watch(place)
+        await db.run(blind)
+        assert calls.new() == {"DRAW": 1, "COMMIT": 1}
+        assert await db.run(nothing) == "snapshot"
+        assert calls.new() == {}
+        assert await value_of(db, "a") == 5
+
+
+async def test_a_function_that_fails_before_it_reads_draws_nothing(place: Place, calls: Calls) -> None:
+    async def fails(txn: perco.Transaction) -> None:
+        txn.set(n, "a", 5)
+        raise LookupError("mine")
+
+    async with place.served(), place.client() as db:
+        calls.watch(place)
+        with pytest.raises(LookupError, match="mine"):
+            await db.run(fails)
+        assert calls.new() == {}
+
+
+async def test_a_run_of_an_observer_takes_three_trips(calls: Calls) -> None:  # N8
+    place = Place(OBSERVED)
+    async with place.served(), place.client() as db, place.client() as other, other.worker():
+        await db.run(add, "a")
+        await db.wait_idle(timeout=60)
+        calls.watch(place)
+        await db.run(add, "a")
+        await db.wait_idle(timeout=60)
+        made = calls.new()
+        assert (made["START"], made["CLAIM"], made["COMMIT"]) == (2, 1, 2)
+        assert "DRAW" not in made
+        async with db.snapshot() as snap:
+            assert await snap.get(seen, "a") == 2
+        await trio.sleep(1)
+        assert not held(place)
+
+
+async def test_what_is_read_ahead_comes_with_the_first_read(place: Place, calls: Calls) -> None:
+    async def both(txn: perco.Transaction, key: str) -> tuple[int | None, bytes | None]:
+        return await txn.get(n, key), await txn.get(body, key)
+
+    async with place.served() as owner, place.client() as db:
+        async with owner.transaction() as txn:
+            txn.set(n, "a", 7)
+            txn.set(body, "a", b"x" * 1000)
+        for _ in range(4):
+            await db.run(both, "a")
+        calls.watch(place)
+        assert await db.run(both, "a") == (7, b"x" * 1000)
+        assert calls.new() == {"START": 1}
+        [counters] = [each for name, each in db.statistics().prefetch.items() if "both" in name]
+        assert counters.used
+
+
+async def test_a_delay_window_gathers_draws_and_reads_as_before(calls: Calls) -> None:  # D1
+    place = Place(PLAIN, batch=FIXED)
+    async with place.served(), place.client() as db:
+        calls.watch(place)
+        await db.run(add, "a")
+        made = calls.new()
+        assert made["DRAW"] == 1
+        assert "START" not in made
+
+
+# ------------------------------------------------------------ a function that wants the timestamp
+
+
+async def test_a_function_that_wants_the_timestamp_first_runs_again_once(place: Place, calls: Calls) -> None:  # T11
+    ran: list[int] = []
+
+    async def hasty(txn: perco.Transaction, key: str) -> int:
+        ran.append(0)
+        ran[-1] = txn.start_ts
+        await add(txn, key)
+        return txn.start_ts
+
+    async with place.served(), place.client() as db:
+        calls.watch(place)
+        assert await db.options(attempts=1).run(hasty, "a") == ran[1]
+        assert ran[0] == 0
+        assert calls.new() == {"DRAW": 1, "READ": 1, "COMMIT": 1}
+        await db.run(hasty, "a")
+        assert len(ran) == 3, "it is known by now"
+        assert await value_of(db, "a") == 2
+
+
+@pytest.mark.parametrize("how", ["swallows", "changes", "changes later", "reads on"])
+async def test_whatever_the_function_makes_of_the_error_it_runs_again(how: str, place: Place) -> None:  # T11
+    ran = 0
+
+    async def hasty(txn: perco.Transaction) -> None:
+        nonlocal ran
+        ran += 1
+        txn.set(n, "a", ran)
+        ts = 0
+        try:
+            ts = txn.start_ts
+        except Exception as error:
+            if how == "changes":
+                raise LookupError("mine") from error
+        if how == "reads on":
+            await txn.get(n, "b")
+        if how == "changes later" and not ts:
+            raise LookupError("mine")
+
+    async with place.served(), place.client() as db:
+        await db.options(attempts=1).run(hasty)
+        assert ran == 2
+        assert await value_of(db, "a") == 2
+
+
+async def test_an_error_of_a_function_that_has_not_asked_is_raised(place: Place) -> None:
+    ran = 0
+
+    async def fails(txn: perco.Transaction) -> None:
+        nonlocal ran
+        ran += 1
+        await txn.get(n, "a")
+        assert txn.start_ts
+        raise LookupError("mine")
+
+    async with place.served(), place.client() as db:
+        with pytest.raises(LookupError):
+            await db.run(fails)
+        assert ran == 1
+
+
+async def test_the_names_of_hasty_functions_are_bounded(place: Place) -> None:
+    async with place.served(), place.client() as db:
+        engine = inside(db).engine
+        for i in range(_HASTY_MAX + 1):
+            is_hasty(engine, f"f{i}")
+            assert f"f{i}" in engine.hasty
+            assert len(engine.hasty) <= _HASTY_MAX
+
+
+async def test_blocks_have_their_timestamp_from_the_beginning(place: Place) -> None:
+    """A block cannot run again by itself."""
+    async with place.served(), place.client() as db:
+        async with db.transaction() as txn:
+            assert txn.start_ts
+        async for attempt in db.attempts():
+            async with attempt as txn:
+                assert txn.start_ts
+        txn = await db.begin()
+        assert txn.start_ts
+        txn.discard()
+        assert BLOCK not in inside(db).engine.hasty
+
+
+# ------------------------------------------------------------ what must hold
+
+
+async def test_a_first_read_waits_for_a_commit_that_came_before_its_timestamp(place: Place) -> None:  # C4
+    read: list[int | None] = []
+
+    async def look(txn: perco.Transaction) -> None:
+        read.append(await txn.get(n, "a"))
+
+    async with place.served() as owner, place.client() as db, trio.open_nursery() as nursery:
+        await db.run(add, "a")
+        with committing(owner, "a"):
+            nursery.start_soon(db.run, look)
+            await trio.sleep(1)
+            assert read == []
+        await trio.sleep(1)
+        assert read == [1]
+        await trio.sleep(1)
+        assert not held(place)
+
+
+async def test_a_lock_in_the_way_of_the_first_read_is_settled(place: Place) -> None:  # T9
+    async with place.served() as owner, place.client() as db:
+        await db.run(add, "a")
+        driver = inside(owner).driver
+        one_step, driver.options = driver.options, perco.options.CommitOptions(one_step=False)
+        pause = trio.Event()
+        right = driver._draw_commit
+
+        async def slow() -> int:
+            await pause.wait()
+            return await right()
+
+        driver._draw_commit = slow  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(owner.run, add, "a")
+            await trio.sleep(1)
+            found: list[int | None] = []
+
+            async def look(txn: perco.Transaction) -> None:
+                found.append(await txn.get(n, "a"))
+
+            nursery.start_soon(db.run, look)
+            await trio.sleep(1)
+            assert not found
+            pause.set()
+        driver.options = one_step
+        assert found in ([1], [2])
+        assert await value_of(db, "a") == 2
+
+
+async def test_a_transaction_sees_all_that_was_committed_before_it_began(place: Place) -> None:  # O2 T2
+    async with place.served(), place.client() as db, place.client() as other:
+        for i in range(1, 20):
+            await other.run(add, "a")
+
+            async def look(txn: perco.Transaction) -> int | None:
+                return await txn.get(n, "a")
+
+            assert await db.run(look) == i
+
+
+async def test_serializable_transactions_note_their_first_read(place: Place) -> None:  # T14
+    async def skew(txn: perco.Transaction, mine: str, theirs: str, arrived: trio.Event, go_on: trio.Event) -> None:
+        found = await txn.get(n, theirs)
+        arrived.set()
+        await go_on.wait()
+        txn.set(n, mine, (found or 0) + 1)
+
+    async with place.served(), place.client() as db:
+        limits = db.options(isolation="serializable", attempts=1)
+        first, second, go_on = trio.Event(), trio.Event(), trio.Event()
+        failed: list[perco.PercoError] = []
+
+        async def run(mine: str, theirs: str, arrived: trio.Event) -> None:
+            try:
+                await limits.run(skew, mine, theirs, arrived, go_on)
+            except perco.PercoError as error:
+                failed.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, "a", "b", first)
+            nursery.start_soon(run, "b", "a", second)
+            await first.wait()
+            await second.wait()
+            go_on.set()
+        assert failed
+        assert all(isinstance(error, perco.errors.ReadConflict | perco.errors.WriteConflict) for error in failed)
+
+
+async def test_tasks_of_one_transaction_share_the_draw(place: Place, calls: Calls) -> None:
+    async def three(txn: perco.Transaction) -> set[int]:
+        found: set[int] = set()
+
+        async def one(key: str) -> None:
+            await txn.get(n, key)
+            found.add(txn.start_ts)
+
+        async with trio.open_nursery() as nursery:
+            for key in "abc":
+                nursery.start_soon(one, key)
+        return found
+
+    async with place.served(), place.client() as db:
+        calls.watch(place)
+        assert len(await db.run(three)) == 1
+        assert calls.new() == {"START": 1, "READ": 2}
+        await trio.sleep(1)
+        assert not held(place)
+
+
+@pytest.fixture
+def stalled(place: Place) -> Iterator[Callable[[], Any]]:
+    """From the call on, answers to START wait until the function that it returns is called."""
+    waiting: list[Callable[[], None]] = []
+
+    def stall() -> Any:
+        assert place.server is not None
+        handlers = place.server._handlers
+        right = handlers[int(Method.START)]
+
+        def late(session: Any, peer: Any, id: int, asked: Any) -> None:
+            class Late:
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(peer, name)
+
+                def reply(self, id: int, value: Any) -> None:
+                    waiting.append(lambda: peer.reply(id, value))
+
+            right(session, Late(), id, asked)  # type: ignore[arg-type]
+
+        handlers[int(Method.START)] = late
+
+        def go_on() -> None:
+            handlers[int(Method.START)] = right
+            for answer in waiting:
+                answer()
+            waiting.clear()
+
+        return go_on
+
+    yield stall
+    assert not waiting
+
+
+async def test_a_first_read_that_is_cancelled_lets_go_of_its_timestamp(
+    place: Place, stalled: Callable[[], Any]
+) -> None:  # G1
+    async def slow(txn: perco.Transaction) -> None:
+        await txn.get(n, "a")
+
+    async with place.served(), place.client() as db:
+        await db.run(add, "a")
+        go_on = stalled()
+        with trio.move_on_after(1) as scope:
+            await db.run(slow)
+        assert scope.cancelled_caught
+        assert len(held(place)) == 1, "the server cannot know"
+        go_on()
+        await trio.sleep(1)
+        assert not held(place)
+        assert not inside(db).oracle.holds.open
+        assert not remote_owner(db).link._calls
+
+
+async def test_a_transaction_goes_on_after_a_first_read_that_was_cancelled(
+    place: Place, stalled: Callable[[], Any]
+) -> None:  # G1
+    async def patient(txn: perco.Transaction) -> tuple[int | None, int]:
+        with trio.move_on_after(1):
+            await txn.get(n, "a")
+        go_on()  # its answer arrives together with that of the next read, which has drawn, too
+        return await txn.get(n, "a"), txn.start_ts
+
+    async with place.served(), place.client() as db:
+        await db.run(add, "a")
+        go_on = stalled()
+        assert (await db.run(patient))[0] == 1
+        await trio.sleep(1)
+        assert not held(place)
+
+
+async def test_a_transaction_that_ends_during_its_first_read_lets_go_of_the_timestamp(
+    place: Place, stalled: Callable[[], Any]
+) -> None:  # G1
+    async def ends(txn: perco.Transaction) -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def reads() -> None:
+                with pytest.raises(perco.errors.TransactionClosed):
+                    await txn.get(n, "a")
+
+            nursery.start_soon(reads)
+            await trio.sleep(1)
+            txn.discard()
+            go_on()
+
+    async with place.served(), place.client() as db:
+        await db.run(add, "a")
+        go_on = stalled()
+        await db.run(ends)
+        await trio.sleep(1)
+        assert not held(place)
+        assert not inside(db).oracle.holds.open
+
+
+async def test_a_first_read_whose_answer_is_lost_is_asked_again(place: Place, calls: Calls) -> None:  # R4 G1
+    async with place.served(), place.client() as db:
+        await db.run(add, "a")
+        calls.watch(place)
+
+        def lose(name: str, peer: Any) -> None:
+            if name == "START":
+                calls.before = lambda name, peer: None
+                peer.ended = True
+                peer.channel.close_soon()
+
+        calls.before = lose
+        await db.run(add, "a")
+        assert calls.new() == {"START": 2, "COMMIT": 1}
+        assert await value_of(db, "a") == 2
+        await trio.sleep(1)
+        assert not held(place)
+
+
+async def test_a_cancelled_first_read_is_not_asked_again(place: Place, calls: Calls) -> None:  # R4 G1
+    async def slow(txn: perco.Transaction) -> None:
+        await txn.get(n, "a")
+
+    async with place.served(), place.client() as db:
+        calls.watch(place)
+        assert place.server is not None
+        handlers = place.server._handlers
+        handlers[int(Method.START)] = lambda session, peer, id, asked: None
+        with trio.move_on_after(1):
+            await db.run(slow)
+        assert len(remote_owner(db).link._calls) == 1
+        calls.watch(place)
+        await place.break_connections()
+        await trio.sleep(2)
+        assert calls.new() == {}
+        assert not remote_owner(db).link._calls
+
+
+async def test_a_transaction_that_reads_first_in_a_new_session_belongs_to_it(place: Place) -> None:  # R5
+    async def across(txn: perco.Transaction) -> None:
+        txn.set(n, "b", 1)
+        assert place.server is not None
+        for session in list(place.server.sessions.all.values()):
+            place.server.sessions.end(session)
+        await place.break_connections()
+        await trio.sleep(1)
+        await add(txn, "a")
+        assert txn.start_ts in held(place)
+
+    async with place.served(), place.client() as db:
+        await db.options(attempts=1).run(across)
+        assert await value_of(db, "a") == 1
+
+
+async def test_an_owner_without_timestamps_makes_the_first_read_wait(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:  # O1
+    async with place.served() as owner, place.client() as db:
+        await db.run(add, "a")
+        oracle = inside(owner).oracle
+        while oracle.draw_nowait():  # the rest of the range
+            pass
+        await db.run(add, "a")
+        assert await value_of(db, "a") == 2
+        await trio.sleep(1)
+        assert not held(place)
+
+
+async def test_rows_that_fill_a_message_are_read_in_parts(calls: Calls) -> None:
+    place = Place(PLAIN)
+    keys = [f"k{i}" for i in range(8)]
+
+    async def all_of_them(txn: perco.Transaction) -> dict[str, bytes | None]:
+        return await txn.get_many(body, keys)
+
+    async with place.served() as owner, place.client() as db:
+        for key in keys:
+            async with owner.transaction() as txn:
+                txn.set(body, key, b"x" * 200)
+                txn.set(n, key, 1)
+        assert place.server is not None
+        place.server.rows._options = quick(WIRE, frame_bytes=1 << 10, message_bytes_max=1 << 10)
+        calls.watch(place)
+        assert await db.run(all_of_them) == dict.fromkeys(keys, b"x" * 200)
+        made = calls.new()
+        assert made["START"] == 1
+        assert made["READ"] > 0
+        await trio.sleep(1)
+        assert not held(place)
+
+
+async def test_a_first_read_that_the_owner_cannot_make_is_read_in_another_way(place: Place, calls: Calls) -> None:  # G1
+    async with place.served(), place.client() as db:
+        await db.run(add, "a")
+        calls.watch(place)
+        assert place.server is not None
+        rows, right = place.server.rows, place.server.rows.find_now
+
+        def damaged(requests: Any) -> Any:
+            rows.find_now = right  # type: ignore[method-assign]
+            raise perco.errors.Corruption("docs", "a cell that was read ahead")
+
+        rows.find_now = damaged  # type: ignore[method-assign]
+        await db.run(add, "a")
+        assert calls.new() == {"START": 1, "DRAW": 1, "READ": 1, "COMMIT": 1}
+        assert await value_of(db, "a") == 2
+        await trio.sleep(1)
+        assert not held(place)
+
+
+async def test_a_first_read_that_fails_leaves_no_timestamp(place: Place) -> None:  # G1
+    async with place.served(), place.client() as db:
+        assert place.server is not None
+
+        def full(requests: Any) -> Any:
+            raise perco.errors.StoreError("the disk is gone")
+
+        place.server.rows.find_now = full  # type: ignore[method-assign]
+        with pytest.raises(perco.errors.StoreError, match="the disk is gone"):
+            await db.run(add, "a")
+        assert not held(place)
+
+
+async def test_a_conflict_is_retried_with_a_turn_and_a_new_timestamp(place: Place, calls: Calls) -> None:  # T11 W3
+    async with place.served(), place.client() as db:
+        calls.watch(place)
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(db.run, add, "a")
+        assert await value_of(db, "a") == 10
+        made = calls.new()
+        assert "DRAW" not in made or made["DRAW"] == 1  # of the snapshot
+        await trio.sleep(1)
+        assert not held(place)
+
+
+async def test_a_pause_is_noticed_with_the_timestamp_of_a_run() -> None:  # N10
+    """Nothing was known of it when the run began."""
+    place = Place(OBSERVED)
+    async with place.served() as owner, place.client() as db, place.client() as other, other.worker() as handle:
+        await db.run(add, "a")
+        await db.wait_idle(timeout=60)
+        runs = handle.statistics()["see"].runs
+        assert place.server is not None
+        handlers = place.server._handlers
+        right = handlers[int(Method.START)]
+        paused = trio.Event()
+
+        def pause_first(session: Any, peer: Any, id: int, asked: Any) -> None:
+            async def pause() -> None:
+                await owner.pause("see")
+                paused.set()
+                right(session, peer, id, asked)
+
+            handlers[int(Method.START)] = right
+            inside(owner).background.spawn(pause)
+
+        async with db.transaction() as txn:
+            txn.set(n, "a", 2)
+            handlers[int(Method.START)] = pause_first
+        await paused.wait()
+        await trio.sleep(5)
+        assert handle.statistics()["see"].runs == runs
+        await owner.resume("see")
+        await db.wait_idle(timeout=60)
+        async with db.snapshot() as snap:
+            assert await snap.get(seen, "a") == 2
