@@ -147,6 +147,7 @@ class Starting(Transaction):
                 if self._reads is not None:
                     self._reads.note(table, row, number, here.commit_ts)
                 return None if type(here) is Missing else decoded(column.codec, here.value, column, key)  # type: ignore[union-attr]
+            await self._draw()
         seen = (await self._see(table, ((row, (number,)),)))[row, number]
         return None if type(seen) is Missing else decoded(column.codec, seen.value, column, key)  # type: ignore[union-attr]
 

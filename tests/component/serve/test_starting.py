@@ -12,9 +12,11 @@ import trio.testing
 
 import perco
 from perco.database.inside import inside
+from perco.protocol.records import Cellref
 from perco.serve.client import remote_owner
 from perco.serve.messages import Method
 from perco.txn.beginning import _HASTY_MAX, BLOCK, is_hasty
+from perco.txn.entered import Entry
 from tests.component.serve.kit import WIRE, Place, quick
 from tests.component.serve.test_together import FIXED, PLAIN, SCHEMA as OBSERVED, add, body, committing, docs, n, seen
 
@@ -48,9 +50,12 @@ class Calls:
         return {name: made[name] for name in made if name not in ("DONE", "HOLDING", "WORKS", "LOOKED", "UNCLAIM")}
 
 
-@pytest.fixture
-def place() -> Place:
-    return Place(PLAIN)
+@pytest.fixture(params=["cached", "plain"])
+def place(request: pytest.FixtureRequest) -> Place:
+    place = Place(PLAIN)
+    if request.param == "plain":
+        place.prefetch = perco.options.PrefetchOptions(cache=False, predict=False)
+    return place
 
 
 @pytest.fixture
@@ -175,7 +180,9 @@ async def test_a_run_of_an_observer_takes_three_trips(calls: Calls) -> None:  # 
         assert not held(place)
 
 
-async def test_what_is_read_ahead_comes_with_the_first_read(place: Place, calls: Calls) -> None:
+async def test_what_is_read_ahead_comes_with_the_first_read(calls: Calls) -> None:
+    place = Place(PLAIN)
+
     async def both(txn: perco.Transaction, key: str) -> tuple[int | None, bytes | None]:
         return await txn.get(n, key), await txn.get(body, key)
 
@@ -542,24 +549,107 @@ async def test_a_transaction_that_reads_first_in_a_new_session_belongs_to_it(pla
         await trio.sleep(1)
         await add(txn, "a")
         assert txn.start_ts in held(place)
+        assert await txn.get(n, "c") is None
 
     async with place.served(), place.client() as db:
         await db.options(attempts=1).run(across)
         assert await value_of(db, "a") == 1
 
 
+@pytest.mark.parametrize("waits_for", ["a commit", "timestamps"])
+async def test_a_session_that_ends_while_its_first_read_waits_gets_no_timestamp(
+    waits_for: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:  # R7 G1
+    async def look(txn: perco.Transaction) -> None:
+        await txn.get(n, "a")
+        assert txn.start_ts in held(place)
+        ran.append(txn.start_ts)
+
+    ran: list[int] = []
+    async with place.served() as owner, place.client() as db, trio.open_nursery() as nursery:
+        await db.run(add, "a")
+        assert place.server is not None
+        go_on = trio.Event()
+        if waits_for == "timestamps":
+            right = inside(owner).oracle.draw
+
+            async def slow() -> int:
+                await go_on.wait()
+                return await right()
+
+            monkeypatch.setattr(inside(owner).oracle, "draw_nowait", lambda: 0)
+            monkeypatch.setattr(inside(owner).oracle, "draw", slow)
+            await _ended_meanwhile(place, nursery, db, look)
+            monkeypatch.undo()
+            go_on.set()
+        else:
+            with committing(owner, "a"):
+                await _ended_meanwhile(place, nursery, db, look)
+        await trio.sleep(5)
+        assert len(ran) == 1
+        assert not held(place)
+
+
+async def _ended_meanwhile(place: Place, nursery: trio.Nursery, db: perco.Database, look: Any) -> None:
+    nursery.start_soon(db.options(attempts=1).run, look)
+    await trio.sleep(1)
+    assert place.server is not None
+    [session] = place.server.sessions.all.values()
+    place.server.sessions.end(session)
+
+
 async def test_an_owner_without_timestamps_makes_the_first_read_wait(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:  # O1
+    place: Place,
+) -> None:  # O1 C4
+    read: list[int | None] = []
+
+    async def look(txn: perco.Transaction) -> None:
+        read.append(await txn.get(n, "a"))
+
     async with place.served() as owner, place.client() as db:
         await db.run(add, "a")
         oracle = inside(owner).oracle
-        while oracle.draw_nowait():  # the rest of the range
-            pass
-        await db.run(add, "a")
-        assert await value_of(db, "a") == 2
+        for busy in (False, True):
+            while oracle.draw_nowait():  # the rest of the range
+                pass
+            if not busy:
+                await db.run(add, "a")
+                continue
+            ts = oracle.last  # C4: a commit that has its timestamp, and is not visible yet
+            where = ("docs", docs.row("a"), inside(owner).known.bind(n).column)
+            entry = inside(owner).driver.entered.cells[where] = Entry(ts, ts, Cellref(*where))
+            inside(owner).driver.writing[ts] = None
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(db.run, look)
+                await trio.sleep(1)
+                assert not read
+                assert inside(owner).driver.entered.cells.pop(where) is entry
+                inside(owner).driver.written(ts)
+        assert read == [2]
         await trio.sleep(1)
         assert not held(place)
+
+
+async def test_what_comes_with_the_timestamp_is_noted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:  # O4 N10
+    async with place.served() as owner, place.client() as db:
+        await db.run(add, "a")
+        theirs, ours = inside(owner).oracle, inside(db).oracle
+        theirs.catalogue_version += 1
+        await db.run(look_at, "a")
+        assert ours.catalogue_version == theirs.catalogue_version
+        last = theirs.last
+        assert await db.run(look_at, "a") > last
+        assert ours.last == theirs.last
+        for jump_ms in (3_600_000, -3_600_000):
+            jumped = theirs.wall_ms() + jump_ms
+            monkeypatch.setattr(theirs, "wall_ms", lambda jumped=jumped: jumped)
+            await db.run(look_at, "a")
+            assert ours.wall_ms() == theirs.wall_ms()
+
+
+async def look_at(txn: perco.Transaction, key: str) -> int:
+    await txn.get(n, key)
+    return txn.start_ts
 
 
 async def test_rows_that_fill_a_message_are_read_in_parts(calls: Calls) -> None:

@@ -89,10 +89,12 @@ async def direct(
         yield world, db
 
 
+@pytest.mark.parametrize("reads", [False, True])
 @pytest.mark.parametrize("sure_after_s", [5.0, None])
 async def test_a_client_waits_until_the_owner_is_sure(
-    sure_after_s: float | None, autojump_clock: trio.testing.MockClock
-) -> None:
+    sure_after_s: float | None, reads: bool, autojump_clock: trio.testing.MockClock
+) -> None:  # O1
+    run = _read_and_write if reads else _write
     world = World(UNSURE, None)
     async with world.opened() as db, trio.open_nursery() as nursery:
         oracle = inside(world.owner).oracle
@@ -105,20 +107,52 @@ async def test_a_client_waits_until_the_owner_is_sure(
                 world.check.error = None
 
             nursery.start_soon(become_sure, sure_after_s)
-            await db.run(_write)
+            await db.run(run)
             assert trio.current_time() >= began + sure_after_s
         else:
             with pytest.raises(Unavailable, match="the lease was not renewed"):
-                await db.run(_write)
+                await db.run(run)
 
 
-async def test_a_client_of_one_that_is_deposed_is_told_at_once(autojump_clock: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize("reads", [False, True])
+async def test_a_client_of_one_that_is_deposed_is_told_at_once(
+    reads: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    run = _read_and_write if reads else _write
     world = World(LOCKED, None)
     async with world.opened() as db:
         began = trio.current_time()
         with pytest.raises(StoreLocked, match="in use by another process"):
-            await db.run(_write)
+            await db.run(run)
         assert trio.current_time() < began + 1
+
+
+@pytest.mark.parametrize("leased", ["all along", "until the draw"])
+async def test_a_first_read_whose_draw_outlasts_the_lease_gets_no_timestamp(
+    leased: str, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:  # O1 G1
+    world = World(None, None)
+    async with world.opened() as db:
+        await db.run(_read_and_write)
+        await trio.sleep(1)
+        oracle = inside(world.owner).oracle
+        plain = oracle.draw
+
+        async def slow() -> int:
+            ts = await plain()
+            world.check.error = None if leased == "all along" else LOCKED
+            return ts
+
+        with monkeypatch.context() as patch:
+            patch.setattr(oracle, "draw_nowait", lambda: 0)
+            patch.setattr(oracle, "draw", slow)
+            if leased == "all along":
+                await db.run(_read)
+            else:
+                with pytest.raises(StoreLocked):
+                    await db.run(_read)
+        await trio.sleep(1)
+        assert not oracle.holds.open
 
 
 @pytest.mark.parametrize("unsure_s", [0.0, 1.0])
@@ -262,6 +296,15 @@ async def test_a_call_that_is_left_to_the_next_server_does_not_hold_up_the_end_o
 
 
 async def _write(txn: perco.Transaction) -> None:
+    txn.set(n, "a", 1)
+
+
+async def _read(txn: perco.Transaction) -> int | None:
+    return await txn.get(n, "a")
+
+
+async def _read_and_write(txn: perco.Transaction) -> None:
+    await _read(txn)
     txn.set(n, "a", 1)
 
 
