@@ -59,12 +59,11 @@ class Draws:
             self._sessions.begin(session, ts)
         return ts
 
-    async def one_later(self, session: Session, peer: Peer) -> int:
-        """Like `one`, but waits for the timestamp. Raises: SessionEnded, StoreLocked, Unavailable."""
+    async def one_later(self, session: Session) -> int:
+        """Like `one`, but waits for the timestamp. The session may have ended meanwhile: then the caller lets go of the
+        timestamp. Raises: StoreLocked, Unavailable."""
         await sure(self._owner.backend.check, _SURE_S)
         ts = await self._parts.oracle.draw()
-        if session.ended or peer.ended:
-            raise SessionEnded
         self._sessions.begin(session, ts)
         try:
             await sure(self._owner.backend.check, _SURE_S)  # O1: the draw may have outlasted the lease

@@ -54,13 +54,13 @@ class Starts:
     ) -> None:
         try:
             if not ts:
-                ts = await self._draws.one_later(session, peer)
+                ts = await self._draws.one_later(session)
                 entries = self._rows.entered(session, at(asked, ts))
             for entry in entries:
                 await self._parts.driver.past(entry)
             await peer.room()
             found = await self._rows.find(at(asked, ts))
-            if session.ended:
+            if session.ended or peer.ended:  # the answer would be lost, and the timestamp would be held forever
                 raise SessionEnded
             self._reply(peer, id, ts, found)
         except BaseException as error:

@@ -17,7 +17,7 @@ from perco.sync.calling import call, first_page
 from perco.sync.reading import Reading
 from perco.sync.threads import Port
 from perco.txn.engine import Engine
-from perco.txn.inside import is_open, size_of, write_encoded
+from perco.txn.inside import drawn, is_open, size_of, write_encoded
 from perco.txn.scan import Scan
 from perco.txn.snapshot import Snapshot as _Snapshot
 from perco.txn.transaction import Transaction as _Transaction
@@ -125,6 +125,11 @@ class Transaction(Snapshot):
     # ------------------------------------------------------------ in the caller's thread
 
     @property
+    def start_ts(self) -> int:
+        ts: int = self._port.ask(self._in_time, (_start_of, (), {}), {})
+        return ts
+
+    @property
     def _begun(self) -> _Transaction | None:
         begun: _Transaction | None = self._of
         return begun
@@ -218,6 +223,12 @@ class Transaction(Snapshot):
             return self._begun.isolation
         assert self._tries is not None
         return "serializable" if self._tries.serializable else "snapshot"
+
+
+async def _start_of(txn: _Transaction) -> int:
+    """The timestamp, drawn now if the first read would draw it."""
+    await drawn(txn)
+    return txn.start_ts
 
 
 async def _commit(txn: _Transaction) -> int:

@@ -42,6 +42,11 @@ def is_open(snap: Snapshot) -> bool:
     return snap._open
 
 
+async def drawn(snap: Snapshot) -> None:
+    """Draw the timestamp of a transaction whose first read would draw it (`starting.py`)."""
+    await snap._draw()
+
+
 def fails(txn: Transaction, error: BaseException | None) -> None:
     """Note why a transaction will not commit, if its block has raised an error."""
     txn._fails(error)

@@ -18,6 +18,7 @@ from perco.serve.messages import Method
 from perco.txn.beginning import _HASTY_MAX, BLOCK, is_hasty
 from perco.txn.entered import Entry
 from tests.component.serve.kit import WIRE, Place, quick
+from tests.component.serve.spread import Spread, spread
 from tests.component.serve.test_together import FIXED, PLAIN, SCHEMA as OBSERVED, add, body, committing, docs, n, seen
 
 _NAMES = {int(method): method.name for method in Method}
@@ -30,7 +31,7 @@ class Calls:
         self.made: Counter[str] = Counter()
         self.before: Callable[[str, Any], None] = lambda name, peer: None
 
-    def watch(self, place: Place) -> None:
+    def watch(self, place: Place | Spread) -> None:
         assert place.server is not None
         right = place.server._handlers
 
@@ -552,7 +553,9 @@ async def test_a_transaction_that_reads_first_in_a_new_session_belongs_to_it(pla
         assert await txn.get(n, "c") is None
 
     async with place.served(), place.client() as db:
-        await db.options(attempts=1).run(across)
+        ts = await db.put(n, "z", 1)
+        async with db.snapshot(ts=ts):  # which the new session does not hold: so the client gets another driver
+            await db.options(attempts=1).run(across)
         assert await value_of(db, "a") == 1
 
 
@@ -588,6 +591,40 @@ async def test_a_session_that_ends_while_its_first_read_waits_gets_no_timestamp(
         await trio.sleep(5)
         assert len(ran) == 1
         assert not held(place)
+
+
+async def test_an_answer_to_a_connection_that_has_ended_leaves_no_timestamp(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:  # R4 R7 G1
+    """The timestamp is drawn after the client has connected again, and said what it holds."""
+    async with place.served() as owner, place.client() as db, trio.open_nursery() as nursery:
+        await db.run(add, "a")
+        go_on, right = trio.Event(), inside(owner).oracle.draw
+
+        async def slow() -> int:
+            await go_on.wait()
+            return await right()
+
+        monkeypatch.setattr(inside(owner).oracle, "draw_nowait", lambda: 0)
+        monkeypatch.setattr(inside(owner).oracle, "draw", slow)
+        nursery.start_soon(db.run, look_at, "a")
+        await trio.sleep(1)
+        await place.break_connections()
+        await trio.sleep(2)
+        assert remote_owner(db).link.connections == 2
+        monkeypatch.undo()
+        go_on.set()
+        await trio.sleep(1)
+        assert not held(place)
+
+
+async def test_clients_of_tablet_servers_read_there(calls: Calls) -> None:  # F1
+    async with spread(2) as place, place.client(PLAIN) as db:
+        calls.watch(place)
+        await db.run(add, "a")
+        made = calls.new()
+        assert made["DRAW"]
+        assert "START" not in made
 
 
 async def _ended_meanwhile(place: Place, nursery: trio.Nursery, db: perco.Database, look: Any) -> None:

@@ -222,6 +222,52 @@ async def running(asked: Asked) -> Any:
     ]
 
 
+@covers("Database.run", "Transaction.start_ts")
+async def stamped(asked: Asked) -> Any:
+    """The timestamp, wanted before and after the first read, and by an operation that needs it at once."""
+    before = await asked.put(stamped=1)
+
+    async def first(txn: Any, *, fails: bool = False) -> list[bool]:
+        ts = txn.start_ts
+        if fails:
+            raise ZeroDivisionError("of the function")
+        read = await asked.call(txn.get(n, "stamped"))
+        return [ts > before, txn.start_ts == ts, read == 1]
+
+    async def swallowed(txn: Any) -> bool:
+        ts = 0
+        try:
+            ts = txn.start_ts
+        except Exception:
+            txn.set(n, "never", 1)
+        return bool(ts > before)
+
+    async def later(txn: Any) -> list[bool]:
+        txn.set(n, "stamped", 2)
+        read = [await asked.call(txn.get(n, key)) for key in ("stamped", "none")]
+        return [txn.start_ts > before, read == [2, None]]
+
+    async def in_batches(txn: Any) -> list[Any]:
+        batches = txn.scan(docs, columns=[n], prefix="stamped").to_batches(key="name")
+        return [row async for batch in asked.each(batches) for row in batch.to_pylist()]
+
+    async def scanned(txn: Any) -> list[Any]:
+        scan = txn.scan(docs, columns=[n], prefix="stamped")
+        return [(row.key, row[n], txn.start_ts > before) async for row in asked.each(scan)]
+
+    async def twice_over(txn: Any) -> bool:
+        await asked.call(txn.commit())
+        return bool(txn.commit_ts == 0)
+
+    once = asked.db.options(attempts=1).run
+    functions = first, swallowed, in_batches, scanned, twice_over, later
+    return [
+        *[await asked.told(once, asked.function(each)) for each in functions],
+        await asked.told(once, asked.function(first), fails=True),
+        await asked.get("never"),
+    ]
+
+
 @covers("Database.attempts", "Retrying.attempts", "Database.options")
 async def attempts(asked: Asked) -> Any:
     db, seen = asked.db, []
