@@ -7,6 +7,7 @@ go to the row store unchanged.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import IntEnum, unique
@@ -45,6 +46,8 @@ DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows
 LEAF_CELLS_MAX: Final = 1 << 24
 LEAF_BYTES_MAX: Final = 1 << 16  # of one
+# What code raises for arguments that cannot be decoded.
+UNREADABLE: Final = TypeError, ValueError, KeyError, AttributeError, IndexError, struct.error
 _MAGIC: Final = "perco"
 
 

@@ -16,7 +16,7 @@ from perco.database.parts import Parts
 from perco.errors import SessionEnded
 from perco.protocol.commit import Commit, State
 from perco.protocol.mutations import Header, Intent, one_step
-from perco.protocol.records import READ
+from perco.protocol.records import BARE, READ
 from perco.rpc.peer import Peer
 from perco.serve.messages import (
     MET,
@@ -87,10 +87,10 @@ class OneStep:
         answer: Callable[[int, Any], None],
     ) -> bool:
         """Make a commit; `answer` is called with its commit_ts and the packed verdict. Returns False if nothing was
-        done, because the commit would have to wait, is refused, or does more than write cells."""
+        done, because the commit would have to wait, is refused, or writes no cell (N5)."""
         driver, oracle, start_ts = self._parts.driver, self._parts.oracle, header.start_ts
-        entered, cells = driver.entered.cells, [intent[:3] for intent in part]
-        if part[-1].kind >= READ or part[0].kind >= READ or oracle.catalogue_version > version:
+        entered, cells = driver.entered.cells, [intent[:3] for intent in part if intent.kind < READ]
+        if part[0].kind == BARE or oracle.catalogue_version > version:
             return False
         if in_the_way(entered, cells) or self._ends_commit(session, start_ts) is not None:
             return False

@@ -360,7 +360,7 @@ class Server(Door[Session]):
         self.served += 1
         try:
             handler(session, peer, id, arguments)
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except messages.UNREADABLE as error:
             raise WireError(f"method {method}: arguments that cannot be decoded: {error}") from error
 
     def _later(
@@ -570,7 +570,7 @@ class Server(Door[Session]):
             return False
         return bool(self.sessions.claims or self._parts.driver.entered.cells) or self._owner.idle.locked_observed()
 
-    # ------------------------------------------------------------ direct clients
+    # ------------------------------------------------------------ direct clients, upkeep
 
     async def _ticket(self, session: Session, _: Any) -> str:
         if self._tickets is None:
@@ -579,8 +579,6 @@ class Server(Door[Session]):
         ticket = session.ticket
         await self._tickets.admit(ticket)
         return ticket
-
-    # ------------------------------------------------------------ upkeep
 
     async def _vacuum(self, session: Session, _: Any) -> dict[str, Any]:
         return pack_vacuum(await self._owner.vacuum(None))

@@ -48,6 +48,7 @@ from perco.serve.messages import (
     NOT_HERE,
     NOTIFIED,
     QUIET,
+    UNREADABLE,
     Method,
     Order,
     pack_verdict,
@@ -390,7 +391,7 @@ class TabletServer(Door[str]):
 def _reading(asked: Callable[[Peer, int, Any], None], peer: Peer, id: int, arguments: Any, method: int) -> None:
     try:
         asked(peer, id, arguments)
-    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+    except UNREADABLE as error:
         raise WireError(f"method {method}: arguments that cannot be decoded: {error}") from error
 
 

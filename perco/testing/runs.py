@@ -19,11 +19,11 @@ import random
 from _hashlib import HASH
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import trio
 
@@ -59,6 +59,8 @@ from perco.testing.workloads import (
     Clients,
 )
 from perco.testing.world import World
+from perco.txn.inside import drawn
+from perco.txn.running import Retrying
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
 
@@ -162,6 +164,9 @@ class Program:
 program: ContextVar[Program | None] = ContextVar("program", default=None)
 
 
+T = TypeVar("T")
+
+
 class Noted:
     """The newest transaction of a client."""
 
@@ -171,9 +176,22 @@ class Noted:
         self._answered = clients.answered
 
     def note(self, txn: Transaction) -> None:
+        """Note a transaction that has its timestamp."""
         self.txn = txn
         self._ran(txn.start_ts)
         self._clients.begun(self._answered, txn.start_ts)
+
+    async def run(self, made: Retrying, function: Callable[[Transaction], Awaitable[T]]) -> T:
+        """Run a function as `db.options(...).run` does. Its first read may draw the timestamp."""
+
+        async def attempt(txn: Transaction) -> T:
+            self.txn = txn
+            result = await function(txn)
+            await drawn(txn)  # the steps of the commit are named after the timestamp
+            self.note(txn)
+            return result
+
+        return await made.run(attempt)
 
     @contextlib.asynccontextmanager
     async def __call__(self, manager: AbstractAsyncContextManager[Transaction]) -> AsyncIterator[Transaction]:

@@ -29,9 +29,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import trio
 
@@ -46,6 +46,7 @@ from perco.testing.counting import Counting
 from perco.testing.following import Follower
 from perco.testing.history import FAIL, OK, UNKNOWN, Ops
 from perco.testing.world import ACCOUNTS, LONG, PADDING, World, total_of, twin
+from perco.txn.running import Retrying
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
 
@@ -74,12 +75,19 @@ _WAIT_S: Final = 0.5  # for observers, at most
 _SINCE_MAX: Final = 16  # changes newer than a dropped one that are checked
 
 
+T = TypeVar("T")
+
+
 class Began(Protocol):
     """Notes each transaction that a client begins."""
 
     def note(self, txn: Transaction) -> None: ...
     def __call__(self, manager: AbstractAsyncContextManager[Transaction]) -> AbstractAsyncContextManager[Transaction]:
         """The same context manager, which also notes its transaction."""
+        ...
+
+    async def run(self, made: Retrying, function: Callable[[Transaction], Awaitable[T]]) -> T:
+        """Run a function as `db.options(...).run` does, and note its transaction when it has a timestamp."""
         ...
 
 
@@ -231,14 +239,16 @@ class Clients:
 
     async def _lists(self, db: Database, world: World, ops: Ops, rng: random.Random, began: Began) -> None:
         isolation: Isolation = "serializable" if "serializable" in self.kinds else "snapshot"
-        rows: set[str] = set()
-        async with began(db.transaction(isolation=isolation)) as txn:
+
+        async def attempt(txn: Transaction) -> tuple[Transaction, set[str]]:
             if rng.random() < 0.3:
                 await self._read(txn, world, ops, rng)
-            elif "locks" in self.kinds:
-                rows = {await self._append_beside(txn, world, ops, rng)}
-            else:
-                rows = await self._append(txn, world, ops, rng)
+                return txn, set()
+            if "locks" in self.kinds:
+                return txn, {await self._append_beside(txn, world, ops, rng)}
+            return txn, await self._append(txn, world, ops, rng)
+
+        txn, rows = await began.run(db.options(attempts=1, isolation=isolation), attempt)
         if "journal" in self.kinds:
             self._entries += [value for kind, _, value in ops.made if kind == "a"]
         self._noted = [*self._noted[-9:], *((txn.commit_ts, value) for kind, _, value in ops.made if kind == "a")]
@@ -429,12 +439,7 @@ class Clients:
 
     async def _run_transfer(self, db: Database, world: World, rng: random.Random, began: Began) -> None:
         """Transfer, and retry after each conflict, as users do (T11)."""
-
-        async def attempt(txn: Transaction) -> None:
-            began.note(txn)
-            await self._transfer(txn, world, rng)
-
-        await db.options(attempts=5).run(attempt)
+        await began.run(db.options(attempts=5), lambda txn: self._transfer(txn, world, rng))
 
     async def _audit(self, txn: Transaction, world: World, rng: random.Random) -> None:
         balances = await self._balances(txn, world, scan=rng.random() < 0.5)

@@ -17,7 +17,7 @@ import pytest
 
 from perco.testing.plan import Plan
 from perco.testing.shrink import fails
-from perco.txn.driver import Driver
+from tests.support.unlaned import without_lanes
 from tests.testing.mutants import MUTANTS, SLOW
 from tests.testing.mutants_ahead import AHEAD
 from tests.testing.mutants_batches import BATCHES
@@ -55,7 +55,7 @@ def death(name: str, first: int = 0, seconds: float = float("inf")) -> tuple[int
     """(seeds until it is found, how it is found); 0: it is not found within `SEEDS_MAX` seeds, or within that time."""
     began = time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Driver, "laned", False)  # the faults are in what the lane hands over to
+        without_lanes(patch)  # the faults are in what the lanes hand over to
         ALL[name](patch)
         if name in SERIALIZABLE or name in LOCKS:
             mode: Mode = "serializable" if name in SERIALIZABLE else "mixed"

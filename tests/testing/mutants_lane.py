@@ -1,18 +1,23 @@
-"""Faults in the lane; a test that drives it beside the driver must find each."""
+"""Faults in the lanes, which tests find that drive them beside the machine; and in first reads that draw timestamps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+from perco.errors import Unavailable
+from perco.rpc.link import LostError
+from perco.serve import draws, one_step, remote, rows, starting
 from perco.storage import LOCK, NOTIFY, WRITE, Mutation
 from perco.txn import lane
 from tests.testing.mutants import without_checks, without_writes
 from tests.testing.mutants_components import by
 
 _TEST: Final = "tests/component/txn/test_lane.py::test_the_lane_and_the_machine_do_the_same"
+_STARTS: Final = "tests/component/serve/test_starting.py::test_a_first_read_{}"
+_SERVED: Final = "tests/component/serve/test_client_lane.py::test_the_lanes_and_the_machines_do_the_same"
 
 
 def _sends(patch: pytest.MonkeyPatch, change: Callable[[Mutation], Mutation]) -> None:
@@ -22,7 +27,7 @@ def _sends(patch: pytest.MonkeyPatch, change: Callable[[Mutation], Mutation]) ->
 
 @by(_TEST, "C2 the lane does not look at the cells that are entered")
 def blind(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lane, "_in_the_way", lambda *_: False)
+    patch.setattr(lane, "in_the_way", lambda *_: False)
 
 
 @by(_TEST, "C5 the lane does not check for locks")
@@ -38,3 +43,66 @@ def over_records(patch: pytest.MonkeyPatch) -> None:
 @by(_TEST, "N1 the lane puts no notify cells")
 def silent(patch: pytest.MonkeyPatch) -> None:
     _sends(patch, lambda mutation: without_writes(mutation, NOTIFY))
+
+
+@by(_SERVED, "C2 the owner's lane does not look at the cells that are entered")
+def owner_blind(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(one_step, "in_the_way", lambda *_: False)
+
+
+@by(_SERVED, "C3 the owner's lane forgets a commit whose answer was lost")
+def owner_forgets(patch: pytest.MonkeyPatch) -> None:
+    def written(self: Any, commit: Any, verdict: Any) -> None:
+        self._parts.driver.entered.leave(commit)
+        self._parts.driver.written(commit.commit_ts)
+
+    patch.setattr(one_step.OneStep, "_written", written)
+
+
+@by(_SERVED, "C5 the owner's lane does not check for newer records")
+def owner_over_records(patch: pytest.MonkeyPatch) -> None:
+    right = one_step.one_step
+    patch.setattr(one_step, "one_step", lambda *args: without_checks(right(*args), WRITE))
+
+
+@by(_SERVED, "T4 a client's lane takes a commit whose answer was lost for one that was never sent")
+def client_forgets(patch: pytest.MonkeyPatch) -> None:
+    right = remote.RemoteDriver.go_on
+
+    async def go_on(self: Any, commit: Any, began: float, *, answer: Any = None, **more: Any) -> int:
+        if isinstance(answer, LostError):
+            self.never_sent(commit.header.start_ts, observed=more["observed"])
+            raise Unavailable("the server is away")
+        return await right(self, commit, began, answer=answer, **more)
+
+    patch.setattr(remote.RemoteDriver, "go_on", go_on)
+
+
+@by(
+    _STARTS.format("waits_for_a_commit_that_came_before_its_timestamp[plain]"),
+    "C4 the server ignores entered cells when a first read draws its timestamp",
+)
+def blind_starts(patch: pytest.MonkeyPatch) -> None:
+    right = starting.Starts.start
+
+    def start(self: starting.Starts, session: Any, peer: Any, id: int, asked: Any) -> None:
+        with pytest.MonkeyPatch.context() as blind:
+            blind.setattr(rows.Rows, "entered", lambda self, session, requests: [])
+            right(self, session, peer, id, asked)
+
+    patch.setattr(starting.Starts, "start", start)
+
+
+@by(
+    _STARTS.format("that_is_cancelled_lets_go_of_its_timestamp[plain]"),
+    "G1 the server does not hold a timestamp that a first read has drawn",
+)
+def loose_starts(patch: pytest.MonkeyPatch) -> None:
+    right = draws.Draws.one
+
+    def one(self: draws.Draws, session: Any, peer: Any) -> int:
+        ts = right(self, session, peer)
+        self._sessions.done(session, (ts,))
+        return ts
+
+    patch.setattr(draws.Draws, "one", one)

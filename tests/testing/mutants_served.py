@@ -9,7 +9,17 @@ import trio
 
 from perco.protocol import commit, mutations
 from perco.rpc import channel, framing, link, peer
-from perco.serve import client, operating, processes, remote, remote_rows, rows, sessions, tablets
+from perco.serve import (
+    client,
+    operating,
+    processes,
+    remote,
+    remote_rows,
+    rows,
+    sessions,
+    starting,
+    tablets,
+)
 from perco.serve.messages import Method, pack_verdict, read_mutations
 from perco.storage import (
     APPLIED,
@@ -168,7 +178,21 @@ def scans_skip(patch: pytest.MonkeyPatch) -> None:
 
 @served("C4 the server ignores entered cells when it reads for a client")
 def blind_server(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rows.Rows, "_entered", lambda self, session, requests: [])
+    patch.setattr(rows.Rows, "entered", lambda self, session, requests: [])
+
+
+@served("T2 a first read is made before its timestamp is drawn")
+def early_starts(patch: pytest.MonkeyPatch) -> None:
+    def start(self: starting.Starts, session: Any, peer: Any, id: int, asked: Any) -> None:
+        async def run() -> None:
+            found = await self._rows.find(starting.at(asked, self._parts.oracle.last))
+            await trio.sleep(0.005)
+            ts = self._draws.one(session, peer) or await self._draws.one_later(session)
+            self._reply(peer, id, ts, found)
+
+        self._parts.background.spawn(run)
+
+    patch.setattr(starting.Starts, "start", start)
 
 
 @served("C4 the server ignores entered cells when it scans for a client")

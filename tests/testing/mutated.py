@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from perco.txn.driver import Driver
+from tests.support.unlaned import without_lanes
 from tests.testing import (  # noqa: F401 - they add to COMPONENTS
     mutants_backups,
     mutants_batches,
@@ -25,5 +25,5 @@ VARIABLE = "PERCO_MUTANT"
 
 @pytest.fixture(autouse=True)
 def _fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Driver, "laned", False)  # the lane is held against the driver by tests of its own
+    without_lanes(monkeypatch)  # tests of their own hold the lanes against the machine
     COMPONENTS[os.environ[VARIABLE]].mutant(monkeypatch)

@@ -24,7 +24,7 @@ import pytest
 
 from perco.testing.shrink import root_of
 from perco.testing.simulation import BIGTABLE, LOCAL, SimulationOptions, simulate
-from perco.txn.driver import Driver
+from tests.support.unlaned import without_lanes
 from tests.testing.mutants import MUTANTS, Mutant
 from tests.testing.mutants_ahead import AHEAD
 from tests.testing.mutants_batches import BATCHES
@@ -117,7 +117,7 @@ def _search(name: str, seeds: Sequence[int], answer: Connection, stack: str) -> 
     """`search` in the child. `stack`: a file for what it was doing when a run took too long."""
     sys.unraisablehook = lambda _: None  # leftovers complain when they are collected
     with open(stack, "w") as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Driver, "laned", False)  # the faults are in what the lane hands over to
+        without_lanes(patch)  # the faults are in what the lanes hand over to
         ALL[name](patch)
         found = None
         for seed in seeds:

@@ -49,7 +49,13 @@ BAD_COMMITS: dict[str, Any] = {
     "another primary": lambda ts: commit(ts, primary=("docs", b"b", 1)),
     "a primary that is only read": lambda ts: commit(ts, kind=5),
     "an unknown table": lambda ts: commit(ts, ("none", b"a", 1)),
+    "the same cell twice": lambda ts: twice_over(*commit(ts)),
 }
+
+
+def twice_over(header: Any, part: Any, version: Any) -> Any:
+    """A commit that writes its cell twice."""
+    return header, (*part, *part), version
 
 
 @pytest.mark.parametrize("bad", BAD_COMMITS.values(), ids=BAD_COMMITS)
@@ -151,6 +157,13 @@ POISON: list[tuple[Method, Any]] = [
     (Method.HOLDING, ((), (((5, b"x"), (1, 1)),))),
     (Method.HOLDING, (("1",), ())),
     (Method.HOLDING, ((), ((("docs", b"x"), (1,)),))),
+    (Method.READ, (("docs", b"a", (("write", "n", 0, 1, 1),)),)),
+    (Method.START, 5),
+    (Method.START, (("docs", b"a"),)),
+    (Method.START, (("docs", b"a", (("write", 1 << 16, 0, 0),)),)),
+    (Method.START, (("docs", b"a", (("write", 1 << 16, 0, "0", 1),)),)),
+    (Method.START, (("docs", b"a", (("write", "n", 0, 0, 1),)),)),
+    (Method.START, (("docs", "a", (("write", 1 << 16, 0, 0, 1),)),)),
     (Method.DRAW, (-1, 3)),
     (Method.DRAW, (3, -1)),
     (Method.HOLD, (1, "1")),

@@ -25,6 +25,7 @@ from tests.component.serve.kit import Place
 from tests.component.serve.test_together import SCHEMA, body, committing, n
 from tests.core.storage.model import unhurried
 
+_LANE = OneStep.lane
 ANSWERS = [
     *(None, "lost before", "lost after", "ends the session", "met", "stale", "unavailable"),
     *("full", "split", "refused", "no reply"),  # what the store says to the server
@@ -37,6 +38,7 @@ cells = st.dictionaries(
 )
 steps = st.one_of(
     st.tuples(st.just("alone"), cells, st.sampled_from(ANSWERS)),
+    st.tuples(st.just("locked"), cells, st.sampled_from(ANSWERS)),  # it locks a cell that it has read (T14)
     st.tuples(st.just("late"), cells, cells),  # the second one commits while the first is open
     st.tuples(st.just("at once"), cells, cells),
     st.tuples(st.just("behind"), cells, st.none()),  # another commit of a cell is under way
@@ -112,7 +114,14 @@ class Run:
             told.append((txn.outcome, txn.commit_ts))
 
     async def alone(self, place: Place, owner: Any, db: perco.Database, written: Any, fault: str | None) -> None:
+        await self._meeting(place, owner, await db.begin(), written, fault)
+
+    async def locked(self, place: Place, owner: Any, db: perco.Database, written: Any, fault: str | None) -> None:
         txn = await db.begin()
+        await txn.get(n, "c", lock=True)
+        await self._meeting(place, owner, txn, written, fault)
+
+    async def _meeting(self, place: Place, owner: Any, txn: perco.Transaction, written: Any, fault: str | None) -> None:
         fill(txn, written)
         server = place.server
         assert server is not None
@@ -225,10 +234,9 @@ def played(history: list[Any], *, laned: bool) -> Run:
     run = Run()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Driver, "laned", laned)
-        lane = OneStep.lane
 
         def noted(self: OneStep, *args: Any) -> bool:
-            took = laned and lane(self, *args)
+            took = laned and _LANE(self, *args)
             run.lanes += took
             return took
 
@@ -241,6 +249,36 @@ def played(history: list[Any], *, laned: bool) -> Run:
     return run
 
 
+poked = perco.Table("pokes", key=perco.TEXT)
+poke = poked.signal("poke")
+POKES = perco.Schema(poked)
+
+
+@POKES.observe(poke, id="hear")
+async def hear(txn: perco.Transaction, key: str) -> None:
+    """Nothing comes of it."""
+
+
+def test_a_commit_that_writes_no_cell_is_entered_by_its_bare_primary() -> None:  # N5 C2
+    async def main() -> None:
+        place = Place(POKES)
+        async with place.served() as owner, place.client() as db:
+            assert place.server is not None
+            rows, submit = place.server.rows, place.server.rows.submit
+            seen = list[Any]()
+
+            def look(session: Any, mutations: Any, answer: Any) -> None:
+                seen.append(set(inside(owner).driver.entered.cells))
+                submit(session, mutations, answer)
+
+            rows.submit = look  # type: ignore[method-assign]
+            async with db.transaction() as txn:
+                txn.signal(poke, "a")
+            assert seen == [{("pokes", b"a", -txn.start_ts)}]
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
 _PHASES = (Phase.generate,) if "PERCO_MUTANT" in os.environ else tuple(Phase)
 
 
@@ -249,7 +287,8 @@ _PHASES = (Phase.generate,) if "PERCO_MUTANT" in os.environ else tuple(Phase)
 def test_the_lanes_and_the_machines_do_the_same(history: list[Any]) -> None:  # C1 C2 C3 C5 C6 T4 T10 N1 N10 R5
     one, other = played(history, laned=True), played(history, laned=False)
     assert one.told == other.told
-    assert one.fired == other.fired == sum(what == "alone" and fault is not None for what, _, fault in history)
+    faults = sum(what in ("alone", "locked") and fault is not None for what, _, fault in history)
+    assert one.fired == other.fired == faults
 
 
 @pytest.mark.parametrize("fault", ANSWERS)
