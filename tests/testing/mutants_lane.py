@@ -16,7 +16,10 @@ from tests.testing.mutants import without_checks, without_writes
 from tests.testing.mutants_components import by
 
 _TEST: Final = "tests/component/txn/test_lane.py::test_the_lane_and_the_machine_do_the_same"
-_STARTS: Final = "tests/component/serve/test_starting.py::test_a_first_read_{}"
+_WAITS: Final = (
+    "tests/component/serve/test_starting.py::test_a_first_read_waits_for_a_commit_that_came_before_its_timestamp[plain]"
+)
+_DRAWS: Final = "tests/component/serve/test_starting.py::test_every_kind_of_first_read_draws_the_timestamp[plain]"
 _SERVED: Final = "tests/component/serve/test_client_lane.py::test_the_lanes_and_the_machines_do_the_same"
 
 
@@ -78,10 +81,7 @@ def client_forgets(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(remote.RemoteDriver, "go_on", go_on)
 
 
-@by(
-    _STARTS.format("waits_for_a_commit_that_came_before_its_timestamp[plain]"),
-    "C4 the server ignores entered cells when a first read draws its timestamp",
-)
+@by(_WAITS, "C4 the server ignores entered cells when a first read draws its timestamp")
 def blind_starts(patch: pytest.MonkeyPatch) -> None:
     right = starting.Starts.start
 
@@ -93,10 +93,7 @@ def blind_starts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(starting.Starts, "start", start)
 
 
-@by(
-    _STARTS.format("that_is_cancelled_lets_go_of_its_timestamp[plain]"),
-    "G1 the server does not hold a timestamp that a first read has drawn",
-)
+@by(_DRAWS, "G1 the server does not hold a timestamp that a first read has drawn")
 def loose_starts(patch: pytest.MonkeyPatch) -> None:
     right = draws.Draws.one
 
