@@ -214,7 +214,7 @@ def _looked(
 def _seen(
     txn: Transaction, table: str, plans: Sequence[Plan], found: Sequence[RowCells]
 ) -> dict[tuple[bytes, int], Seen]:
-    """What the first read has found. Raises: Corruption."""
+    """The cells that the first read has found. Raises: Corruption."""
     ahead = txn._ahead
     seen: dict[tuple[bytes, int], Seen] = {}
     for plan, cells in zip(plans, found, strict=False):
