@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import IntEnum, unique
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 from perco.clock.holds import Holder
@@ -167,6 +168,7 @@ _CELL: Final = str, bytes, int  # table, row, column
 _INTENT: Final = *_CELL, int
 _OPERATION: Final = int, str, tuple, tuple, int, str, str, str
 _BYTES_OR_NONE: Final = bytes, type(None)
+_OPERATIONS: Final = frozenset((*_OPERATION, *values) for values in product(_BYTES_OR_NONE, repeat=2))
 _VIEWS_MAX: Final = 1 << 10  # in one call
 
 
@@ -531,10 +533,14 @@ def read_operation(packed: Any, last: int) -> tuple[Header, Shipped]:
     TypeError, ValueError."""
     if type(packed) is not tuple:
         raise TypeError(f"a {type(packed).__name__} in place of an operation")
-    start_ts, token, *rest = read_exactly(packed[:8], _OPERATION)
-    asked = Shipped(*rest, *read_typed(packed[8:], _BYTES_OR_NONE, _BYTES_OR_NONE))
+    if tuple(map(type, packed)) not in _OPERATIONS:
+        read_exactly(packed[:8], _OPERATION)
+        read_typed(packed[8:], _BYTES_OR_NONE, _BYTES_OR_NONE)
+    start_ts, token, *rest = packed
+    asked = Shipped(*rest)
     read_exactly(asked.cell, _CELL)
-    read_all(asked.observers, int)
+    if asked.observers:
+        read_all(asked.observers, int)
     if not 0 < start_ts <= last or asked.what not in OPERATIONS:
         raise ValueError("not a start timestamp that was issued, and an operation")
     return Header(start_ts, Cellref(*asked.cell), 0, 0, token), asked

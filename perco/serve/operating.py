@@ -102,4 +102,4 @@ class Operating:
 
     def _read(self, table: str, row: bytes, queries: Sequence[Query]) -> RowCells:
         assert self._prompt is not None
-        return self._prompt.find_first([(table, row, queries)], 1)[0]
+        return self._prompt.find_row(table, row, queries)

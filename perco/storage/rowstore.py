@@ -25,7 +25,7 @@ import trio
 
 from perco.errors import TabletSplit, UsageError
 from perco.storage.call import Call, Then
-from perco.storage.cells import Failed, Mutation, ReadRequest, RowCells, ScanPage, ScanRequest, Verdict
+from perco.storage.cells import Failed, Mutation, Query, ReadRequest, RowCells, ScanPage, ScanRequest, Verdict
 from perco.storage.handover import Handover
 from perco.storage.tablet import Tablet
 from perco.storage.walking import Leaves, Parts, Space, leaves_of, parts_of
@@ -59,6 +59,7 @@ class Deferring(Protocol):
 class Prompt(Protocol):
     """A store that answers without an await, and takes mutations without a task that waits for them."""
 
+    def find_row(self, table: str, row: bytes, queries: Sequence[Query]) -> RowCells: ...
     def find_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]: ...
     def find_page(self, request: ScanRequest) -> ScanPage: ...
     def find_leaves(
@@ -334,6 +335,10 @@ class LocalRowStore:
         """See `RowStore.read_first`."""
         await trio.lowlevel.checkpoint()
         return self.find_first(requests, bytes_max)
+
+    def find_row(self, table: str, row: bytes, queries: Sequence[Query]) -> RowCells:
+        """Like `read` of one row, but without an await."""
+        return self.tablet(table, row).read(row, queries)
 
     def find_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
         """Like `read_first`, but without an await."""

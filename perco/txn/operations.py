@@ -8,7 +8,7 @@ C10 Operations of this process on one cell take turns, and may share a commit (`
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -138,12 +138,17 @@ def _packed(column: Column[Any, Any], value: Any) -> bytes | None:
     return None if value is None else encoded(column.codec, value, column, "value of ")
 
 
-async def operate(engine: Engine, column: Column[K, V], key: K, operation: Operation) -> Done:
+def operate(engine: Engine, column: Column[K, V], key: K, operation: Operation) -> Coroutine[Any, Any, Done]:
     """Carry out an operation. Raises: as `Database.run`; TypeError or ValueError for a value that does not fit."""
-    met: list[TransientError] = []
-    if (timeout_s := engine.retry.timeout_s) is None:
-        return await _operate(engine, column, key, operation, met)
-    with trio.move_on_after(timeout_s):
+    how = _operate if engine.retry.timeout_s is None else _in_time
+    return how(engine, column, key, operation, [])
+
+
+async def _in_time(
+    engine: Engine, column: Column[K, V], key: K, operation: Operation, met: list[TransientError]
+) -> Done:
+    assert engine.retry.timeout_s is not None
+    with trio.move_on_after(engine.retry.timeout_s):
         return await _operate(engine, column, key, operation, met)
     raise late(engine.retry, met, None)
 
