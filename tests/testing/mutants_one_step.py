@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from perco.notify import working
 from perco.protocol import commit, mutations
 from perco.storage import LOCK, NOTIFY, ROLLBACK, WRITE, Mutation, NoReply
 from perco.txn import driver, entered, snapshot as txn_snapshot
@@ -149,13 +150,12 @@ def scan_looks_past(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("C4 an observer's claim ignores entered cells")
 def claim_looks_past(patch: pytest.MonkeyPatch) -> None:
-    async def past_cells(self: driver.Driver, cells: Any, ts: int) -> None:
-        if isinstance(cells, tuple):
-            return
-        await right(self, cells, ts)
+    right = working.Claims._read
 
-    right = driver.Driver.past_cells
-    patch.setattr(driver.Driver, "past_cells", past_cells)
+    async def read(self: working.Claims, *args: Any) -> Any:
+        return await right(self, *args[:-1], ())
+
+    patch.setattr(working.Claims, "_read", read)
 
 
 @mutant("C5 a one-step commit ignores newer records")

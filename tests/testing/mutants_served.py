@@ -386,11 +386,11 @@ def meets_nothing(patch: pytest.MonkeyPatch) -> None:
     right = rows.Rows.reads
 
     def reads(self: Any, session: Any, peer: Any, id: int, asked: Any) -> None:
-        entered, self._entered = self._entered, lambda session, requests: []
+        entered, self.entered = self.entered, lambda session, requests: []
         try:
             right(self, session, peer, id, asked)
         finally:
-            self._entered = entered
+            self.entered = entered
 
     patch.setattr(rows.Rows, "reads", reads)
 
