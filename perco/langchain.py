@@ -191,10 +191,10 @@ async def _update(
     db: Database, namespace: str, pairs: list[tuple[str, str | None]], time_at_least: float | None
 ) -> None:
     async def write(txn: Transaction, some: list[tuple[str, str | None]]) -> None:
+        known = await txn.get_many(_held, [(namespace, key) for key, _ in some])
         now = txn.start_ts
         if time_at_least is not None and now < time_at_least:
             raise ValueError(f"the store's time is {now}, before {time_at_least:g}: that is the time of another store")
-        known = await txn.get_many(_held, [(namespace, key) for key, _ in some])
         for key, group in some:
             place = namespace, key
             when, groups = known[place] or (None, {})

@@ -37,7 +37,7 @@ from perco.schema.schema import Observer, Signal, Table
 from perco.sync import calling as sync_calling
 from perco.txn.beginning import BLOCK
 from perco.txn.engine import Engine
-from perco.txn.runs import carried, carry, traced
+from perco.txn.runs import carried, carry, starts, traced
 from perco.txn.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -129,7 +129,6 @@ class _Spans:
         attributes: dict[str, Any] = {
             "db.system.name": _SYSTEM,
             "db.operation.name": "transaction",
-            "perco.start_ts": txn.start_ts,
         }
         name = "transaction"
         if function and function != BLOCK:
@@ -217,6 +216,8 @@ class _Span:
             return
         self._ended = True
         with _told():
+            if not starts(txn):
+                self._span.set_attribute("perco.start_ts", txn.start_ts)
             if txn.commit_ts:
                 self._span.set_attribute("perco.commit_ts", txn.commit_ts)
             self._span.set_attribute("perco.outcome", outcome or txn.outcome)

@@ -54,9 +54,10 @@ class Peer:
         channel.leaving = self._leaving
         self._answered: trio.Event | None = None
 
-    def reply(self, id: int, value: Any) -> None:
-        """Answer a call."""
-        self._answer(id, OK, value)
+    def reply(self, id: int, value: Any) -> bool:
+        """Answer a call. Returns whether the answer leaves: not if it is too large or cannot be packed, or
+        if no caller waits for it."""
+        return self._answer(id, OK, value)
 
     def fail(self, id: int, error: Exception) -> None:
         """Answer a call with an error."""
@@ -103,18 +104,26 @@ class Peer:
                 self._answered = trio.Event()
             await self._answered.wait()
 
-    def _answer(self, id: int, status: int | None, value: Any) -> None:
-        """End a call. `status`: None, if nothing is sent."""
+    def refuse(self, error: WireError) -> None:
+        """End the connection, because of a call that cannot be decoded."""
+        log.warning("%s: %s", self.name, error)
+        self._end()
+        self.channel.close_soon()
+
+    def _answer(self, id: int, status: int | None, value: Any) -> bool:
+        """End a call. `status`: None, if nothing is sent. Returns whether the value is sent."""
+        sent = False
         if not id:
-            return
+            return sent
         self.calls -= 1
         if not self.calls:
             self._look_again()
         if self.ended:
-            return
+            return sent
         if status is not None:
             try:
                 self.channel.send((id, status, value))
+                sent = True
             except TooLarge as error:
                 self.channel.send((id, ERROR, pack_error(error)))
             except (TypeError, ValueError, OverflowError) as error:
@@ -122,15 +131,14 @@ class Peer:
                 self.channel.send((id, ERROR, pack_error(_bug(error))))
         if self._backlog:
             self._go_on()
+        return sent
 
     def _go_on(self) -> None:
         """Begin calls of the backlog, now that the limits allow more in flight. A WireError ends the connection."""
         try:
             self._work()
         except WireError as error:
-            log.warning("%s: %s", self.name, error)
-            self._end()
-            self.channel.close_soon()
+            self.refuse(error)
 
     def _end(self) -> None:
         self.ended = True

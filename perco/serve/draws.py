@@ -68,9 +68,13 @@ class Draws:
         try:
             await sure(self._owner.backend.check, _SURE_S)  # O1: the draw may have outlasted the lease
         except BaseException:
-            self._sessions.done(session, (ts,))
+            self.take_back(session, ts)
             raise
         return ts
+
+    def take_back(self, session: Session, ts: int) -> None:
+        """The client does not get a timestamp that was drawn for it."""
+        self._sessions.done(session, (ts,))
 
     def _draw_rest(self, session: Session, peer: Peer, id: int, starts: int, others: int, drawn: list[int]) -> None:
         async def run() -> None:

@@ -84,7 +84,7 @@ class OneStep:
         header: Header,
         part: Sequence[Intent],
         version: int,
-        answer: Callable[[int, Any], None],
+        answer: Callable[[int, Any], object],
     ) -> bool:
         """Make a commit; `answer` is called with its commit_ts and the packed verdict. Returns False if nothing was
         done, because the commit would have to wait, is refused, or writes no cell (N5)."""
@@ -169,7 +169,7 @@ class OneStep:
         driver.writing[commit_ts] = None
         return ()
 
-    def _write(self, session: Session, commits: Sequence[Commit], answer: Callable[[list[Any]], None]) -> None:
+    def _write(self, session: Session, commits: Sequence[Commit], answer: Callable[[list[Any]], object]) -> None:
         """Queue commits that were entered; `answer` is called with the answers."""
 
         def told(verdicts: Sequence[Verdict]) -> None:

@@ -46,7 +46,9 @@ class Operating:
         cell = header.primary
 
         def reply(done: tuple[int, Any, bytes | None] | None) -> None:
-            peer.reply(id, (done, self._draws.one(session, peer)))
+            spare = self._draws.one(session, peer)
+            if not peer.reply(id, (done, spare)) and spare:
+                self._draws.take_back(session, spare)
 
         try:
             new = self._decide(header, asked)

@@ -434,14 +434,15 @@ class RemoteDriver(Driver):
                 self.tell_workers([(each.table, each.row, each.observers) for each in part if each.observers])
             return commit_ts
         commit = Commit(header, parts, one_step=True)
-        return await self.go_on(commit, began, observed=observed, version=version, answer=answer)
+        return await self.go_on(commit, began, observed=observed, version=version, asked=(answer,))
 
-    async def _in_one_step(self, commit: Commit, version: int, answer: Any = None) -> None:
-        """C1: ask the server for a one-step commit, only once (C6). The server draws the
-        commit timestamp, enters the commit's cells in its memory (C2), and writes them. `answer`: if it has been asked:
-        its answer, or the LostError."""
+    async def _in_one_step(self, commit: Commit, version: int, asked: tuple[Any] | None = None) -> None:
+        """C1: ask the server for a one-step commit, only once (C6). The server draws the commit timestamp, enters the
+        commit's cells in its memory (C2), and writes them. `asked`: it was asked, and this is its answer, or the
+        LostError."""
         header, part = commit.header, commit.primary_part
-        if answer is None:
+        answer: Any = None if asked is None else asked[0]
+        if asked is None:
             try:
                 if self._together is not None:
                     answer = await self._together.commit(header, part, version)

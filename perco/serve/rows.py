@@ -78,7 +78,7 @@ class Rows:
         found = self.find_now(requests)
         return await self._store.read_first(requests, self._options.part_bytes) if found is None else found
 
-    def _find(self, peer: Peer, id: int, requests: Any, answer: Callable[[list[RowCells]], None]) -> None:
+    def _find(self, peer: Peer, id: int, requests: Any, answer: Callable[[list[RowCells]], object]) -> None:
         """Read; at once, if the store answers without an await (C4)."""
         if (found := self.find_now(requests)) is not None:
             answer(found)
@@ -94,10 +94,10 @@ class Rows:
 
         self._parts.background.spawn(run)
 
-    def entered(self, session: Session, requests: Any) -> list[Entry]:
-        """C4: the entries for the cells of a read, at or below its timestamp, except those of the client's own commits
+    def entered(self, session: Session | None, requests: Any) -> list[Entry]:
+        """C4: the entries for the cells of a read, at or below its timestamp, except those of the session's own commits
         whose outcome is unknown (T4). The read may be the one that finds out this outcome; then it would wait for
-        itself."""
+        itself. `session`: None, if it is certainly another read."""
         cells, left = self._parts.driver.entered.cells, self._parts.driver.entered.left
         found = []
         for table, row, queries in requests:
@@ -106,7 +106,7 @@ class Rows:
                     entry = cells.get((table, row, column))
                     if entry is None or entry.commit_ts > to_ts:
                         continue
-                    if entry.start_ts not in left or entry.start_ts not in session.open:
+                    if session is None or entry.start_ts not in left or entry.start_ts not in session.open:
                         found.append(entry)
         return list(dict.fromkeys(found))
 
@@ -174,7 +174,7 @@ class Rows:
         )
 
     def submit(
-        self, session: Session, mutations: Sequence[Mutation], answer: Callable[[Sequence[Verdict]], None]
+        self, session: Session, mutations: Sequence[Mutation], answer: Callable[[Sequence[Verdict]], object]
     ) -> None:
         """Queue mutations; `answer` is called with the verdicts, on the loop."""
         if not self._store.groups and any(len(mutation.rows) != 1 for mutation in mutations):

@@ -139,7 +139,7 @@ class Server(Door[Session]):
         rows, one_step, oracle, fates = self.rows, self.one_step, self._parts.oracle, self._parts.fates
         return {
             Method.READ: rows.read,
-            Method.START: Starts(self._parts, self.sessions, self.draws, rows, self._fail).start,
+            Method.START: Starts(self._parts, self.draws, rows, self._fail).start,
             Method.SCAN: rows.scan,
             Method.LEAVES: rows.leaves,
             Method.APPLY: rows.apply,

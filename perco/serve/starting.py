@@ -14,10 +14,12 @@ from typing import Any
 
 from perco.database.parts import Parts
 from perco.errors import SessionEnded
+from perco.rpc.framing import WireError
 from perco.rpc.peer import Peer
 from perco.serve.draws import Draws
+from perco.serve.messages import UNREADABLE
 from perco.serve.rows import Rows
-from perco.serve.sessions import Session, Sessions
+from perco.serve.sessions import Session
 from perco.storage import ReadRequest, RowCells
 from perco.txn.entered import Entry
 
@@ -28,24 +30,23 @@ class Starts:
     def __init__(
         self,
         parts: Parts,
-        sessions: Sessions,
         draws: Draws,
         rows: Rows,
         fail: Callable[[Peer, int, Exception], None],
     ) -> None:
-        self._parts, self._sessions, self._draws, self._rows, self._fail = parts, sessions, draws, rows, fail
+        self._parts, self._draws, self._rows, self._fail = parts, draws, rows, fail
 
     def start(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
         """Draw and read at once if possible: then no commit can come in between."""
         ts = self._draws.one(session, peer)
         try:
             requests = at(asked, ts)
-            entries = self._rows.entered(session, requests) if ts and self._parts.driver.entered.cells else ()
+            entries = self._rows.entered(None, requests) if ts and self._parts.driver.entered.cells else ()
             if ts and not entries and (found := self._rows.find_now(requests)) is not None:
-                self._reply(peer, id, ts, found)
+                self._reply(session, peer, id, ts, found)
                 return
         except BaseException:
-            self._sessions.done(session, (ts,))
+            self._draws.take_back(session, ts)
             raise
         self._parts.background.spawn(lambda: self._later(session, peer, id, asked, ts, entries))
 
@@ -55,23 +56,27 @@ class Starts:
         try:
             if not ts:
                 ts = await self._draws.one_later(session)
-                entries = self._rows.entered(session, at(asked, ts))
+                entries = self._rows.entered(None, at(asked, ts))
             for entry in entries:
                 await self._parts.driver.past(entry)
             await peer.room()
             found = await self._rows.find(at(asked, ts))
-            if session.ended or peer.ended:  # the answer would be lost, and the timestamp would be held forever
+            if session.ended:
                 raise SessionEnded
-            self._reply(peer, id, ts, found)
+            self._reply(session, peer, id, ts, found)
         except BaseException as error:
-            self._sessions.done(session, (ts,))
-            if not isinstance(error, Exception):
+            self._draws.take_back(session, ts)
+            if isinstance(error, UNREADABLE):
+                peer.refuse(WireError(f"a first read that cannot be decoded: {error}"))
+            elif isinstance(error, Exception):
+                self._fail(peer, id, error)
+            else:
                 raise
-            self._fail(peer, id, error)
 
-    def _reply(self, peer: Peer, id: int, ts: int, found: list[RowCells]) -> None:
+    def _reply(self, session: Session, peer: Peer, id: int, ts: int, found: list[RowCells]) -> None:
         oracle = self._parts.oracle
-        peer.reply(id, (ts, oracle.catalogue_version, oracle.wall_ms(), found))
+        if not peer.reply(id, (ts, oracle.catalogue_version, oracle.wall_ms(), found)):
+            self._draws.take_back(session, ts)  # otherwise, it would be held forever
 
 
 def at(asked: Any, ts: int) -> list[ReadRequest]:

@@ -17,7 +17,7 @@ from perco.sync.calling import call, first_page
 from perco.sync.reading import Reading
 from perco.sync.threads import Port
 from perco.txn.engine import Engine
-from perco.txn.inside import drawn, is_open, size_of, write_encoded
+from perco.txn.inside import drawn, is_open, size_of, starts, write_encoded
 from perco.txn.scan import Scan
 from perco.txn.snapshot import Snapshot as _Snapshot
 from perco.txn.transaction import Transaction as _Transaction
@@ -126,7 +126,8 @@ class Transaction(Snapshot):
 
     @property
     def start_ts(self) -> int:
-        ts: int = self._port.ask(self._in_time, (_start_of, (), {}), {})
+        txn = self._there()
+        ts: int = self._port.ask(self._in_time, (_start_of, (), {}), {}) if starts(txn) else txn.start_ts
         return ts
 
     @property

@@ -19,7 +19,7 @@ from perco.protocol.reads import Isolation
 from perco.txn.beginning import BLOCK, begin, is_hasty, starting
 from perco.txn.engine import Engine
 from perco.txn.retry import RetryOptions
-from perco.txn.starting import was_hasty
+from perco.txn.starting import NotStarted, was_hasty
 from perco.txn.transaction import Transaction
 from perco.txn.turns import Turn
 
@@ -179,11 +179,14 @@ class Attempt:
     async def _end(self, error: BaseException | None) -> bool:
         txn, attempts = self._txn, self._attempts
         assert txn is not None
-        txn._fails(error)
+        if not was_hasty(txn):
+            txn._fails(error)
         try:
             if error is None:
                 if txn.outcome == "open":
                     await txn.commit()
+                elif was_hasty(txn):
+                    raise NotStarted
                 attempts._done = True
                 return False
             raise error

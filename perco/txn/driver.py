@@ -133,13 +133,15 @@ class Driver(Resolver):
             self.fates.observed += 1
         return await self.go_on(commit, began, observed=observed, version=version)
 
-    async def go_on(self, commit: Commit, began: float, *, observed: bool, version: int, answer: object = None) -> int:
-        """`commit` from any state on. `began`: when it began, if that is measured. `answer`: of another process that
-        was asked to do it in one step."""
+    async def go_on(
+        self, commit: Commit, began: float, *, observed: bool, version: int, asked: tuple[Any] | None = None
+    ) -> int:
+        """`commit` from any state on. `began`: when it began, if that is measured. `asked`: another process was asked
+        to do it in one step, and has given this answer."""
         start_ts = commit.header.start_ts
         try:
             if commit.state is State.DRAW:
-                await self._in_one_step(commit, version, answer)
+                await self._in_one_step(commit, version, asked)
             elif commit.state is State.PREWRITE:
                 await self._prewritten(commit, version)
             if commit.state is not State.COMMITTED:
@@ -201,7 +203,7 @@ class Driver(Resolver):
         if chain.entered and commit.state is not State.ASK:
             self.entered.leave(commit)
 
-    async def _in_one_step(self, commit: Commit, version: int, answer: object = None) -> None:
+    async def _in_one_step(self, commit: Commit, version: int, asked: tuple[Any] | None = None) -> None:
         """In state DRAW: check and write the primary's part in one write transaction (C1 - C5)."""
         entered = self.entered
         while True:

@@ -42,8 +42,13 @@ def is_open(snap: Snapshot) -> bool:
     return snap._open
 
 
+def starts(snap: Snapshot) -> bool:
+    """Whether it is a transaction that has no timestamp yet, because its first read draws it (`starting.py`)."""
+    return snap._starts
+
+
 async def drawn(snap: Snapshot) -> None:
-    """Draw the timestamp of a transaction whose first read would draw it (`starting.py`)."""
+    """Draw the timestamp of a transaction that has none yet."""
     await snap._draw()
 
 

@@ -21,7 +21,7 @@ from perco.txn.beginning import begin, begun, is_hasty, starting
 from perco.txn.engine import Engine
 from perco.txn.prefetch import name_of
 from perco.txn.retry import RetryOptions
-from perco.txn.starting import was_hasty
+from perco.txn.starting import NotStarted, was_hasty
 from perco.txn.transaction import Transaction
 from perco.txn.turns import Turn
 
@@ -99,6 +99,8 @@ async def attempts(
             result = await running
             if txn.outcome == "open":
                 await txn.commit()
+            elif was_hasty(txn):
+                raise NotStarted
             return result
         except Exception as error:
             if was_hasty(txn):

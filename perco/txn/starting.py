@@ -2,7 +2,7 @@
 
 G1  The owner holds the timestamp from the draw on. The client notes it when the answer arrives, in the same step of the
     loop, even if the reader has been cancelled meanwhile: so the timestamp is always let go of.
-O3  The timestamp is drawn after the transaction has begun, so the transaction sees all that was committed by then.
+O2  The timestamp is drawn after the transaction has begun, so the transaction sees all that was committed by then.
 T11 A function that wants `start_ts` before it has read anything runs again, with a timestamp that was drawn first.
 """
 
@@ -36,6 +36,9 @@ class NotStarted(TransientError):
     def __init__(self) -> None:
         super().__init__("the transaction has read nothing yet, so it has no timestamp yet")
 
+    def __str__(self) -> str:
+        return f"{self.args[0]}. Read something first."
+
 
 class Start(Protocol):
     def __call__(
@@ -68,11 +71,11 @@ class Starting(Transaction):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _drawn(self, ts: int) -> bool:
-        """Take the timestamp. Returns False, and lets go of it, if the transaction has ended, or has got another one
-        meanwhile."""
+        """Take the timestamp. Returns False, and lets go of it, if the transaction has ended, has got another one, or
+        will do nothing more, because its function was hasty."""
         holds = self._engine.oracle.holds.open
         holds.add(ts)
-        if not self._open or not self._starts:
+        if not self._open or not self._starts or self._start is None:
             holds.discard(ts)
             _end_turn(self)
             return False

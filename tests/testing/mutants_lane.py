@@ -20,7 +20,7 @@ _WAITS: Final = (
     "tests/component/serve/test_starting.py::test_a_first_read_waits_for_a_commit_that_came_before_its_timestamp[plain]"
 )
 _DRAWS: Final = "tests/component/serve/test_starting.py::test_every_kind_of_first_read_draws_the_timestamp[plain]"
-_SERVED: Final = "tests/component/serve/test_client_lane.py::test_the_lanes_and_the_machines_do_the_same"
+_SERVED: Final = "tests/component/serve/test_client_lane.py::test_one_step_is_the_same_in_the_lanes"
 
 
 def _sends(patch: pytest.MonkeyPatch, change: Callable[[Mutation], Mutation]) -> None:
@@ -48,35 +48,26 @@ def silent(patch: pytest.MonkeyPatch) -> None:
     _sends(patch, lambda mutation: without_writes(mutation, NOTIFY))
 
 
-@by(_SERVED, "C2 the owner's lane does not look at the cells that are entered")
+@by(f"{_SERVED}[behind]", "C2 the owner's lane does not look at the cells that are entered")
 def owner_blind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(one_step, "in_the_way", lambda *_: False)
 
 
-@by(_SERVED, "C3 the owner's lane forgets a commit whose answer was lost")
-def owner_forgets(patch: pytest.MonkeyPatch) -> None:
-    def written(self: Any, commit: Any, verdict: Any) -> None:
-        self._parts.driver.entered.leave(commit)
-        self._parts.driver.written(commit.commit_ts)
-
-    patch.setattr(one_step.OneStep, "_written", written)
-
-
-@by(_SERVED, "C5 the owner's lane does not check for newer records")
+@by(f"{_SERVED}[late]", "C5 the owner's lane does not check for newer records")
 def owner_over_records(patch: pytest.MonkeyPatch) -> None:
     right = one_step.one_step
     patch.setattr(one_step, "one_step", lambda *args: without_checks(right(*args), WRITE))
 
 
-@by(_SERVED, "T4 a client's lane takes a commit whose answer was lost for one that was never sent")
+@by(f"{_SERVED}[lost]", "T4 a client's lane takes a commit whose answer was lost for one that was never sent")
 def client_forgets(patch: pytest.MonkeyPatch) -> None:
     right = remote.RemoteDriver.go_on
 
-    async def go_on(self: Any, commit: Any, began: float, *, answer: Any = None, **more: Any) -> int:
-        if isinstance(answer, LostError):
+    async def go_on(self: Any, commit: Any, began: float, *, asked: Any = None, **more: Any) -> int:
+        if asked is not None and isinstance(asked[0], LostError):
             self.never_sent(commit.header.start_ts, observed=more["observed"])
             raise Unavailable("the server is away")
-        return await right(self, commit, began, answer=answer, **more)
+        return await right(self, commit, began, asked=asked, **more)
 
     patch.setattr(remote.RemoteDriver, "go_on", go_on)
 

@@ -188,7 +188,7 @@ def early_starts(patch: pytest.MonkeyPatch) -> None:
             found = await self._rows.find(starting.at(asked, self._parts.oracle.last))
             await trio.sleep(0.005)
             ts = self._draws.one(session, peer) or await self._draws.one_later(session)
-            self._reply(peer, id, ts, found)
+            self._reply(session, peer, id, ts, found)
 
         self._parts.background.spawn(run)
 

@@ -58,6 +58,23 @@ def test_a_function_runs_in_a_transaction_and_its_value_comes_back(db: perco.syn
     assert read(db, "a") == 3
 
 
+def test_a_timestamp_is_known_after_the_end(db: perco.sync.Database) -> None:
+    held: list[perco.sync.Transaction] = []
+
+    def fails(txn: perco.sync.Transaction) -> None:
+        held.append(txn)
+        txn.get(n, "a")
+        txn.set(n, "a", 1)
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError):
+        db.run(fails)
+    assert held[0].start_ts > 0
+    with perco.sync.open("memory:", SCHEMA) as other, other.transaction() as txn:
+        txn.set(n, "a", 1)
+    assert txn.start_ts > 0
+
+
 def test_what_was_set_first_is_seen_by_what_is_read_later_in_the_same_transaction(db: perco.sync.Database) -> None:
     def figure(txn: perco.sync.Transaction) -> tuple[int | None, dict[str, int | None], list[str]]:
         txn.set(n, "b", 1)

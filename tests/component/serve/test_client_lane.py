@@ -245,7 +245,12 @@ def played(history: list[Any], *, laned: bool) -> Run:
         patch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)  # type: ignore[attr-defined]
         patch.setattr(trio._core._run, "_r", random.Random(0))  # type: ignore[attr-defined]
         clock = trio.testing.MockClock(autojump_threshold=0)
-        trio.run(lambda: run.play(history, laned=laned), clock=clock)
+
+        async def in_time() -> None:
+            with trio.fail_after(2000):
+                await run.play(history, laned=laned)
+
+        trio.run(in_time, clock=clock)
     return run
 
 
@@ -300,3 +305,17 @@ def test_each_fault_is_met_in_the_lanes(fault: str | None) -> None:  # C1 C3 C6 
     assert one.fired == other.fired == (fault is not None)
     assert one.lanes > (1 if fault in ("lost before", "met", "stale", "unavailable", "no reply") else 2)
     assert other.lanes == 0
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        ("behind", {("n", "a"): 1}, None),
+        ("late", {("n", "a"): 1}, {("n", "a"): 2}),
+        ("alone", {("n", "a"): 1}, "no reply"),
+        ("alone", {("n", "a"): 1}, "lost after"),
+    ],
+    ids=["behind", "late", "no reply", "lost"],
+)
+def test_one_step_is_the_same_in_the_lanes(step: Any) -> None:  # C2 C3 C5 T4
+    assert played([step], laned=True).told == played([step], laned=False).told

@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import perco
+import perco.otel
 from perco.database.inside import inside
 from perco.protocol.records import Cellref
+from perco.rpc.link import LostError
 from perco.serve.client import remote_owner
 from perco.serve.messages import Method
 from perco.txn.beginning import _HASTY_MAX, BLOCK, is_hasty
@@ -410,7 +415,7 @@ async def test_tasks_of_one_transaction_share_the_draw(place: Place, calls: Call
 @pytest.fixture
 def stalled(place: Place) -> Iterator[Callable[[], Any]]:
     """From the call on, answers to START wait until the function that it returns is called."""
-    waiting: list[Callable[[], None]] = []
+    waiting: list[Callable[[], bool]] = []
 
     def stall() -> Any:
         assert place.server is not None
@@ -422,8 +427,9 @@ def stalled(place: Place) -> Iterator[Callable[[], Any]]:
                 def __getattr__(self, name: str) -> Any:
                     return getattr(peer, name)
 
-                def reply(self, id: int, value: Any) -> None:
+                def reply(self, id: int, value: Any) -> bool:
                     waiting.append(lambda: peer.reply(id, value))
+                    return True
 
             right(session, Late(), id, asked)  # type: ignore[arg-type]
 
@@ -788,3 +794,167 @@ async def test_a_pause_is_noticed_with_the_timestamp_of_a_run() -> None:  # N10
         await db.wait_idle(timeout=60)
         async with db.snapshot() as snap:
             assert await snap.get(seen, "a") == 2
+
+
+async def test_a_first_read_whose_answer_is_too_large_leaves_no_timestamp(calls: Calls) -> None:  # G1
+    """The values that are read ahead have grown since."""
+    table = perco.Table("large", key=perco.TEXT)
+    columns = [table.column(f"c{i}", perco.BYTES) for i in range(4)]
+    place = Place(perco.Schema(table), wire=quick(WIRE, frame_bytes=1 << 14, message_bytes_max=1 << 14))
+
+    async def look(txn: perco.Transaction) -> list[int]:
+        row = await txn.row(table, "a")
+        return [len(row[column] or b"") for column in columns]
+
+    async with place.served() as owner, place.client() as db:
+        for size in (2000, 9000):
+            for column in columns:
+                async with owner.transaction() as txn:
+                    txn.set(column, "a", b"x" * size)
+            calls.watch(place)
+            for _ in range(1 if size > 2000 else 5):
+                assert await db.run(look) == [size] * 4
+        assert calls.made["DRAW"], "the first read was too large"
+        await trio.sleep(1)
+        assert not held(place)
+        assert not inside(db).oracle.holds.open
+
+
+@pytest.mark.parametrize("how", ["swallows", "raises"])
+async def test_a_hasty_task_beside_a_first_read_has_the_function_run_again(
+    how: str, place: Place, stalled: Callable[[], Any]
+) -> None:  # T11 G1
+    ran: list[list[Any]] = []
+
+    async def two_tasks(txn: perco.Transaction) -> list[Any]:
+        got = list[Any]()
+        ran.append(got)
+
+        async def reads() -> None:
+            with trio.CancelScope(shield=True):
+                got.append(await txn.get(n, "a"))
+
+        async def asks() -> None:
+            try:
+                got.append(txn.start_ts)
+            except Exception:
+                got.append(None)
+                await trio.sleep(2)
+                if how == "raises":
+                    raise
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reads)
+            await trio.sleep(0.5)
+            nursery.start_soon(asks)
+            await trio.sleep(0.5)
+            go_on()
+        return got
+
+    async with place.served(), place.client() as db:
+        await db.run(add, "a")
+        go_on = stalled()
+        found, ts = await db.options(attempts=1).run(two_tasks)
+        assert found == 1
+        assert ts > 0
+        assert len(ran) == 2
+        await trio.sleep(1)
+        assert not held(place)
+
+
+async def test_a_hasty_function_that_discards_its_transaction_runs_again(place: Place) -> None:  # T11
+    async def gives_up(txn: perco.Transaction) -> int:
+        try:
+            return txn.start_ts
+        except Exception:
+            txn.discard()
+            return 0
+
+    async with place.served(), place.client() as db:
+        assert await db.run(gives_up)
+
+
+async def test_a_first_read_waits_for_a_commit_of_its_own_client_whose_answer_was_lost(place: Place) -> None:  # C4 T4
+    """Only the read that asks for the outcome must not wait for it."""
+    found: list[int | None] = []
+
+    async def look(txn: perco.Transaction) -> None:
+        found.append(await txn.get(n, "a"))
+
+    async with place.served() as owner, place.client() as db, trio.open_nursery() as nursery:
+        await db.run(add, "a")
+        txn = await db.begin()
+        entered, where = inside(owner).driver.entered, ("docs", docs.row("a"), inside(owner).known.bind(n).column)
+        ts = inside(owner).oracle.draw_nowait()
+        entry = entered.cells[where] = Entry(ts, txn.start_ts, Cellref(*where))
+        entered.left[txn.start_ts] = (entry, [where])
+        inside(owner).driver.writing[ts] = None
+        nursery.start_soon(db.run, look)
+        await trio.sleep(1)
+        assert not found
+        assert entered.settled(txn.start_ts)
+        inside(owner).driver.written(ts)
+        txn.discard()
+        await trio.sleep(1)
+        assert found == [1]
+
+
+@pytest.mark.parametrize("asked", [(("docs", b"a", (("write", "n", 0, 0, 1),)),), (("docs", 5, ()),)])
+async def test_a_first_read_that_cannot_be_decoded_ends_its_connection_even_if_it_waits(
+    asked: Any, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:  # R1 G1
+    async with place.served() as owner, place.client() as db, place.client() as evil:
+        await db.run(add, "a")
+        while inside(owner).oracle.draw_nowait():  # so that it waits for a timestamp
+            pass
+        with pytest.raises(LostError):
+            await remote_owner(evil).link.call(Method.START, asked, again=False)
+        assert "a bug in perco" not in caplog.text
+        await db.run(add, "a")
+        await trio.sleep(1)
+        assert not held(place)
+
+
+async def test_a_commit_that_gets_no_proper_answer_is_not_sent_again(place: Place, calls: Calls) -> None:  # C6
+    async with place.served(), place.client() as db:
+        await db.run(add, "a")
+        assert place.server is not None
+        place.server._handlers[int(Method.COMMIT)] = lambda session, peer, id, asked: peer.reply(id, None)
+        calls.watch(place)
+        with pytest.raises(TypeError):
+            await db.run(add, "a")
+        assert calls.made["COMMIT"] == 1
+
+
+@pytest.mark.parametrize("what", ["run", "hasty", "add", "block", "nothing"])
+async def test_transactions_of_a_client_are_traced(what: str) -> None:
+    exported = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exported))
+    place = Place(PLAIN)
+
+    async def hasty(txn: perco.Transaction) -> int:
+        return txn.start_ts
+
+    async def nothing(txn: perco.Transaction) -> None:
+        """No timestamp is drawn."""
+
+    async with place.served(), place.client() as db:
+        perco.otel.instrument(db, tracer_provider=provider)
+        match what:
+            case "run":
+                await db.run(add, "a")
+            case "hasty":
+                await db.run(hasty)
+            case "add":
+                await db.add(n, "a", 1)
+            case "block":
+                async with db.transaction() as txn:
+                    txn.set(n, "a", 1)
+            case _:
+                await db.run(nothing)
+    *given_up, span = exported.get_finished_spans()
+    attributes = span.attributes or {}
+    assert attributes["perco.outcome"] == "committed"
+    assert ("perco.start_ts" in attributes) == (what != "nothing")
+    assert [each.status.is_ok for each in given_up] == [True] * (what == "hasty")
