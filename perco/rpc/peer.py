@@ -55,8 +55,8 @@ class Peer:
         self._answered: trio.Event | None = None
 
     def reply(self, id: int, value: Any) -> bool:
-        """Answer a call. Returns whether the answer leaves: not if it is too large or cannot be packed, or
-        if no caller waits for it."""
+        """Answer a call. Returns whether the answer is sent: not if it is too large, if it cannot be packed, or if no
+        caller waits for it."""
         return self._answer(id, OK, value)
 
     def fail(self, id: int, error: Exception) -> None:

@@ -82,7 +82,9 @@ CALLED: Final = (
     *_MUTATED,
     *("read", "scan", "scan hints", "scan tickets", "look at the owner", "read the lease"),
 )
-_NOT_SENT: Final = ("READ", "SCAN", "APPLY", "COMMIT", "OPERATE", "MOVED")  # direct clients do these; no tablets move
+_NOT_SENT: Final = (  # direct clients do these; no tablets move
+    *("READ", "SCAN", "START", "APPLY", "COMMIT", "OPERATE", "MOVED"),
+)
 SENT_BY_DIRECT: Final = (
     *(name for name in SENT if not name.startswith(_NOT_SENT)),
     *("TICKET", "TICKET answer", "NEWS"),

@@ -82,7 +82,7 @@ DISK_FAULTS: Final = ("FULL", "DIES_BEFORE", "DIES_AFTER", "STOPS_BEFORE")
 _CALLS: Final = (
     *("READ", "READS", "SCAN", "COMMIT", "COMMITS", "CLAIM", "CLAIMS", "DRAW", "TABLETS", "ADOPT", "WORKS", "ALIVE"),
     *("OUTLIVE", "IDLE", "UP_TO", "HOLD", "AT", "OLDEST", "LAST", "PIN", "DROP_PIN", "VACUUM", "BACKFILL", "TASKS"),
-    *("SERVERS", "NOW", "SPLIT", "BYE", "OPERATE"),
+    *("SERVERS", "NOW", "SPLIT", "BYE", "OPERATE", "START"),
 )
 _APPLIED: Final = (
     # (For a one-step commit, a client sends COMMIT to the owner.)

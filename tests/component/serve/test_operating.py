@@ -555,3 +555,20 @@ def test_two_clients_that_take_turns_see_what_one_process_would(history: list[tu
                 assert await snap.get(body, "a") == (text or None)
 
     trio.run(played, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def test_an_operation_for_which_no_caller_waits_leaves_no_timestamp(
+    place: Place, autojump_clock: trio.testing.MockClock
+) -> None:  # G1
+    async with place.served() as owner, place.client() as db:
+        await db.put(n, "a", 1)
+        await trio.sleep(5)
+        txn = await db.begin()
+        cell = ("docs", b"a", inside(owner).known.bind(n).column)
+        version = inside(owner).oracle.catalogue_version
+        remote_owner(db).link.tell(Method.OPERATE, asked(txn.start_ts, cell=cell, version=version))
+        await trio.sleep(1)
+        assert await read(db) != 1, "it was carried out"
+        txn.discard()
+        await trio.sleep(5)
+        assert not inside(owner).oracle.holds.open
