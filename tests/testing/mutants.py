@@ -173,18 +173,19 @@ def forward_unchecked(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("T11 a retry reuses the writes of the failed attempt")
 def replayed(patch: pytest.MonkeyPatch) -> None:
-    async def attempts(engine: Any, retry: Any, _: bool, function: Any, args: Any, kwargs: Any, *more: Any) -> None:
+    async def attempts(engine: Any, retry: Any, _: bool, function: Any, args: Any, kwargs: Any, *more: Any) -> Any:
         writes: dict[Any, Any] = {}
+        result: Any = None
         for _attempt in range(retry.attempts):
             txn = await beginning.begin(engine, None)
             try:
                 if writes:
                     txn._writes = dict(writes)
                 else:
-                    await function(txn, *args, **kwargs)
+                    result = await function(txn, *args, **kwargs)
                 writes = dict(txn._writes)
                 await txn.commit()
-                return
+                return result
             except TransientError:
                 pass
             finally:
