@@ -381,8 +381,9 @@ class RemoteDriver(Driver):
 
     @property
     def start(self) -> Start | None:
-        """Only if the owner has the rows, and no delay window gathers reads."""
-        return None if self._together is not None or self.store.spread else self._start
+        """Only if the owner has the rows, reads go there unchanged, and no delay window gathers them."""
+        store = self.store
+        return self._start if type(store) is RemoteRowStore and not store.spread and self._together is None else None
 
     def _start(
         self, requests: Sequence[ReadRequest], started: Callable[[int], bool]

@@ -28,14 +28,14 @@ def harmless(name: str) -> Any:
 
 @mutant("C1 each cell of the primary's part is committed by itself")
 def apart(patch: pytest.MonkeyPatch) -> None:
-    async def apply(self: driver.Driver, commit: commit.Commit, version: int) -> None:
+    async def apply(self: driver.Driver, commit: commit.Commit, version: int, asked: Any = None) -> None:
         part = commit._parts[0]
         for intent in part[1:]:
             commit._parts = [[intent], *commit._parts[1:]]
             ts = self.oracle.draw_nowait() or await self.oracle.draw()
             await self.store.apply([mutations.one_step(commit.header, [intent], ts)])
         commit._parts = [part[:1], *commit._parts[1:]]
-        await right(self, commit, version)
+        await right(self, commit, version, asked)
 
     right = driver.Driver._in_one_step
     patch.setattr(driver.Driver, "_in_one_step", apply)

@@ -235,10 +235,9 @@ def test_each_change_is_counted_once_by_two_workers(seed: int, monkeypatch: pyte
             commits = [worker.statistics()[id].commits for worker in (first, second) for id in ("count", "sum")]
             assert sum(commits) == 24
             broken = sum(db.statistics().counters.rolled_back for db in (one, two))
-            if everywhere.over != everywhere.BIGTABLE_DIRECT:  # there, others also take away what a failed one has left
-                assert (broken > 0) == (everywhere.over not in everywhere.CLIENTS), (
-                    "clients ask the owner who lives (L1)"
-                )
+            # Clients ask the owner who lives (L1). What they take away is what an attempt that has failed is just
+            # releasing: the next run's first read may find it.
+            assert broken > 0 or everywhere.over in everywhere.CLIENTS
             assert acks(one) == 24
 
     run_seeded(monkeypatch, seed, main)
