@@ -283,6 +283,11 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=(BARE, *_BIGTABLES),
     ),
     LeftOut(
+        "counts tours: where a commit takes several mutations, those after the first one wake scanners, too",
+        {"component/notify/test_told.py": ("test_a_chain_of_observers_runs_without_a_tour",)},
+        over=(BARE,),
+    ),
+    LeftOut(
         "looks at a store in a folder from outside, or sends the store copies of mutations that its owner does not "
         "know of",
         {
