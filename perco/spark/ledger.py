@@ -43,6 +43,7 @@ import perco
 from perco.database.database import Database
 from perco.errors import CommitUnknown, PercoError, UsageError
 from perco.spark.chunks import RUN_BYTES, Chunk, ChunkMark, must_be_same
+from perco.txn.inside import drawn
 from perco.txn.runs import bytes_of
 from perco.txn.snapshot import scan_between
 
@@ -301,6 +302,7 @@ async def take_all(
 
     Raises: JobClosed; what `loader` raises.
     """
+    await drawn(txn)  # before the marks are looked at: a mark that is put from then on is a conflict
     group.done = group.taken = 0
     group.loading = False
     inputs = group.inputs
@@ -331,6 +333,7 @@ async def take_of_chunk(
     """
     chunk = group.chunk
     assert chunk is not None
+    await drawn(txn)  # as in `take_all`
     group.done = group.taken = 0
     group.loading = False
     column, key = ledger.mark_of_chunk(chunk.partition, chunk.first)
