@@ -111,8 +111,8 @@ class Database:
         """`run` and `attempts` with other limits: `db.options(attempts=5, timeout=2.0).run(...)`.
 
         Args:
-            attempts: the largest number of attempts, including the first. (A run that a client of another process ends
-                because the function wants `start_ts` before it reads anything does not count.)
+            attempts: the largest number of attempts, including the first. A run that finds out that the function is
+                hasty does not count (T11).
             timeout: seconds for all attempts together. If a commit has been sent by then, the call still waits for its
                 outcome (T10).
             isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.

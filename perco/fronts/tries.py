@@ -34,9 +34,16 @@ class Tries:
     serializable: bool
 
     def __init__(
-        self, engine: Engine, retry: RetryOptions, serializable: bool, function: Callable[..., Any] | None = None
+        self,
+        engine: Engine,
+        retry: RetryOptions,
+        serializable: bool,
+        function: Callable[..., Any] | None = None,
+        *,
+        at_once: bool = False,
     ) -> None:
-        self.engine, self.retry, self.serializable = engine, retry, serializable
+        """`at_once`: see `AttemptsOutside`."""
+        self.engine, self.retry, self.serializable, self._at_once = engine, retry, serializable, at_once
         self._function = BLOCK if function is None else name_of(function)
         self._made_at = perf_counter()
         self._attempts: AttemptsOutside | None = None
@@ -51,7 +58,10 @@ class Tries:
         return self._attempts is not None and self._attempts.done
 
     def _new(self, late_s: float = 0.0) -> AttemptsOutside:
-        return AttemptsOutside(self.engine, self.retry, self.serializable, self._function, late_s)
+        engine, retry = self.engine, self.retry
+        return AttemptsOutside(
+            engine, retry, self.serializable, self._function, late_s, at_once=self._at_once and self._function != BLOCK
+        )
 
     def begin_nowait(self) -> Transaction | None:
         """On the loop's thread: the transaction of the first attempt; None if it would have to wait."""

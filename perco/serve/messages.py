@@ -47,7 +47,7 @@ DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows
 LEAF_CELLS_MAX: Final = 1 << 24
 LEAF_BYTES_MAX: Final = 1 << 16  # of one
-# What code raises for arguments that cannot be decoded.
+# The errors of code that meets arguments of another shape.
 UNREADABLE: Final = TypeError, ValueError, KeyError, AttributeError, IndexError, struct.error
 _MAGIC: Final = "perco"
 

@@ -179,9 +179,9 @@ class _Look:
 class Watch:
     """Reads marks, and whether the job is open, for many transactions at once.
 
-    A *look* is a read as of a moment after these transactions began. If an input has been taken by then, it stays
-    taken. If not, its transaction writes the mark: it takes the input, or conflicts with another transaction that does
-    (T7). If the job is open at that moment, it was also open when these transactions began.
+    A *look* is a read as of a moment after these transactions drew their timestamps. If an input has been taken by
+    then, it stays taken. If not, its transaction writes the mark: it takes the input, or conflicts with another
+    transaction that does (T7). If the job is open at that moment, it was also open when the timestamps were drawn.
     """
 
     db: Database
@@ -191,8 +191,9 @@ class Watch:
         self._next = _Look()
         self._looking = trio.Lock()
 
-    async def before(self, mark: Mark) -> bytes | None:
-        """The value of a mark, for a transaction that has begun. Raises: JobClosed."""
+    async def before(self, txn: perco.Transaction, mark: Mark) -> bytes | None:
+        """The value of a mark, for a transaction. Raises: JobClosed."""
+        await drawn(txn)
         while True:
             look = self._next
             look.marks.append(mark)
@@ -203,8 +204,9 @@ class Watch:
             if not look.failed:
                 return look.found[mark[1]]
 
-    async def all_before(self, marks: list[Mark]) -> dict[Any, bytes | None]:
+    async def all_before(self, txn: perco.Transaction, marks: list[Mark]) -> dict[Any, bytes | None]:
         """The values of many marks, by key, for one transaction, from a look of its own. Raises: JobClosed."""
+        await drawn(txn)
         look = _Look()
         look.marks += marks
         await self._read(look)
@@ -302,15 +304,14 @@ async def take_all(
 
     Raises: JobClosed; what `loader` raises.
     """
-    await drawn(txn)  # before the marks are looked at: a mark that is put from then on is a conflict
     group.done = group.taken = 0
     group.loading = False
     inputs = group.inputs
     if len(inputs) == 1:
         mark = inputs[0][0]
-        found = {mark[1]: await watch.before(mark)}
+        found = {mark[1]: await watch.before(txn, mark)}
     else:
-        found = await watch.all_before([mark for mark, _ in inputs])
+        found = await watch.all_before(txn, [mark for mark, _ in inputs])
     for mark, value in inputs:
         column, at = mark
         before = found[at]
@@ -333,11 +334,10 @@ async def take_of_chunk(
     """
     chunk = group.chunk
     assert chunk is not None
-    await drawn(txn)  # as in `take_all`
     group.done = group.taken = 0
     group.loading = False
     column, key = ledger.mark_of_chunk(chunk.partition, chunk.first)
-    mark = ledger.chunk_taken((await watch.all_before([(column, key)]))[key])
+    mark = ledger.chunk_taken((await watch.all_before(txn, [(column, key)]))[key])
     if mark is None:
         mark = ChunkMark(ledger.run, chunk.digest, [])
         txn.set(column, key, mark.encode())

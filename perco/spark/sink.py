@@ -211,7 +211,7 @@ async def _put(
     """Write some rows; returns the arguments of `_Tally.add`."""
     keyed = [(cells.key_of(row), row) for row in rows]
     marks = [ledger.mark(watch.db, key if ledger.beside else cells.table.row(key)) for key, _ in keyed]
-    found = await watch.all_before(marks)
+    found = await watch.all_before(txn, marks)
     wrote: list[Any] = []
     skipped: list[tuple[Any, Any]] = []
     for (key, row), mark in zip(keyed, marks, strict=True):

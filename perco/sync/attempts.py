@@ -112,7 +112,7 @@ class Retrying:
     def run(self, function: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Like `Database.run`."""
         must_give(function, "a function")
-        tries = Tries(self._engine, self._retry, self._serializable, function)
+        tries = Tries(self._engine, self._retry, self._serializable, function, at_once=True)
         while True:
             txn = Transaction(self._port, self._engine, None, tries)
             ending = False

@@ -119,12 +119,7 @@ class Attempts(AsyncOnly):
             raise
 
     async def _begun(self, *, first: bool) -> Transaction:
-        if self._function == BLOCK:  # the program would have to run the block again
-            return await begin(self._engine, self._isolation, first=first)
-        engine, serializable = self._engine, self._isolation == "serializable"
-        engine.usable(writing=True)
-        late = starting(engine, serializable, self._function, first=first)
-        return late or await begin(engine, self._isolation, self._function, first=first)
+        return await begin(self._engine, self._isolation, self._function, first=first)
 
     def _has_met(self, error: TransientError) -> None:
         """Note the cells on which an attempt conflicted: the next attempt takes a turn there."""
@@ -219,16 +214,33 @@ class AttemptsOutside(Attempts):
 
     Args:
         late_s: how many seconds of the time for all attempts have already passed.
+        at_once: each attempt begins in the step of the loop that makes its first call; so a first read may draw its
+            timestamp.
     """
 
     _scoped = False
 
     def __init__(
-        self, engine: Engine, retry: RetryOptions, serializable: bool, function: str, late_s: float = 0.0
+        self,
+        engine: Engine,
+        retry: RetryOptions,
+        serializable: bool,
+        function: str,
+        late_s: float = 0.0,
+        *,
+        at_once: bool = False,
     ) -> None:
         super().__init__(engine, retry, serializable, function)
+        self._at_once = at_once
         if self._deadline is not None:
             self._deadline -= late_s
+
+    async def _begun(self, *, first: bool) -> Transaction:
+        self._engine.usable(writing=True)
+        late = None
+        if self._at_once:
+            late = starting(self._engine, self._isolation == "serializable", self._function, first=first)
+        return late or await super()._begun(first=first)
 
     @property
     def done(self) -> bool:

@@ -45,23 +45,23 @@ def begin_nowait(engine: Engine, isolation: Isolation | None, function: str = BL
 async def begin_run(engine: Engine, isolation: Isolation | None, observer: str, *, first: bool) -> Transaction:
     """Begin the transaction of an observer's run; the read of the claim may draw the timestamp."""
     engine.usable(writing=True)
-    late = starting(engine, engine.is_serializable(isolation), observer, traced=False, first=first)
+    late = starting(engine, engine.is_serializable(isolation), observer, run=True, first=first)
     return late or await begin(engine, isolation, observer, traced=False, first=first)
 
 
 def starting(
-    engine: Engine, serializable: bool, function: str, *, traced: bool = True, first: bool
+    engine: Engine, serializable: bool, function: str, *, run: bool = False, first: bool
 ) -> Transaction | None:
     """A transaction for a function that may run again, whose first read draws the timestamp (`starting.py`); None: it
-    has to be drawn before."""
+    has to be drawn before. `run`: it is an observer's run, which reads its claim first."""
     start = engine.driver.start
     if start is None or function in engine.hasty:
         return None
-    return _begun(Starting(engine, start), serializable, function, traced=traced, first=first)
+    return _begun(Starting(engine, start, watched=not run), serializable, function, traced=not run, first=first)
 
 
 def is_hasty(engine: Engine, function: str) -> None:
-    """Note that a function wants its timestamp before it reads anything."""
+    """Note that a function is hasty: its timestamps are to be drawn first."""
     if len(engine.hasty) >= _HASTY_MAX:
         engine.hasty.clear()
     engine.hasty.add(function)

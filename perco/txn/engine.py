@@ -108,7 +108,7 @@ class Engine:
         renew: loads the newest catalogue (N10).
         kept: what higher packages keep with an open store, by objects of theirs.
         spans: traces transactions and runs; None: they are not traced.
-        hasty: names of functions that want a timestamp before they read anything (`starting.py`).
+        hasty: names of functions that wait for something, or want the timestamp, before they read (`starting.py`).
     """
 
     place: Place

@@ -8,7 +8,7 @@ C4  A one-step commit leaves no locks. So readers first check the cells whose on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -119,14 +119,7 @@ class Reader:
             if self._driver.entered.cells:  # C4
                 await self._driver.past_cells(((table, row, c) for row, columns in chunk for c in columns), ts)
             found = await self._driver.reads.read(requests)
-            seen: dict[tuple[bytes, int], Seen] = {}
-            try:
-                for (row, columns), cells in zip(chunk, found, strict=True):
-                    for i, column in enumerate(columns):
-                        seen[row, column] = look(cells[2 * i], cells[2 * i + 1])
-            except Corruption as error:
-                raise self._driver.at(Cellref(table, row, column), error) from error
-            out.update(await self._finish(table, seen))
+            out.update(await self._finish(table, self._looked(table, chunk, found)))
         if self._reads is not None:
             for (row, column), found_there in out.items():
                 self._reads.note(table, row, column, found_there.commit_ts)
@@ -179,12 +172,7 @@ class Reader:
                 plans = [driver.not_entered(table, plan, ts) for plan in plans]
                 asked = [(table, plan.row, column) for plan in plans for column in plan.columns[: plan.asked]]
                 await driver.past_cells(asked, ts)
-            for plan, cells in await driver.read_plans(table, plans, ts):
-                for column, raw in ahead.took(table, plan, cells):
-                    try:
-                        seen[plan.row, column] = ahead.look(table, column, raw)
-                    except Corruption as error:
-                        raise driver.at(Cellref(table, plan.row, column), error) from error
+            seen.update(self._took(ahead, table, await driver.read_plans(table, plans, ts)))
         if seen:
             for (row, column), value in (await self._finish(table, seen)).items():
                 ahead.keep(table, row, column, value)
@@ -194,6 +182,30 @@ class Reader:
         else:
             await trio.lowlevel.checkpoint_if_cancelled()
         return out
+
+    def _looked(
+        self, table: str, wanted: Sequence[tuple[bytes, tuple[int, ...]]], found: Sequence[RowCells]
+    ) -> dict[tuple[bytes, int], Seen]:
+        """The wanted cells, each found as its lock and its record. Raises: Corruption."""
+        seen: dict[tuple[bytes, int], Seen] = {}
+        try:
+            for (row, columns), cells in zip(wanted, found, strict=True):
+                for i, column in enumerate(columns):
+                    seen[row, column] = look(cells[2 * i], cells[2 * i + 1])
+        except Corruption as error:
+            raise self._driver.at(Cellref(table, row, column), error) from error
+        return seen
+
+    def _took(self, ahead: Ahead, table: str, found: Iterable[tuple[Plan, RowCells]]) -> dict[tuple[bytes, int], Seen]:
+        """The cells that were asked for; `ahead` keeps those that were read ahead. Raises: Corruption."""
+        seen: dict[tuple[bytes, int], Seen] = {}
+        for plan, cells in found:
+            for column, raw in ahead.took(table, plan, cells):
+                try:
+                    seen[plan.row, column] = ahead.look(table, column, raw)
+                except Corruption as error:
+                    raise self._driver.at(Cellref(table, plan.row, column), error) from error
+        return seen
 
     async def _finish(
         self, table: str, seen: dict[tuple[bytes, int], Seen]

@@ -87,10 +87,9 @@ async def attempts(
         named = not start_ts or engine.prefetch.on or engine.spans is not None
         name = name_of(function) if named else ""
         first = turn is None and retry.attempts > 1
-        late = None if start_ts else starting(engine, serializable, name, first=first)
-        if late is None:
-            start_ts = start_ts or await engine.oracle.draw()
-        txn = late or begun(engine, start_ts, serializable, name, first=first)
+        txn = None if start_ts else starting(engine, serializable, name, first=first)
+        if txn is None:
+            txn = begun(engine, start_ts or await engine.oracle.draw(), serializable, name, first=first)
         running: Awaitable[T] | None = None
         try:
             running = function(txn, *args, **kwargs)

@@ -51,7 +51,7 @@ class TimedReads:
 
 
 async def timed(reading: Awaitable[T], timings: Timings) -> T:
-    """What a read gives, measured."""
+    """The result of a read. Notes how long the read took."""
     began = time.perf_counter()
     found = await reading
     _note(timings.reads, began)

@@ -79,6 +79,7 @@ class Transaction(Snapshot):
             "_span",
             "_start",
             "_turn",
+            "_watched",
         ),
         *("_version", "commit_ts", "outcome"),
     )

@@ -212,12 +212,12 @@ async def test_who_looks_for_others_may_be_cancelled() -> None:
 
         async def first() -> None:
             with scope:
-                await watch.before(mark)
+                await watch.before(await db.begin(), mark)
 
         told: list[bytes | None] = []
 
         async def other() -> None:
-            told.append(await watch.before(mark))
+            told.append(await watch.before(await db.begin(), mark))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first)

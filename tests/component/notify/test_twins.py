@@ -235,8 +235,8 @@ def test_each_change_is_counted_once_by_two_workers(seed: int, monkeypatch: pyte
             commits = [worker.statistics()[id].commits for worker in (first, second) for id in ("count", "sum")]
             assert sum(commits) == 24
             broken = sum(db.statistics().counters.rolled_back for db in (one, two))
-            # Clients ask the owner who lives (L1). What they take away is what an attempt that has failed is just
-            # releasing: the next run's first read may find it.
+            # Clients ask the owner who lives (L1). A run's first read may find a lock that a failed attempt of the same
+            # process is just releasing, and roll it back, too.
             assert broken > 0 or everywhere.over in everywhere.CLIENTS
             assert acks(one) == 24
 

@@ -3,15 +3,13 @@ same inputs and faults, given to both; time is virtual."""
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from hypothesis import Phase, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import perco
 from perco.database.inside import inside
@@ -24,37 +22,22 @@ from perco.txn.driver import Driver
 from tests.component.serve.kit import Place
 from tests.component.serve.test_together import SCHEMA, body, committing, n
 from tests.core.storage.model import unhurried
+from tests.support.lanes import CELLS, PHASES, fill, run_comparable
 
 _LANE = OneStep.lane
 ANSWERS = [
     *(None, "lost before", "lost after", "ends the session", "met", "stale", "unavailable"),
     *("full", "split", "refused", "no reply"),  # what the store says to the server
 ]
-cells = st.dictionaries(
-    st.tuples(st.sampled_from(["n", "body"]), st.sampled_from("abc")),
-    st.sampled_from([None, 1, 2, 300]),
-    min_size=1,
-    max_size=3,
-)
 steps = st.one_of(
-    st.tuples(st.just("alone"), cells, st.sampled_from(ANSWERS)),
-    st.tuples(st.just("locked"), cells, st.sampled_from(ANSWERS)),  # it locks a cell that it has read (T14)
-    st.tuples(st.just("late"), cells, cells),  # the second one commits while the first is open
-    st.tuples(st.just("at once"), cells, cells),
-    st.tuples(st.just("behind"), cells, st.none()),  # another commit of a cell is under way
-    st.tuples(st.just("cancelled"), cells, st.booleans()),  # before the call, or during it
-    st.tuples(st.just("without timestamps"), cells, st.none()),
+    st.tuples(st.just("alone"), CELLS, st.sampled_from(ANSWERS)),
+    st.tuples(st.just("locked"), CELLS, st.sampled_from(ANSWERS)),  # it locks a cell that it has read (T14)
+    st.tuples(st.just("late"), CELLS, CELLS),  # the second one commits while the first is open
+    st.tuples(st.just("at once"), CELLS, CELLS),
+    st.tuples(st.just("behind"), CELLS, st.none()),  # another commit of a cell is under way
+    st.tuples(st.just("cancelled"), CELLS, st.booleans()),  # before the call, or during it
+    st.tuples(st.just("without timestamps"), CELLS, st.none()),
 )
-
-
-def fill(txn: perco.Transaction, written: dict[tuple[str, str], int | None]) -> None:
-    for (name, key), number in written.items():
-        if number is None:
-            txn.delete(n if name == "n" else body, key)
-        elif name == "n":
-            txn.set(n, key, number)
-        else:
-            txn.set(body, key, b"x" * number)
 
 
 class Run:
@@ -122,7 +105,7 @@ class Run:
         await self._meeting(place, owner, txn, written, fault)
 
     async def _meeting(self, place: Place, owner: Any, txn: perco.Transaction, written: Any, fault: str | None) -> None:
-        fill(txn, written)
+        fill(txn, written, n, body)
         server = place.server
         assert server is not None
         handlers, right = server._handlers, server._handlers[int(Method.COMMIT)]
@@ -165,15 +148,15 @@ class Run:
 
     async def late(self, place: Place, owner: Any, db: perco.Database, written: Any, other: Any) -> None:
         txn = await db.begin()
-        fill(txn, written)
+        fill(txn, written, n, body)
         async with db.transaction() as first:
-            fill(first, other)
+            fill(first, other, n, body)
         await self._commit(txn)
 
     async def at_once(self, place: Place, owner: Any, db: perco.Database, written: Any, other: Any) -> None:
         one, two = await db.begin(), await db.begin()
-        fill(one, written)
-        fill(two, other)
+        fill(one, written, n, body)
+        fill(two, other, n, body)
         assert place.server is not None
         rows, submit, queued = place.server.rows, place.server.rows.submit, list[Any]()
 
@@ -196,7 +179,7 @@ class Run:
         if inside(owner).driver.entered.cells:
             return  # a commit without an answer has left the cell behind
         txn = await db.begin()
-        fill(txn, written)
+        fill(txn, written, n, body)
         async with trio.open_nursery() as nursery:
             with committing(owner, "a"):
                 nursery.start_soon(self._commit, txn)
@@ -205,7 +188,7 @@ class Run:
 
     async def cancelled(self, place: Place, owner: Any, db: perco.Database, written: Any, during: bool) -> None:
         txn = await db.begin()
-        fill(txn, written)
+        fill(txn, written, n, body)
         with trio.CancelScope() as scope:
             if during:
                 assert place.server is not None
@@ -224,7 +207,7 @@ class Run:
 
     async def without_timestamps(self, place: Place, owner: Any, db: perco.Database, written: Any, _: Any) -> None:
         txn = await db.begin()
-        fill(txn, written)
+        fill(txn, written, n, body)
         while inside(owner).oracle.draw_nowait():
             pass
         await self._commit(txn)
@@ -241,16 +224,12 @@ def played(history: list[Any], *, laned: bool) -> Run:
             return took
 
         patch.setattr(OneStep, "lane", noted)
-        # The order of tasks is drawn from a seed: otherwise, two runs of the same history may differ.
-        patch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)  # type: ignore[attr-defined]
-        patch.setattr(trio._core._run, "_r", random.Random(0))  # type: ignore[attr-defined]
-        clock = trio.testing.MockClock(autojump_threshold=0)
 
         async def in_time() -> None:
             with trio.fail_after(2000):
                 await run.play(history, laned=laned)
 
-        trio.run(in_time, clock=clock)
+        run_comparable(patch, in_time)
     return run
 
 
@@ -284,10 +263,7 @@ def test_a_commit_that_writes_no_cell_is_entered_by_its_bare_primary() -> None: 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-_PHASES = (Phase.generate,) if "PERCO_MUTANT" in os.environ else tuple(Phase)
-
-
-@settings(unhurried, max_examples=80, phases=_PHASES)
+@settings(unhurried, max_examples=80, phases=PHASES)
 @given(st.lists(steps, min_size=1, max_size=4))
 def test_the_lanes_and_the_machines_do_the_same(history: list[Any]) -> None:  # C1 C2 C3 C5 C6 T4 T10 N1 N10 R5
     one, other = played(history, laned=True), played(history, laned=False)

@@ -278,6 +278,47 @@ async def test_an_error_of_a_function_that_has_not_asked_is_raised(place: Place)
         assert ran == 1
 
 
+@pytest.mark.parametrize("how", ["looks", "looks, and reads", "lets a task look"])
+async def test_what_a_function_has_looked_at_before_its_first_read_conflicts(
+    how: str, place: Place, calls: Calls
+) -> None:  # T7 T11
+    """As in the owner's process, where the timestamp is drawn first."""
+    ran = 0
+
+    async def count(txn: perco.Transaction) -> None:
+        """Add one to what another client's snapshot has."""
+        nonlocal ran
+        ran += 1
+        seen: list[int] = []
+
+        async def look() -> None:
+            seen.append(await value_of(other, "a") or 0)
+
+        if how == "lets a task look":
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(look)
+        else:
+            await look()
+        if ran == 2:
+            await other.run(add, "a")
+        txn.set(n, "a", seen[0] + 1)
+        if how == "looks, and reads":
+            await txn.get(n, "b")
+
+    async with place.served(), place.client() as db, place.client() as other:
+        await db.run(add, "a")
+        with pytest.raises(perco.errors.WriteConflict):
+            await db.options(attempts=1).run(count)
+        assert ran == 2, "the first time, it was found to be hasty"
+        assert await value_of(db, "a") == 2
+        calls.watch(place)
+        await db.run(count)
+        assert calls.new()["DRAW"], "its timestamps are drawn first from now on"
+        assert await value_of(db, "a") == 3
+        await db.run(add, "a")
+        assert calls.new() == {"DRAW": 1, "READ": 1, "START": 1, "COMMIT": 1}, "other functions are not hasty"
+
+
 async def test_the_names_of_hasty_functions_are_bounded(place: Place) -> None:
     async with place.served(), place.client() as db:
         engine = inside(db).engine
@@ -392,7 +433,11 @@ async def test_serializable_transactions_note_their_first_read(place: Place) -> 
 
 
 async def test_tasks_of_one_transaction_share_the_draw(place: Place, calls: Calls) -> None:
-    async def three(txn: perco.Transaction) -> set[int]:
+    ran = 0
+
+    async def three(txn: perco.Transaction, *, first: bool) -> set[int]:
+        nonlocal ran
+        ran += 1
         found: set[int] = set()
 
         async def one(key: str) -> None:
@@ -400,14 +445,20 @@ async def test_tasks_of_one_transaction_share_the_draw(place: Place, calls: Call
             found.add(txn.start_ts)
 
         async with trio.open_nursery() as nursery:
-            for key in "abc":
+            for key in "bc":
                 nursery.start_soon(one, key)
+            if first:
+                await one("a")
         return found
 
     async with place.served(), place.client() as db:
         calls.watch(place)
-        assert len(await db.run(three)) == 1
+        assert len(await db.run(three, first=True)) == 1
         assert calls.new() == {"START": 1, "READ": 2}
+        assert ran == 1
+        assert len(await db.run(three, first=False)) == 1
+        assert calls.new() == {"DRAW": 1, "READ": 2}
+        assert ran == 3, "the function waits for its tasks before it reads"
         await trio.sleep(1)
         assert not held(place)
 
@@ -467,19 +518,37 @@ async def test_a_first_read_that_is_cancelled_lets_go_of_its_timestamp(
         assert not remote_owner(db).link._calls
 
 
-async def test_a_transaction_goes_on_after_a_first_read_that_was_cancelled(
+async def test_a_function_whose_first_read_was_cancelled_runs_again(
     place: Place, stalled: Callable[[], Any]
-) -> None:  # G1
-    async def patient(txn: perco.Transaction) -> tuple[int | None, int]:
+) -> None:  # T11 G1
+    ran = 0
+
+    async def patient(txn: perco.Transaction) -> int | None:
+        nonlocal ran
+        ran += 1
         with trio.move_on_after(1):
             await txn.get(n, "a")
-        go_on()  # its answer arrives together with that of the next read, which has drawn, too
-        return await txn.get(n, "a"), txn.start_ts
+        go_on()  # its answer comes after all
+        await trio.sleep(1)
+        return await txn.get(n, "a")
 
     async with place.served(), place.client() as db:
         await db.run(add, "a")
         go_on = stalled()
-        assert (await db.run(patient))[0] == 1
+        assert await db.options(attempts=1).run(patient) == 1
+        assert ran == 1, "the timestamp had arrived by then"
+        go_on = stalled()
+
+        async def hasty(txn: perco.Transaction) -> int | None:
+            nonlocal ran
+            ran += 1
+            with trio.move_on_after(1):
+                await txn.get(n, "a")
+            return await txn.get(n, "a")
+
+        assert await db.options(attempts=1).run(hasty) == 1
+        assert ran == 3
+        go_on()
         await trio.sleep(1)
         assert not held(place)
 
@@ -488,16 +557,15 @@ async def test_a_transaction_that_ends_during_its_first_read_lets_go_of_the_time
     place: Place, stalled: Callable[[], Any]
 ) -> None:  # G1
     async def ends(txn: perco.Transaction) -> None:
-        async with trio.open_nursery() as nursery:
-
-            async def reads() -> None:
-                with pytest.raises(perco.errors.TransactionClosed):
-                    await txn.get(n, "a")
-
-            nursery.start_soon(reads)
+        async def discards() -> None:
             await trio.sleep(1)
             txn.discard()
             go_on()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(discards)
+            with pytest.raises(perco.errors.TransactionClosed):
+                await txn.get(n, "a")
 
     async with place.served(), place.client() as db:
         await db.run(add, "a")
@@ -546,23 +614,33 @@ async def test_a_cancelled_first_read_is_not_asked_again(place: Place, calls: Ca
         assert not remote_owner(db).link._calls
 
 
-async def test_a_transaction_that_reads_first_in_a_new_session_belongs_to_it(place: Place) -> None:  # R5
+async def test_a_transaction_belongs_to_the_session_in_which_its_first_read_is_answered(
+    place: Place, calls: Calls
+) -> None:  # R5
     async def across(txn: perco.Transaction) -> None:
-        txn.set(n, "b", 1)
-        assert place.server is not None
-        for session in list(place.server.sessions.all.values()):
-            place.server.sessions.end(session)
-        await place.break_connections()
-        await trio.sleep(1)
         await add(txn, "a")
         assert txn.start_ts in held(place)
         assert await txn.get(n, "c") is None
 
+    def end_session(name: str, peer: Any) -> None:
+        if name == "START":
+            calls.before = lambda name, peer: None
+            assert place.server is not None
+            for session in list(place.server.sessions.all.values()):
+                place.server.sessions.end(session)
+            peer.ended = True
+            peer.channel.close_soon()
+
     async with place.served(), place.client() as db:
         ts = await db.put(n, "z", 1)
         async with db.snapshot(ts=ts):  # which the new session does not hold: so the client gets another driver
+            before = inside(db).engine.driver
+            calls.watch(place)
+            calls.before = end_session
             await db.options(attempts=1).run(across)
+            assert inside(db).engine.driver is not before
         assert await value_of(db, "a") == 1
+        assert calls.made["START"] == 2
 
 
 @pytest.mark.parametrize("waits_for", ["a commit", "timestamps"])
@@ -830,25 +908,21 @@ async def test_a_hasty_task_beside_a_first_read_has_the_function_run_again(
         got = list[Any]()
         ran.append(got)
 
-        async def reads() -> None:
-            with trio.CancelScope(shield=True):
-                got.append(await txn.get(n, "a"))
-
         async def asks() -> None:
+            await trio.sleep(1)
             try:
                 got.append(txn.start_ts)
             except Exception:
                 got.append(None)
-                await trio.sleep(2)
+                go_on()
+                await trio.sleep(1)
                 if how == "raises":
                     raise
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(reads)
-            await trio.sleep(0.5)
             nursery.start_soon(asks)
-            await trio.sleep(0.5)
-            go_on()
+            with trio.CancelScope(shield=True):
+                got.append(await txn.get(n, "a"))
         return got
 
     async with place.served(), place.client() as db:

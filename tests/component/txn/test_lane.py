@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import random
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from hypothesis import Phase, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import perco
 from perco.database.inside import inside
@@ -21,6 +19,7 @@ from perco.txn import lane, runs
 from perco.txn.driver import Driver
 from tests.core.storage.model import unhurried
 from tests.support.faults import Fault, FaultyRowStore, kind_of, use
+from tests.support.lanes import CELLS, PHASES, fill, run_comparable
 
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
@@ -35,29 +34,15 @@ async def look(txn: perco.Transaction, key: str) -> None:
 
 
 FAULTS = [None, Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.FAIL]
-keys = st.sampled_from("abc")
-cells = st.dictionaries(
-    st.tuples(st.sampled_from(["n", "body"]), keys), st.sampled_from([None, 1, 2, 300]), min_size=1, max_size=3
-)
 steps = st.one_of(
-    st.tuples(st.just("alone"), cells, st.sampled_from(FAULTS)),
-    st.tuples(st.just("late"), cells, cells),  # the second one commits while the first is open
-    st.tuples(st.just("at once"), cells, cells),
-    st.tuples(st.just("cancelled"), cells, st.none()),
-    st.tuples(st.just("acknowledged"), cells, st.sampled_from(FAULTS)),  # as an observer's run (N2)
-    st.tuples(st.just("locked"), cells, cells),  # the second one leaves its locks behind
-    st.tuples(st.just("behind"), cells, st.none()),  # the catalogue has changed meanwhile (N10)
+    st.tuples(st.just("alone"), CELLS, st.sampled_from(FAULTS)),
+    st.tuples(st.just("late"), CELLS, CELLS),  # the second one commits while the first is open
+    st.tuples(st.just("at once"), CELLS, CELLS),
+    st.tuples(st.just("cancelled"), CELLS, st.none()),
+    st.tuples(st.just("acknowledged"), CELLS, st.sampled_from(FAULTS)),  # as an observer's run (N2)
+    st.tuples(st.just("locked"), CELLS, CELLS),  # the second one leaves its locks behind
+    st.tuples(st.just("behind"), CELLS, st.none()),  # the catalogue has changed meanwhile (N10)
 )
-
-
-def fill(txn: perco.Transaction, written: dict[tuple[str, str], int | None]) -> None:
-    for (name, key), number in written.items():
-        if number is None:
-            txn.delete(n if name == "n" else body, key)
-        elif name == "n":
-            txn.set(n, key, number)
-        else:
-            txn.set(body, key, "x" * number)
 
 
 class Run:
@@ -121,7 +106,7 @@ class Run:
             self.fired += hit[0] is not None
             return hit.pop()
 
-        fill(txn, written)
+        fill(txn, written, n, body)
         store.plan = plan
         await self._commit(txn)
 
@@ -138,9 +123,9 @@ class Run:
 
     async def late(self, db: perco.Database, store: FaultyRowStore, written: Any, other: Any) -> None:
         txn = await db.begin()
-        fill(txn, written)
+        fill(txn, written, n, body)
         async with db.transaction() as first:
-            fill(first, other)
+            fill(first, other, n, body)
         await self._commit(txn)
 
     async def at_once(self, db: perco.Database, store: FaultyRowStore, written: Any, other: Any) -> None:
@@ -152,8 +137,8 @@ class Run:
                 await go_on.wait()
 
         one, two = await db.begin(), await db.begin()
-        fill(one, written)
-        fill(two, other)
+        fill(one, written, n, body)
+        fill(two, other, n, body)
         store.before = before
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._commit, one)
@@ -164,7 +149,7 @@ class Run:
 
     async def cancelled(self, db: perco.Database, store: FaultyRowStore, written: Any, _: Any) -> None:
         txn = await db.begin()
-        fill(txn, written)
+        fill(txn, written, n, body)
         with trio.CancelScope() as scope:
             scope.cancel()
             await self._commit(txn)
@@ -174,18 +159,18 @@ class Run:
         two_phases = driver.options
         driver.options = perco.options.CommitOptions(commit_timeout_s=1.0, one_step=False)
         left = await db.begin()
-        fill(left, other)
+        fill(left, other, n, body)
         store.plan = lambda mutation, number: Fault.LOSE_REQUEST if kind_of(mutation) == "commit" else None
         with contextlib.suppress(perco.CommitUnknown):
             await left.commit()
         store.plan, driver.options = lambda mutation, number: None, two_phases
         txn = await db.begin()
-        fill(txn, written)
+        fill(txn, written, n, body)
         await self._commit(txn)
 
     async def behind(self, db: perco.Database, store: FaultyRowStore, written: Any, _: Any) -> None:
         txn = await db.begin()
-        fill(txn, written)
+        fill(txn, written, n, body)
         oracle = inside(db).oracle
         await oracle.announce(oracle.catalogue_version + 1)
         await self._commit(txn)
@@ -195,18 +180,11 @@ def played(history: list[Any], *, laned: bool) -> Run:
     run = Run()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Driver, "laned", laned)
-        # The order of tasks is drawn from a seed: otherwise, two runs of the same history may differ.
-        patch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)  # type: ignore[attr-defined]
-        patch.setattr(trio._core._run, "_r", random.Random(0))  # type: ignore[attr-defined]
-        trio.run(run.play, history, clock=trio.testing.MockClock(autojump_threshold=0))
+        run_comparable(patch, lambda: run.play(history))
     return run
 
 
-# Under a fault (tests/testing/mutated.py), any failing history will do: a smaller one is not searched for.
-_PHASES = (Phase.generate,) if "PERCO_MUTANT" in os.environ else tuple(Phase)
-
-
-@settings(unhurried, max_examples=120, phases=_PHASES)
+@settings(unhurried, max_examples=120, phases=PHASES)
 @given(st.lists(steps, min_size=1, max_size=4))
 def test_the_lane_and_the_machine_do_the_same(history: list[Any]) -> None:  # C1 C2 C3 C5 C6 T4 T10 N1 N10
     one, other = played(history, laned=True), played(history, laned=False)
