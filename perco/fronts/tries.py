@@ -58,10 +58,8 @@ class Tries:
         return self._attempts is not None and self._attempts.done
 
     def _new(self, late_s: float = 0.0) -> AttemptsOutside:
-        engine, retry = self.engine, self.retry
-        return AttemptsOutside(
-            engine, retry, self.serializable, self._function, late_s, at_once=self._at_once and self._function != BLOCK
-        )
+        how = self.engine, self.retry, self.serializable, self._function, late_s
+        return AttemptsOutside(*how, at_once=self._at_once)
 
     def begin_nowait(self) -> Transaction | None:
         """On the loop's thread: the transaction of the first attempt; None if it would have to wait."""

@@ -125,18 +125,12 @@ class Transaction(Snapshot):
     # ------------------------------------------------------------ in the caller's thread
 
     @property
-    def start_ts(self) -> int:
-        txn = self._there()
-        ts: int = self._port.ask(self._in_time, (_start_of, (), {}), {}) if starts(txn) else txn.start_ts
-        return ts
-
-    @property
     def _begun(self) -> _Transaction | None:
         begun: _Transaction | None = self._of
         return begun
 
     def _there(self) -> Any:
-        if self._of is None:
+        if self._of is None or starts(self._of):
             self._port.ask(self._in_time, (_nothing, (), {}), {})
         return self._of
 
@@ -226,18 +220,13 @@ class Transaction(Snapshot):
         return "serializable" if self._tries.serializable else "snapshot"
 
 
-async def _start_of(txn: _Transaction) -> int:
-    """The timestamp, drawn now if the first read would draw it."""
-    await drawn(txn)
-    return txn.start_ts
-
-
 async def _commit(txn: _Transaction) -> int:
     return await txn.commit()
 
 
-async def _nothing(_: _Snapshot) -> None:
-    """Do nothing. (The call itself begins the transaction, and passes on the noted writes.)"""
+async def _nothing(txn: _Transaction) -> None:
+    """Only draw the timestamp. (The call itself begins the transaction, and passes on the noted writes.)"""
+    await drawn(txn)
 
 
 async def _fetched(_: _Snapshot, scan: Scan[Any]) -> None:

@@ -16,10 +16,9 @@ import trio
 from perco.blocks import AsyncOnly
 from perco.errors import NOTHING_WRITTEN, CommitUnknown, PercoWarning, TransientError, Unavailable, UsageError
 from perco.protocol.reads import Isolation
-from perco.txn.beginning import BLOCK, begin, is_hasty, starting
+from perco.txn.beginning import BLOCK, begin, starting
 from perco.txn.engine import Engine
 from perco.txn.retry import RetryOptions
-from perco.txn.starting import NotStarted, was_hasty
 from perco.txn.transaction import Transaction
 from perco.txn.turns import Turn
 
@@ -174,24 +173,15 @@ class Attempt:
     async def _end(self, error: BaseException | None) -> bool:
         txn, attempts = self._txn, self._attempts
         assert txn is not None
-        if not was_hasty(txn):
-            txn._fails(error)
+        txn._fails(error)
         try:
             if error is None:
                 if txn.outcome == "open":
                     await txn.commit()
-                elif was_hasty(txn):
-                    raise NotStarted
                 attempts._done = True
                 return False
             raise error
-        except Exception as met:
-            if was_hasty(txn):
-                is_hasty(attempts._engine, attempts._function)
-                attempts._pause = False
-                return True
-            if not isinstance(met, TransientError):
-                raise
+        except TransientError as met:
             attempts._failed += 1
             if txn.outcome == "committed":
                 raise
@@ -214,8 +204,8 @@ class AttemptsOutside(Attempts):
 
     Args:
         late_s: how many seconds of the time for all attempts have already passed.
-        at_once: each attempt begins in the step of the loop that makes its first call; so a first read may draw its
-            timestamp.
+        at_once: each attempt begins with its first call. So its first read may draw the timestamp, and the function is
+            never hasty.
     """
 
     _scoped = False
@@ -239,7 +229,8 @@ class AttemptsOutside(Attempts):
         self._engine.usable(writing=True)
         late = None
         if self._at_once:
-            late = starting(self._engine, self._isolation == "serializable", self._function, first=first)
+            serializable = self._isolation == "serializable"
+            late = starting(self._engine, serializable, self._function, watched=False, first=first)
         return late or await super()._begun(first=first)
 
     @property

@@ -45,19 +45,20 @@ def begin_nowait(engine: Engine, isolation: Isolation | None, function: str = BL
 async def begin_run(engine: Engine, isolation: Isolation | None, observer: str, *, first: bool) -> Transaction:
     """Begin the transaction of an observer's run; the read of the claim may draw the timestamp."""
     engine.usable(writing=True)
-    late = starting(engine, engine.is_serializable(isolation), observer, run=True, first=first)
+    serializable = engine.is_serializable(isolation)
+    late = starting(engine, serializable, observer, watched=False, traced=False, first=first)
     return late or await begin(engine, isolation, observer, traced=False, first=first)
 
 
 def starting(
-    engine: Engine, serializable: bool, function: str, *, run: bool = False, first: bool
+    engine: Engine, serializable: bool, function: str, *, watched: bool = True, traced: bool = True, first: bool
 ) -> Transaction | None:
     """A transaction for a function that may run again, whose first read draws the timestamp (`starting.py`); None: it
-    has to be drawn before. `run`: it is an observer's run, which reads its claim first."""
+    has to be drawn before. `watched`: the function may be hasty."""
     start = engine.driver.start
     if start is None or function in engine.hasty:
         return None
-    return _begun(Starting(engine, start, watched=not run), serializable, function, traced=not run, first=first)
+    return _begun(Starting(engine, start, watched=watched), serializable, function, traced=traced, first=first)
 
 
 def is_hasty(engine: Engine, function: str) -> None:

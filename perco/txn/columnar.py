@@ -186,8 +186,9 @@ class Batches(AsyncOnly):
         fields = fields_of(scan._table, scan._columns, numbers, key, packed)
         self._rows = RowBatch(fields)
         self.schema = self._rows.schema
-        columns = Columns(scan._table.key, fields, self._snap.start_ts)
-        self._pages: Pages | None = Pages(self._snap, scan._table, columns)
+        self._fields = fields
+        self._pages: Pages | None = None  # made with the first page: until then, there may be no timestamp
+        self._by_row = False  # the rows are in no file that could be asked
         self._scan: Rows | None = None  # reads row by row; what comes after it begins at `_low`
         self._last: Any = None  # the key of the row that was read last in this way
         self._low: bytes | None = b""
@@ -251,14 +252,18 @@ class Batches(AsyncOnly):
         """The next page; None: nothing has been read, but `_scan` may be set."""
         low, snap = self._low, self._snap
         assert low is not None
-        if self._pages is None or snap._writes:
+        if self._by_row or snap._writes:
             self._scan, self._low = self._of.between(low, self._high, None), None
             return None
+        if self._pages is None:
+            await snap._draw()
+            columns = Columns(self._of._table.key, self._fields, snap.start_ts)
+            self._pages = Pages(snap, self._of._table, columns)
         page: Page | None = None
         try:
             page = await self._pages.page(low, self._high)
         except NoPages:
-            self._pages = None
+            self._by_row = True
             return None
         except (PageDamaged, Corruption, ValueError, TabletSplit, Unavailable):
             pass  # row by row, a while; if these rows cannot be read either, the scan says why

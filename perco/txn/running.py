@@ -101,13 +101,13 @@ async def attempts(
             elif was_hasty(txn):
                 raise NotStarted
             return result
-        except Exception as error:
-            if was_hasty(txn):
+        except BaseException as error:
+            txn._fails(error)
+            if was_hasty(txn) and isinstance(error, Exception):
                 is_hasty(engine, name)
                 met_on = None
             elif isinstance(error, TransientError):
                 failed += 1
-                txn._fails(error)
                 if met is not None:
                     met.append(error)
                     del met[:-1]
@@ -120,11 +120,7 @@ async def attempts(
             else:
                 if isinstance(error, TypeError):
                     _must_be_async(function, running)
-                txn._fails(error)
                 raise
-        except BaseException as error:
-            txn._fails(error)
-            raise
         finally:
             txn.discard()
             if turn is not None:

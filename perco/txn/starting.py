@@ -61,7 +61,7 @@ class Starting(Transaction):
     _starts = True
 
     def __init__(self, engine: Engine, start: Start, *, watched: bool) -> None:
-        """`watched`: it is for a function, which may be hasty."""
+        """`watched`: it is for a function that may be hasty."""
         super().__init__(engine, 0)
         del self.start_ts
         self._start: Start | None = start
@@ -89,11 +89,12 @@ class Starting(Transaction):
         return self._start
 
     def _drawn(self, ts: int) -> bool:
-        """Take the timestamp. Returns False, and lets go of it, if the transaction has ended, has got another one, or
-        will do nothing more, because its function was hasty."""
+        """Take the timestamp. Returns False, and lets go of it, if the transaction has ended, or will do nothing more,
+        because its function was hasty."""
+        assert self._starts, "a function whose first read was cancelled is hasty: it draws no second timestamp"
         holds = self._engine.oracle.holds.open
         holds.add(ts)
-        if not self._open or not self._starts or self._start is None:
+        if not self._open or self._start is None:
             holds.discard(ts)
             _end_turn(self)
             return False

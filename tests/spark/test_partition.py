@@ -378,7 +378,7 @@ async def test_one_look_is_for_many() -> None:
         watch._read = counted  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
             for n in range(100):
-                nursery.start_soon(watch.before, ledger.mark(db, b"%d" % n))
+                nursery.start_soon(watch.before, await db.begin(), ledger.mark(db, b"%d" % n))
         assert 1 <= looks <= 3
 
 

@@ -251,6 +251,13 @@ async def stamped(asked: Asked) -> Any:
         batches = txn.scan(docs, columns=[n], prefix="stamped").to_batches(key="name")
         return [row async for batch in asked.each(batches) for row in batch.to_pylist()]
 
+    async def gives_up(txn: Any) -> Any:
+        try:
+            return await in_batches(txn)
+        except Exception:
+            txn.discard()
+            return "it gave up"
+
     async def scanned(txn: Any) -> list[Any]:
         scan = txn.scan(docs, columns=[n], prefix="stamped")
         return [(row.key, row[n], txn.start_ts > before) async for row in asked.each(scan)]
@@ -260,7 +267,7 @@ async def stamped(asked: Asked) -> Any:
         return bool(txn.commit_ts == 0)
 
     once = asked.db.options(attempts=1).run
-    functions = first, swallowed, in_batches, scanned, twice_over, later
+    functions = first, swallowed, in_batches, gives_up, scanned, twice_over, later
     return [
         *[await asked.told(once, asked.function(each)) for each in functions],
         await asked.told(once, asked.function(first), fails=True),
