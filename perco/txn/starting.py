@@ -98,7 +98,8 @@ class Starting(Transaction):
             holds.discard(ts)
             _end_turn(self)
             return False
-        self.start_ts, self._driver = ts, self._engine.driver
+        self.start_ts: int = ts
+        self._driver = self._engine.driver
         self.__class__ = Transaction  # type: ignore[assignment]
         _end_turn(self)
         return True
