@@ -82,7 +82,7 @@ async def alone(url: str, part: int, rows: int, ledger: bool, beside: bool) -> N
             options = LoadOptions(concurrency=IN_FLIGHT, group=1)
             key = valued("url") if beside else chosen("url")
             await load_partition(db, iter(mine), key, loader, open_job, options, result)
-            assert result.committed == len(mine)
+            assert result.committed == len(mine), result.failures[:1]
         else:
             print("ready", flush=True)
             sys.stdin.readline()

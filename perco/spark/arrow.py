@@ -122,9 +122,13 @@ class Batches:
         at = self._names.index(sort) if sort in self._names else -1
         for batch in self._batches:
             whole = batch if at < 0 or not self._sorts[at] else batch.take(compute.sort_indices(batch.column(at)))
-            count = max(1, min(rows, size * whole.num_rows // max(1, whole.nbytes)))
-            for low in range(0, whole.num_rows, count):
-                yield self._rows(whole.slice(low, count))
+            most = max(1, size * whole.num_rows // max(1, whole.nbytes))
+            count = min(rows, most)
+            step = count * max(1, min(_ROWS, most) // count)  # made at once, since a slice costs more than a row
+            for low in range(0, whole.num_rows, step):
+                made = self._rows(whole.slice(low, step))
+                for first in range(0, len(made), count):
+                    yield made[first : first + count]
 
     def rows(self) -> Iterator[Row]:
         """All rows, in their order."""

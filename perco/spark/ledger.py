@@ -37,13 +37,10 @@ from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
-import trio
-
 import perco
-from perco.database.database import Database
 from perco.errors import CommitUnknown, PercoError, UsageError
 from perco.spark.chunks import RUN_BYTES, Chunk, ChunkMark, must_be_same
-from perco.txn.inside import drawn
+from perco.txn.inside import get_with
 from perco.txn.runs import bytes_of
 from perco.txn.snapshot import scan_between
 
@@ -167,75 +164,22 @@ def _runs(mark: bytes | None) -> list[bytes]:
     return [mark[at : at + RUN_BYTES] for at in range(0, len(mark), RUN_BYTES)] if mark else []
 
 
-class _Look:
-    __slots__ = ("done", "failed", "found", "marks")
+async def marks_before(txn: perco.Transaction, ledger: Ledger, marks: list[Mark]) -> dict[Any, bytes | None]:
+    """The values of marks, by key, for a transaction that has read nothing yet.
 
-    def __init__(self) -> None:
-        self.marks: list[Mark] = []
-        self.found: dict[Any, bytes | None] = {}
-        self.done, self.failed = trio.Event(), False
+    If an input has no mark then, but another transaction takes it later, the two conflict, because both write the mark
+    (T7). Once a job is over, its marks may be gone, so the transaction reads at the same time whether the job is open.
 
-
-class Watch:
-    """Reads marks, and whether the job is open, for many transactions at once.
-
-    A *look* is a read as of a moment after these transactions drew their timestamps. If an input has been taken by
-    then, it stays taken. If not, its transaction writes the mark: it takes the input, or conflicts with another
-    transaction that does (T7). If the job is open at that moment, it was also open when the timestamps were drawn.
+    Raises: JobClosed.
     """
-
-    db: Database
-
-    def __init__(self, db: perco.Database, ledger: Ledger) -> None:
-        self.db, self._ledger = db, ledger
-        self._next = _Look()
-        self._looking = trio.Lock()
-
-    async def before(self, txn: perco.Transaction, mark: Mark) -> bytes | None:
-        """The value of a mark, for a transaction. Raises: JobClosed."""
-        await drawn(txn)
-        while True:
-            look = self._next
-            look.marks.append(mark)
-            if len(look.marks) == 1:
-                await self._look(look)
-            else:
-                await look.done.wait()
-            if not look.failed:
-                return look.found[mark[1]]
-
-    async def all_before(self, txn: perco.Transaction, marks: list[Mark]) -> dict[Any, bytes | None]:
-        """The values of many marks, by key, for one transaction, from a look of its own. Raises: JobClosed."""
-        await drawn(txn)
-        look = _Look()
-        look.marks += marks
-        await self._read(look)
-        return look.found
-
-    async def _read(self, look: _Look) -> None:
-        ledger, column = self._ledger, look.marks[0][0]
-        async with self.db.snapshot() as snap:
-            if await snap.get(RUN, ledger.row) != ledger.run:
-                raise JobClosed(f"job {ledger.job!r} is over: this task is left over from it")
-            look.found.update(await snap.get_many(column, [key for _, key in look.marks]))
-
-    async def _look(self, look: _Look) -> None:
-        """Make one look for all transactions that asked for one during the previous look."""
-        try:
-            async with self._looking:
-                self._next = _Look()
-                await self._read(look)
-        except BaseException:
-            look.failed = True  # transactions that wait for this look ask again
-            if self._next is look:
-                self._next = _Look()
-            raise
-        finally:
-            look.done.set()
+    found, run = await get_with(txn, marks[0][0], [key for _, key in marks], RUN, ledger.row)
+    if run != ledger.run:
+        raise JobClosed(f"job {ledger.job!r} is over: this task is left over from it")
+    return found
 
 
 async def take(
-    txn: perco.Transaction, ledger: Ledger, watch: Watch, mark: Mark, loader: Callable[..., Awaitable[Any]], value: Any
+    txn: perco.Transaction, ledger: Ledger, mark: Mark, loader: Callable[..., Awaitable[Any]], value: Any
 ) -> bool:
     """Take an input: mark it and run `loader` for it, in `txn`, the input's own transaction. Returns False if the input
     had been taken before.
@@ -243,7 +187,7 @@ async def take(
     Raises: JobClosed; what `loader` raises.
     """
     group = Group([(mark, value)])
-    await take_all(txn, ledger, watch, group, loader)
+    await take_all(txn, ledger, group, loader)
     return bool(group.taken)
 
 
@@ -294,9 +238,7 @@ class Group:
         self.taken += 1
 
 
-async def take_all(
-    txn: perco.Transaction, ledger: Ledger, watch: Watch, group: Group, loader: Callable[..., Awaitable[Any]]
-) -> None:
+async def take_all(txn: perco.Transaction, ledger: Ledger, group: Group, loader: Callable[..., Awaitable[Any]]) -> None:
     """Take the inputs of a group, one after another, in `txn`: mark each input, and run `loader` for it. The loader
     sees its own writes for the earlier inputs. If two inputs have one mark, the second is skipped.
 
@@ -306,13 +248,8 @@ async def take_all(
     """
     group.done = group.taken = 0
     group.loading = False
-    inputs = group.inputs
-    if len(inputs) == 1:
-        mark = inputs[0][0]
-        found = {mark[1]: await watch.before(txn, mark)}
-    else:
-        found = await watch.all_before(txn, [mark for mark, _ in inputs])
-    for mark, value in inputs:
+    found = await marks_before(txn, ledger, [mark for mark, _ in group.inputs])
+    for mark, value in group.inputs:
         column, at = mark
         before = found[at]
         if not ledger.has(before):
@@ -325,7 +262,7 @@ async def take_all(
 
 
 async def take_of_chunk(
-    txn: perco.Transaction, ledger: Ledger, watch: Watch, group: Group, loader: Callable[..., Awaitable[Any]]
+    txn: perco.Transaction, ledger: Ledger, group: Group, loader: Callable[..., Awaitable[Any]]
 ) -> None:
     """Like `take_all`, for a group of a chunk's rows. Their mark is that of the chunk. If the group is empty, mark the
     chunk without any row, so that its digest is known.
@@ -337,7 +274,7 @@ async def take_of_chunk(
     group.done = group.taken = 0
     group.loading = False
     column, key = ledger.mark_of_chunk(chunk.partition, chunk.first)
-    mark = ledger.chunk_taken((await watch.all_before(txn, [(column, key)]))[key])
+    mark = ledger.chunk_taken((await marks_before(txn, ledger, [(column, key)]))[key])
     if mark is None:
         mark = ChunkMark(ledger.run, chunk.digest, [])
         txn.set(column, key, mark.encode())

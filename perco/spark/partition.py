@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -38,7 +38,6 @@ from perco.spark.ledger import (
     JobClosed,
     Ledger,
     Mark,
-    Watch,
     chunks_taken,
     surely,
     take_all,
@@ -47,8 +46,11 @@ from perco.spark.ledger import (
 
 _REASON_MAX: Final = 500  # characters of a failed row, and of the reason
 _FAILURES_KEPT: Final = 100
-_AT_ONCE: Final = 64  # rows read at once, if each has a transaction of its own
-_AHEAD: Final = 2  # groups that are read before a loader takes them
+_AT_ONCE: Final = 64  # rows read at once, if fewer share a transaction; if each has its own, more and more, up to
+_AT_ONCE_MOST: Final = 8  # times as many as there are transactions in flight,
+_AT_ONCE_BYTES: Final = 4 << 20  # unless they have so many bytes,
+_AT_ONCE_S: Final = 0.05  # or it takes so long
+_AHEAD: Final = 2  # larger groups that are read before a loader takes them
 _GROUPS: Final = 16  # transactions in flight in a partition, by default
 _SINGLE: Final = 64  # the same, if each row has a transaction of its own
 _TRIES: Final = 4  # how often a group that conflicts is tried as a whole
@@ -136,30 +138,40 @@ async def load_partition(
     """
     began = time.perf_counter()
     concurrency = options.concurrency or (_SINGLE if options.group == 1 else _GROUPS)
-    send, receive = trio.open_memory_channel[list[Any] | Chunk](_AHEAD)
+    at_once = max(1, _AT_ONCE // options.group)  # groups
+    most = max(at_once, _AT_ONCE_MOST * concurrency) if options.group == 1 else at_once
+    send, receive = trio.open_memory_channel[Sequence[list[Any] | Chunk]](_AHEAD if at_once == 1 else 0)
     task = _Task(db, key, loader, ledger, options, result)
+    # Loaders whose calls were answered together take their next groups together: so their next calls share a frame.
+    ready: deque[list[Any] | Chunk] = deque()
+    turn = trio.Lock()
 
     async def read() -> None:
+        nonlocal at_once
         async with send:
             if isinstance(rows, Chunked):
                 comparing = _Comparing(db, ledger, result)
                 while chunk := await trio.to_thread.run_sync(next, rows.chunks, None):
-                    for ready in await comparing.ready(chunk):
-                        await send.send(ready)
+                    for compared in await comparing.ready(chunk):
+                        await send.send([compared])
                 await comparing.end()
                 return
-            if isinstance(rows, Grouped):
-                while group := await trio.to_thread.run_sync(next, rows.lists, None):
-                    await send.send(group)
-                return
-            at_once = min(concurrency, _AT_ONCE) if options.group == 1 else options.group
-            while some := await trio.to_thread.run_sync(_some, rows, at_once):
-                for at in range(0, len(some), options.group):
-                    await send.send(some[at : at + options.group])
+            lists = rows.lists if isinstance(rows, Grouped) else _grouped(rows, options.group)
+            while groups := await trio.to_thread.run_sync(_some, lists, at_once):
+                await send.send(groups)
+                if len(groups) == at_once:
+                    at_once = min(2 * at_once, most)
 
     async def take() -> None:
-        async for some in receive:
-            await task.take(some)
+        while True:
+            while not ready:
+                async with turn:
+                    if not ready:
+                        try:
+                            ready.extend(await receive.receive())
+                        except trio.EndOfChannel:
+                            return
+            await task.take(ready.popleft())
             if result.stopped:
                 nursery.cancel_scope.cancel()
 
@@ -187,7 +199,6 @@ class _Task:
     ) -> None:
         self._db, self._key, self._loader, self._ledger = db, key, loader, ledger
         self._options, self._result = options, result
-        self._watch = Watch(db, ledger)
         self._single = db.options(attempts=options.attempts)
         self._whole = db.options(attempts=min(options.attempts, _TRIES))
 
@@ -199,7 +210,7 @@ class _Task:
         marked = await self._take(Group([*enumerate(given.rows)], given), take_of_chunk)
         if not marked:
             # All rows have failed. Later attempts hold rows back until the next mark, so no chunk is left without one.
-            await surely(self._single, take_of_chunk, self._ledger, self._watch, Group([], given), self._loader)
+            await surely(self._single, take_of_chunk, self._ledger, Group([], given), self._loader)
 
     async def _take(self, whole: Group, takes: Callable[..., Awaitable[None]]) -> bool:
         """Returns whether a transaction has taken inputs of the group, or has found that they had been taken."""
@@ -212,7 +223,7 @@ class _Task:
                 continue
             retrying = self._single if len(group.inputs) == 1 else self._whole
             try:
-                await surely(retrying, takes, self._ledger, self._watch, group, self._loader)
+                await surely(retrying, takes, self._ledger, group, self._loader)
             except Exception as error:
                 met = first_of(error)  # a loader may have tasks of its own
                 ends = isinstance(met, CommitUnknown | JobClosed | FrameChanged | StoreError)
@@ -319,12 +330,40 @@ def one_error() -> Iterator[None]:
         raise first_of(group) from None
 
 
-def _some(rows: Iterator[Any], count: int) -> list[Any]:
-    some = []
-    for row in itertools.islice(rows, count):
+def _grouped(rows: Iterator[Any], count: int) -> Iterator[list[Any]]:
+    group = []
+    for row in rows:
         trio.from_thread.check_cancelled()  # a task that fails waits for one more row at most
-        some.append(row)
+        group.append(row)
+        if len(group) == count:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _some(groups: Iterator[list[Any]], count: int) -> list[list[Any]]:
+    """The next groups: `count` or, if their rows are large or come slowly, fewer."""
+    some: list[list[Any]] = []
+    size, until = 0, time.perf_counter() + _AT_ONCE_S
+    for group in itertools.islice(groups, count):
+        trio.from_thread.check_cancelled()
+        some.append(group)
+        size += sum(map(_size, group))
+        if size >= _AT_ONCE_BYTES or time.perf_counter() >= until:
+            break
     return some
+
+
+def _size(value: Any) -> int:
+    """The bytes of the long values in a row."""
+    if isinstance(value, bytes | bytearray | str):
+        return len(value)
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        return 0
+    return sum(map(_size, value))
 
 
 def short(text: str) -> str:

@@ -36,7 +36,7 @@ from perco.errors import SchemaMismatch, UsageError
 from perco.schema.schema import Table
 from perco.spark import ledger as ledgers, types
 from perco.spark.failing import FailedRow, RowRefused, report
-from perco.spark.ledger import LEDGER, KeyNotUnique, Ledger, Watch, surely
+from perco.spark.ledger import LEDGER, KeyNotUnique, Ledger, marks_before, surely
 from perco.spark.partition import one_error, short
 from perco.spark.store import Store, in_task
 from perco.spark.workers import working
@@ -165,13 +165,12 @@ class Sink:
             return Written(0, await trio.to_thread.run_sync(_counted, batches))
         tally = _Tally(self._failures_max)
         cells = Cells(_table(db, self.table), self.key, self._schema, overwrite=self._overwrite)
-        watch = Watch(db, ledger)
         send, receive = trio.open_memory_channel[Any](0)
         with one_error():
             async with trio.open_nursery() as nursery, send:
                 async with receive:
                     for _ in range(_CONCURRENCY):
-                        nursery.start_soon(_take, db, ledger, cells, watch, receive.clone(), tally)
+                        nursery.start_soon(_take, db, ledger, cells, receive.clone(), tally)
                 while not tally.full and (batch := await trio.to_thread.run_sync(next, batches, None)) is not None:
                     for some in _pieces(batch):
                         await send.send(some)
@@ -189,7 +188,6 @@ async def _take(
     db: perco.Database,
     ledger: Ledger,
     cells: Cells,
-    watch: Watch,
     receive: trio.MemoryReceiveChannel[list[dict[str, Any]]],
     tally: _Tally,
 ) -> None:
@@ -198,7 +196,7 @@ async def _take(
         async for rows in receive:
             while rows and not tally.full:
                 try:
-                    tally.add(*await surely(retrying, _put, ledger, cells, watch, rows))
+                    tally.add(*await surely(retrying, _put, db, ledger, cells, rows))
                     break
                 except RowRefused as error:
                     tally.fail(error)
@@ -206,12 +204,12 @@ async def _take(
 
 
 async def _put(
-    txn: perco.Transaction, ledger: Ledger, cells: Cells, watch: Watch, rows: list[dict[str, Any]]
+    txn: perco.Transaction, db: perco.Database, ledger: Ledger, cells: Cells, rows: list[dict[str, Any]]
 ) -> tuple[list[Any], list[tuple[Any, Any]]]:
     """Write some rows; returns the arguments of `_Tally.add`."""
     keyed = [(cells.key_of(row), row) for row in rows]
-    marks = [ledger.mark(watch.db, key if ledger.beside else cells.table.row(key)) for key, _ in keyed]
-    found = await watch.all_before(txn, marks)
+    marks = [ledger.mark(db, key if ledger.beside else cells.table.row(key)) for key, _ in keyed]
+    found = await marks_before(txn, ledger, marks)
     wrote: list[Any] = []
     skipped: list[tuple[Any, Any]] = []
     for (key, row), mark in zip(keyed, marks, strict=True):

@@ -50,6 +50,8 @@ class Store:
             the system's.
         folder: the folder that the server has open, if it is known; executors on the server's machine read a table's
             files in it themselves.
+        mounts: which files the server's process sees, if it is known: what `mounts()` returns there. An executor that
+            sees the same ones connects to the socket in the folder.
         traceparent: the trace context in which this was made, by W3C: the tasks' transactions belong to that trace
             (`perco.otel`).
     """
@@ -58,6 +60,7 @@ class Store:
     token: str = field(default="", repr=False)
     ca: str = field(default="", repr=False)
     folder: str = ""
+    mounts: str = ""
     traceparent: str = field(default_factory=otel.traceparent)
 
     def options(self) -> perco.Options:
@@ -72,9 +75,17 @@ class Store:
         """Whether executors on other machines can reach the store at this address."""
         return addresses.is_address(self.url) or is_database(self.url)
 
+    def at(self) -> str:
+        """The address at which this process connects: the socket in the server's folder, if it can be used here."""
+        if self.folder and self.mounts and self.mounts == mounts():
+            path = Path(self.folder) / SOCKET
+            if path.is_socket() and os.access(path, os.W_OK):
+                return f"unix:{path}"
+        return self.url
+
     def joining(self) -> joining:
         """Open the store with its own schema."""
-        return joining(self.url, options=self.options(), token=self.token or None)
+        return joining(self.at(), options=self.options(), token=self.token or None)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[perco.Database]:
@@ -91,7 +102,17 @@ class Store:
 
     def open(self, schema: perco.Schema) -> open:
         """Open the store with a program's schema."""
-        return open(self.url, schema, options=self.options(), token=self.token or None)
+        return open(self.at(), schema, options=self.options(), token=self.token or None)
+
+
+def mounts() -> str:
+    """Tells processes that see the same files at the same paths: those of one boot, with the same mounts; "": this
+    system does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/mnt')}"
+    except OSError:
+        return ""
 
 
 @asynccontextmanager
@@ -154,9 +175,10 @@ def serve(
     """Serve a folder to the executors of a session while the block lasts.
 
     A child process serves the folder. It ends when the block ends, or when this process dies for any reason; then the
-    folder can be opened again. If the executors are on this machine (`local[n]`), the child listens on a socket in the
-    folder, for this user alone. Otherwise it listens with TLS on a port of this machine, with a certificate and a token
-    made for this block. If `folder` is an address or a `Store` that is already served, it is passed on.
+    folder can be opened again. The child listens on a socket in the folder, for this user alone. Unless the executors
+    are on this machine (`local[n]`), it also listens with TLS on a port of this machine, with a certificate and a token
+    made for this block; executors that see the same files as this process use the socket nevertheless. If `folder` is
+    an address or a `Store` that is already served, it is passed on.
 
     Args:
         folder: is made if there is none.
@@ -190,7 +212,7 @@ def serve(
             if here or not order["listen"]:
                 yield Store(url=f"unix:{path / SOCKET}")
             else:
-                yield Store(url=at[0], token=order["token"], ca=ca, folder=str(path))
+                yield Store(url=at[0], token=order["token"], ca=ca, folder=str(path), mounts=mounts())
         finally:
             assert child.stdin is not None
             child.stdin.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from perco.errors import Corruption
+from perco.protocol.records import Cellref
 from perco.protocol.snapshot import Value
 from perco.schema.schema import Column, Table
 from perco.txn.driver import Driver
@@ -14,6 +15,10 @@ from perco.txn.retry import RetryOptions
 from perco.txn.running import Retrying
 from perco.txn.snapshot import Snapshot
 from perco.txn.transaction import Transaction
+
+K = TypeVar("K")
+L = TypeVar("L")
+V = TypeVar("V")
 
 
 def engine_of(snap: Snapshot) -> Engine:
@@ -78,6 +83,22 @@ async def read_encoded(
             cells.append(own[1] if own is not None else there.value if isinstance(there, Value) else None)
         found.append(cells)
     return found
+
+
+async def get_with(
+    snap: Snapshot, column: Column[K, V], keys: Sequence[K], other: Column[L, Any], key: L
+) -> tuple[dict[K, V | None], Any]:
+    """The values of a column at some keys, and of one other cell, which may be in another table: in one call, if the
+    first read of a client's transaction draws its timestamp. The transaction has written none of these cells.
+
+    Raises: as `Snapshot.get_many` does.
+    """
+    bound, also = snap._usable(column), snap._usable(other)
+    rows = {each: column.table.row(each) for each in keys}
+    wanted = [(row, (bound.column,)) for row in dict.fromkeys(rows.values())]
+    seen, found = await snap._see_with(bound.table, wanted, Cellref(also.table, other.table.row(key), also.column))
+    values = {each: snap._value(column, each, None, seen[row, bound.column])[0] for each, row in rows.items()}
+    return values, snap._value(other, key, None, found)[0]
 
 
 def lock(txn: Transaction, column: Column[Any, Any], key: Any) -> None:

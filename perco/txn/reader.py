@@ -125,6 +125,13 @@ class Reader:
                 self._reads.note(table, row, column, found_there.commit_ts)
         return out
 
+    async def _see_with(
+        self, table: str, wanted: Sequence[tuple[bytes, tuple[int, ...]]], other: Cellref
+    ) -> tuple[dict[tuple[bytes, int], Value | Missing], Value | Missing]:
+        """Like `_see`; and read a cell that may be in another table."""
+        out = await self._see(table, wanted)
+        return out, (await self._see(other.table, ((other.row, (other.column,)),)))[other.row, other.column]
+
     async def _get_ahead(self, ahead: Ahead, table: str, row: bytes, column: int) -> Value | Missing:
         """Read one cell: from the cache if it is there, otherwise like `_see_ahead`."""
         try:

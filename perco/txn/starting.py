@@ -90,11 +90,10 @@ class Starting(Transaction):
 
     def _drawn(self, ts: int) -> bool:
         """Take the timestamp. Returns False, and lets go of it, if the transaction has ended, or will do nothing more,
-        because its function was hasty."""
-        assert self._starts, "a function whose first read was cancelled is hasty: it draws no second timestamp"
+        because its function was hasty; or if it has another one, because its first read was cancelled."""
         holds = self._engine.oracle.holds.open
         holds.add(ts)
-        if not self._open or self._start is None:
+        if not self._open or not self._starts or self._start is None:
             holds.discard(ts)
             _end_turn(self)
             return False
@@ -171,21 +170,50 @@ class Starting(Transaction):
     async def _see(
         self, table: str, wanted: Sequence[tuple[bytes, tuple[int, ...]]]
     ) -> dict[tuple[bytes, int], Value | Missing]:
+        return (await self._see_first(table, wanted, None))[0]
+
+    async def _see_with(
+        self, table: str, wanted: Sequence[tuple[bytes, tuple[int, ...]]], other: Cellref
+    ) -> tuple[dict[tuple[bytes, int], Value | Missing], Value | Missing]:
+        out, seen = await self._see_first(table, wanted, other)
+        if seen is None:
+            at = other.row, other.column
+            return out, (await Transaction._see(self, other.table, ((other.row, (other.column,)),)))[at]
+        found = await self._driver.finish(*other, self.start_ts, seen)
+        if self._reads is not None:
+            self._reads.note(*other, found.commit_ts)
+        return out, found
+
+    async def _see_first(
+        self, table: str, wanted: Sequence[tuple[bytes, tuple[int, ...]]], other: Cellref | None
+    ) -> tuple[dict[tuple[bytes, int], Value | Missing], Seen | None]:
+        """See `_see`. `other`: a cell to read in the same call, if it is made and has room."""
         if not self._open:
             raise self._closed()
         if self._turn is not None or not 0 < len(wanted) <= _ROWS_MAX:
             await self._draw()
-            return await Transaction._see(self, table, wanted)
+            return await Transaction._see(self, table, wanted), None
         ahead = self._ahead
         if ahead is None:
             plans = [Plan(row, columns, ("",) * len(columns), len(columns)) for row, columns in wanted]
         else:
             ahead.begin_read()
             plans = [ahead.plan(table, row, columns) for row, columns in wanted]
-        found = await self._draw_and_read([(table, plan.row, plan.queries(0)) for plan in plans])
+        requests: list[ReadRequest] = [(table, plan.row, plan.queries(0)) for plan in plans]
+        if other is not None:
+            queries = ((LOCK, other.column, 0, 0, 1), (WRITE, other.column, 0, 0, 1))
+            requests.append((other.table, other.row, queries))
+        found = await self._draw_and_read(requests)
         await self._draw()
         if not found:
-            return await Transaction._see(self, table, wanted)
+            return await Transaction._see(self, table, wanted), None
+        also: Seen | None = None
+        if other is not None and len(found) == len(requests):
+            *found, (locks, writes) = found
+            try:
+                also = look(locks, writes)
+            except Corruption as error:
+                raise self._driver.at(other, error) from error
         count = len(found)  # of the first rows, if all do not fit into a message
         if ahead is None:
             seen = self._looked(table, wanted[:count], found)
@@ -199,7 +227,7 @@ class Starting(Transaction):
                 self._reads.note(table, row, column, value.commit_ts)
         if count < len(wanted):
             out.update(await Transaction._see(self, table, wanted[count:]))
-        return out
+        return out, also
 
     async def commit(self) -> int:
         """See `Transaction.commit`."""

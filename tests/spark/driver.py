@@ -6,6 +6,7 @@ import json
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ def main(master: str, store: str, what: str, folder: Path) -> None:
     spark.sparkContext.setLogLevel("INFO")
     with perco.spark.serve(store, spark, durability="process") as served:
         (folder / "secrets").write_text(f"{served.token}\n{served.ca.splitlines()[2]}\n")
-        say(url=served.url)
+        if what == "kill":  # the executors do not know that they are on the driver's machine
+            served = replace(served, mounts="")
+        say(url=served.url, at=served.at())
         match what:
             case "kill" | "speculate" | "plain":
                 said = loaded(spark, served, what, folder)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from perco.spark.arrow import Batches, can_be_arrow, over_arrow
 from perco.spark.keys import key_of
@@ -84,6 +86,20 @@ def test_groups_are_small_and_sorted(spark: SparkSession) -> None:
     falls = [one for one, other in itertools.pairwise(groups) if one[3] > other[2]]
     assert 0 < len(falls) < 5  # where a batch ends
     assert spark.conf.get(setting, None) is None
+
+
+@pytest.mark.parametrize(("rows", "size", "counts"), [(1, 1 << 20, {1}), (7, 1 << 20, {7, 5, 3}), (7, 40, {2, 1})])
+def test_groups_of_several_batches(rows: int, size: int, counts: set[int]) -> None:
+    schema = StructType([StructField("body", StringType()), StructField("key", LongType())])
+    made = [
+        pa.record_batch({"body": [f"b{key}" for key in keys], "key": keys})
+        for keys in ([(id * 77) % 250 for id in range(250)], [2, 3, 1], [*range(10, 0, -1)])
+    ]
+    groups = [*Batches(schema, iter(made)).groups(rows, size, "key")]
+    keys = [row.key for group in groups for row in group]
+    assert keys == [*range(250), 1, 2, 3, *range(1, 11)]
+    assert all(row.body == f"b{row.key}" for group in groups for row in group)
+    assert {len(group) for group in groups} == counts
 
 
 def test_a_column_without_an_order_is_not_sorted_by(spark: SparkSession) -> None:

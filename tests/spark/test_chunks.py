@@ -15,7 +15,7 @@ import perco
 from perco.errors import UsageError
 from perco.spark import ledger as ledgers, partition as partitions
 from perco.spark.chunks import ChunkMark, FrameChanged, cut
-from perco.spark.ledger import BYTES, CHUNK, CUT, LEDGER, RUN, Group, JobClosed, Ledger, Watch, take_of_chunk
+from perco.spark.ledger import BYTES, CHUNK, CUT, LEDGER, RUN, Group, JobClosed, Ledger, take_of_chunk
 from perco.spark.partition import Chunked, Loader, LoadOptions, PartitionResult, load_partition
 from perco.txn import runs
 from tests.spark import app
@@ -128,9 +128,9 @@ async def test_of_two_attempts_that_take_other_rows_of_a_chunk_one_conflicts() -
         [chunk] = cut(0, iter(inputs(100)), 100, BYTES)
         whole, one = Group([*enumerate(chunk.rows)], chunk), Group([(53, chunk.rows[53])], chunk)
         late = await db.begin()
-        await take_of_chunk(late, ledger, Watch(db, ledger), whole, app.bump)
+        await take_of_chunk(late, ledger, whole, app.bump)
         assert whole.taken == 100
-        await db.run(take_of_chunk, ledger, Watch(db, ledger), one, app.bump)
+        await db.run(take_of_chunk, ledger, one, app.bump)
         with pytest.raises(perco.WriteConflict):
             await late.commit()
         result = await loaded(db, ledger, inputs(100))
@@ -204,7 +204,7 @@ async def test_a_partition_that_has_changed_is_refused_and_nothing_of_it_is_load
     async with opened() as (db, ledger):
         for chunk in list(cut(0, iter(inputs(300)), 100, BYTES))[::2]:
             group = Group([*enumerate(chunk.rows)], chunk)
-            await db.run(take_of_chunk, ledger, Watch(db, ledger), group, app.bump)
+            await db.run(take_of_chunk, ledger, group, app.bump)
         rows = inputs(300)
         del rows[150]
         result = PartitionResult(0)
@@ -219,9 +219,9 @@ async def test_a_row_that_has_changed_is_found_though_its_attempts_are_at_once()
     async with opened() as (db, ledger):
         [chunk] = cut(0, iter(inputs(1)), 100, BYTES)
         [other] = cut(0, iter([{"id": 5, "name": "n5"}]), 100, BYTES)
-        await db.run(take_of_chunk, ledger, Watch(db, ledger), Group([(0, chunk.rows[0])], chunk), app.bump)
+        await db.run(take_of_chunk, ledger, Group([(0, chunk.rows[0])], chunk), app.bump)
         with pytest.raises(FrameChanged, match="in its first 1 rows"):
-            await db.run(take_of_chunk, ledger, Watch(db, ledger), Group([(0, other.rows[0])], other), nothing)
+            await db.run(take_of_chunk, ledger, Group([(0, other.rows[0])], other), nothing)
 
 
 async def test_such_an_attempt_ends_and_fails_no_row() -> None:
@@ -230,7 +230,7 @@ async def test_such_an_attempt_ends_and_fails_no_row() -> None:
         [_, second] = cut(0, iter(inputs(2)), 1, BYTES)
 
         async def overtaken(txn: perco.Transaction, row: Any) -> None:
-            await db.run(take_of_chunk, ledger, Watch(db, ledger), Group([(0, second.rows[0])], second), app.bump)
+            await db.run(take_of_chunk, ledger, Group([(0, second.rows[0])], second), app.bump)
 
         rows = inputs(2)
         rows[1]["name"] = "another"
@@ -252,7 +252,7 @@ async def test_chunks_of_other_rows_are_refused() -> None:
     """Their marks are between those of the frame as it was."""
     async with opened() as (db, ledger):
         [_, second, *_] = cut(0, iter(inputs(300)), 100, BYTES)
-        await db.run(take_of_chunk, ledger, Watch(db, ledger), Group([*enumerate(second.rows)], second), app.bump)
+        await db.run(take_of_chunk, ledger, Group([*enumerate(second.rows)], second), app.bump)
         with pytest.raises(FrameChanged, match="before row 180"):
             await loaded(db, ledger, inputs(300), nothing, group=90)
 
@@ -312,7 +312,7 @@ async def test_a_transaction_that_began_before_its_job_was_over_changes_nothing(
         [chunk] = cut(0, iter(inputs(10)), 100, BYTES)
         group = Group([*enumerate(chunk.rows)], chunk)
         late = await db.begin()
-        await take_of_chunk(late, ledger, Watch(db, ledger), group, app.bump)
+        await take_of_chunk(late, ledger, group, app.bump)
         await loaded(db, ledger, inputs(10))
         await ledgers.acknowledge(db, "job")
         with pytest.raises(perco.WriteConflict):
@@ -325,7 +325,7 @@ async def test_a_mark_of_an_earlier_run_does_not_count() -> None:
     async with opened() as (db, ledger):
         [chunk] = cut(0, iter(inputs(10)), 100, BYTES)
         late = await db.begin()
-        await take_of_chunk(late, ledger, Watch(db, ledger), Group([*enumerate(chunk.rows)], chunk), app.bump)
+        await take_of_chunk(late, ledger, Group([*enumerate(chunk.rows)], chunk), app.bump)
         await ledgers.acknowledge(db, "job")
         await late.commit()
         again = await ledgers.begin(db, "job", "", CUT_SO)
@@ -365,13 +365,13 @@ async def test_marks_that_do_not_count_among_those_that_are_read(monkeypatch: py
         monkeypatch.setattr(ledgers, "_READ", 2)
         late = await db.begin()
         for chunk in list(cut(0, iter(inputs(300)), 10, BYTES))[1:5]:
-            await take_of_chunk(late, ledger, Watch(db, ledger), Group([], chunk), nothing)
+            await take_of_chunk(late, ledger, Group([], chunk), nothing)
         await ledgers.acknowledge(db, "job")
         await late.commit()
         again = await ledgers.begin(db, "job", "", CUT_SO)
         for chunk in list(cut(0, iter(inputs(300)), 100, BYTES))[::2]:
             group = Group([*enumerate(chunk.rows)], chunk)
-            await db.run(take_of_chunk, again, Watch(db, again), group, app.bump)
+            await db.run(take_of_chunk, again, group, app.bump)
         rows = inputs(300)
         del rows[150]
         result = PartitionResult(0)

@@ -140,7 +140,9 @@ def command_lines() -> Iterator[str]:
 def test_an_executor_that_is_killed_and_nobody_sees_what_is_secret(cluster: Cluster) -> None:
     store, folder = cluster.folder / "store-1", cluster.folder / "kill"
     driver = cluster.driver(store, "kill", folder)
-    assert driver.said("url").startswith("tls://")
+    said = driver.whole("url")
+    assert said["url"] == said["at"]
+    assert said["at"].startswith("tls://")
     seen = "".join(command_lines())
     said = driver.whole("committed")
     seen += "".join(command_lines())
@@ -171,6 +173,7 @@ def test_an_executor_that_is_killed_and_nobody_sees_what_is_secret(cluster: Clus
 def test_a_task_of_which_spark_runs_a_copy(cluster: Cluster) -> None:
     store, folder = cluster.folder / "store-2", cluster.folder / "speculate"
     driver = cluster.driver(store, "speculate", folder)
+    assert driver.said("at") == f"unix:{store}/socket"
     committed = driver.said("committed")
     driver.ended()
     assert (folder / "once").exists()

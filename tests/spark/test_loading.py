@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from perco.check.check import check
 from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.spark.ledger import LEDGER, jobs
+from perco.spark.store import mounts
 from tests.spark import app
 
 QUICK = perco.Options(durability="process")
@@ -46,6 +48,27 @@ def open_jobs(folder: Path) -> dict[str, bool]:
 def frame(spark: SparkSession, count: int, *, names: int = 5, die: Callable[[int], str] = lambda n: "") -> DataFrame:
     rows = [(n, f"n{n % names}", die(n)) for n in range(count)]
     return spark.createDataFrame(rows, "id long, name string, die string").repartition(4).cache()
+
+
+def test_who_sees_the_folder_of_a_store_uses_its_socket(spark: SparkSession, tmp_path: Path) -> None:
+    with perco.spark.serve(tmp_path / "s", spark) as served:
+        address = "tls://driver.example:1"
+        beside = replace(served, url=address, folder=str(tmp_path / "s"), mounts=mounts())
+        assert beside.at() == f"unix:{tmp_path}/s/socket"
+        assert trio.run(_asked, beside)
+        for other in (
+            replace(beside, mounts=""),
+            replace(beside, mounts=mounts() + "1"),
+            replace(beside, folder=""),
+            replace(beside, folder=str(tmp_path)),
+        ):
+            assert other.at() == address
+        assert served.at() == served.url
+
+
+async def _asked(store: perco.spark.Store) -> bool:
+    async with store.joining() as db:
+        return await db.watermark() >= 0
 
 
 def test_every_row_takes_effect_and_is_counted(spark: SparkSession, tmp_path: Path) -> None:

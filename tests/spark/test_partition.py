@@ -18,7 +18,7 @@ from perco.database.inside import local_owner
 from perco.errors import CommitUnknown, UsageError
 from perco.spark import ledger as ledgers
 from perco.spark.keys import chosen, valued
-from perco.spark.ledger import LEDGER, RUN, TAKEN, JobClosed, Ledger, Watch, take, taken_in
+from perco.spark.ledger import LEDGER, RUN, TAKEN, JobClosed, Ledger, take, taken_in
 from perco.spark.partition import LoadOptions, PartitionResult, load_partition
 from perco.storage import WRITE
 from perco.txn import runs
@@ -136,7 +136,7 @@ async def test_a_task_that_has_failed_waits_for_one_row_at_the_most() -> None:
         assert read_after == 1
 
 
-@pytest.mark.parametrize(("group", "most"), [(1, 128), (20, 240)])
+@pytest.mark.parametrize(("group", "most"), [(1, 128), (20, 280)])
 async def test_no_more_is_read_than_is_taken(group: int, most: int) -> None:
     read = 0
     gate = trio.Event()
@@ -184,51 +184,24 @@ async def test_a_task_that_began_before_its_job_was_over_changes_nothing(beside:
         key = valued("name") if beside else chosen("id")
         mark = ledger.mark(db, key(inputs(1)[0]))
         late = await db.begin()
-        assert await take(late, ledger, Watch(db, ledger), mark, app.bump, inputs(1)[0])
+        assert await take(late, ledger, mark, app.bump, inputs(1)[0])
         await loaded(db, ledger, inputs(1))
         await ledgers.acknowledge(db, "job")
         with pytest.raises(perco.WriteConflict):
             await late.commit()
         assert await total(db) == 1
         with pytest.raises(JobClosed):
-            await take(await db.begin(), ledger, Watch(db, ledger), mark, app.bump, inputs(1)[0])
+            await take(await db.begin(), ledger, mark, app.bump, inputs(1)[0])
 
 
-async def test_a_look_is_later_than_who_asks() -> None:
-    """An attempt that begins, is overtaken by another one, and looks then, finds its input taken."""
+async def test_an_attempt_that_is_overtaken_before_it_looks_conflicts() -> None:  # T7
     async with opened() as (db, ledger):
         late = await db.begin()
         await loaded(db, ledger, inputs(1))
         mark = ledger.mark(db, chosen("id")(inputs(1)[0]))
-        assert not await take(late, ledger, Watch(db, ledger), mark, app.bump, inputs(1)[0])
-
-
-async def test_who_looks_for_others_may_be_cancelled() -> None:
-    async with opened() as (db, ledger):
-        watch = Watch(db, ledger)
-        mark = ledger.mark(db, b"x")
-        await watch._looking.acquire()
-        scope = trio.CancelScope()
-
-        async def first() -> None:
-            with scope:
-                await watch.before(await db.begin(), mark)
-
-        told: list[bytes | None] = []
-
-        async def other() -> None:
-            told.append(await watch.before(await db.begin(), mark))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(first)
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(other)
-            nursery.start_soon(other)
-            await trio.testing.wait_all_tasks_blocked()
-            scope.cancel()
-            await trio.testing.wait_all_tasks_blocked()
-            watch._looking.release()
-        assert told == [None, None]
+        assert await take(late, ledger, mark, app.bump, inputs(1)[0])
+        with pytest.raises(perco.WriteConflict):
+            await late.commit()
 
 
 @pytest.mark.parametrize("beside", ["", "counts"])
@@ -318,7 +291,7 @@ async def test_no_more_marks_than_there_is_room_for() -> None:
             assert (await loaded(db, await ledgers.begin(db, f"job {n}", "counts"), inputs(1))).committed == 1
         with pytest.raises(perco.PercoError, match="64 jobs have taken this key"):
             async with db.transaction() as txn:
-                await take(txn, ledger, Watch(db, ledger), ledger.mark(db, "n0"), app.bump, inputs(1)[0])
+                await take(txn, ledger, ledger.mark(db, "n0"), app.bump, inputs(1)[0])
 
 
 async def test_marks_of_jobs_that_are_over_make_room() -> None:
@@ -326,7 +299,7 @@ async def test_marks_of_jobs_that_are_over_make_room() -> None:
         for n in range(64):  # each had a transaction under way when it was acknowledged
             one = await ledgers.begin(db, f"job {n}", "counts")
             late = await db.begin()
-            assert await take(late, one, Watch(db, one), one.mark(db, "n0"), app.bump, inputs(1)[0])
+            assert await take(late, one, one.mark(db, "n0"), app.bump, inputs(1)[0])
             await ledgers.acknowledge(db, f"job {n}")
             await late.commit()
         assert (await loaded(db, ledger, inputs(1))).committed == 1
@@ -362,24 +335,6 @@ async def test_a_loader_with_tasks_of_its_own_meets_a_store_that_is_away() -> No
     async with opened() as (db, ledger):
         with pytest.raises(perco.Unavailable):
             await loaded(db, ledger, inputs(5), away, failures_max=100)
-
-
-async def test_one_look_is_for_many() -> None:
-    async with opened() as (db, ledger):
-        watch = Watch(db, ledger)
-        looks = 0
-        read = watch._read
-
-        async def counted(look: Any) -> None:
-            nonlocal looks
-            looks += 1
-            await read(look)
-
-        watch._read = counted  # type: ignore[method-assign]
-        async with trio.open_nursery() as nursery:
-            for n in range(100):
-                nursery.start_soon(watch.before, await db.begin(), ledger.mark(db, b"%d" % n))
-        assert 1 <= looks <= 3
 
 
 @pytest.mark.parametrize(("group", "committed"), [(1, 1), (100, 6)])

@@ -20,8 +20,9 @@ from perco.protocol.records import Cellref
 from perco.rpc.link import LostError
 from perco.serve.client import remote_owner
 from perco.serve.messages import Method
-from perco.txn.beginning import _HASTY_MAX, BLOCK, is_hasty
+from perco.txn.beginning import _HASTY_MAX, BLOCK, is_hasty, starting
 from perco.txn.entered import Entry
+from perco.txn.inside import get_with
 from tests.component.serve.kit import WIRE, Place, quick
 from tests.component.serve.spread import Spread, spread
 from tests.component.serve.test_together import FIXED, PLAIN, SCHEMA as OBSERVED, add, body, committing, docs, n, seen
@@ -518,6 +519,35 @@ async def test_a_first_read_that_is_cancelled_lets_go_of_its_timestamp(
         assert not remote_owner(db).link._calls
 
 
+async def test_a_first_read_that_is_made_again_after_a_cancellation_keeps_one_timestamp(
+    place: Place, stalled: Callable[[], Any]
+) -> None:  # G1
+    """As perco.sync does after a Ctrl-C in a call."""
+    async with place.served(), place.client() as db:
+        await db.run(add, "a")
+        txn = starting(db._engine, False, "again", watched=False, first=True)
+        assert txn is not None
+        go_on = stalled()
+        with trio.move_on_after(1):
+            await txn.get(n, "a")
+        found: list[int | None] = []
+
+        async def again() -> None:
+            found.append(await txn.get(n, "a"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(again)
+            await trio.sleep(1)
+            assert len(held(place)) == 2
+            go_on()
+        assert found == [1]
+        await trio.sleep(1)
+        assert held(place) == {txn.start_ts}
+        txn.discard()
+        await trio.sleep(1)
+        assert not held(place)
+
+
 async def test_a_function_whose_first_read_was_cancelled_runs_again(
     place: Place, stalled: Callable[[], Any]
 ) -> None:  # T11 G1
@@ -794,6 +824,69 @@ async def test_rows_that_fill_a_message_are_read_in_parts(calls: Calls) -> None:
         assert made["READ"] > 0
         await trio.sleep(1)
         assert not held(place)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+async def test_a_cell_of_another_table_is_read_with_the_first_read(calls: Calls, *, cached: bool) -> None:  # T9 T14
+    other = perco.Table("other")
+    size = other.column("size", perco.INT64)
+    place = Place(perco.Schema(docs, other))
+    place.prefetch = perco.options.PrefetchOptions(cache=cached, predict=cached)
+    keys = [f"k{i}" for i in range(8)]
+
+    async def both(txn: perco.Transaction, keys: list[str]) -> Any:
+        return await get_with(txn, n, keys, size, b"o")
+
+    async with place.served() as owner, place.client() as db:
+        async with owner.transaction() as txn:
+            for i, key in enumerate(keys):
+                txn.set(n, key, i)
+        expected = {key: i for i, key in enumerate(keys)}
+        await db.run(both, keys)
+        calls.watch(place)
+        assert await db.run(both, keys) == (expected, None)
+        assert calls.new() == {"START": 1}
+        async with owner.transaction() as txn:
+            txn.set(size, b"o", 7)
+        assert await db.run(both, keys) == (expected, 7)
+        assert await db.run(both, keys[:1]) == ({"k0": 0}, 7)
+        assert await db.options(isolation="serializable").run(both, keys[:2]) == ({"k0": 0, "k1": 1}, 7)
+        calls.new()
+        async with db.transaction() as txn:
+            assert await both(txn, keys) == (expected, 7)
+        async with owner.snapshot() as snap:
+            assert await get_with(snap, n, ["k1", "none", "k1"], size, b"none") == ({"k1": 1, "none": None}, None)
+
+        async def late(txn: perco.Transaction) -> Any:
+            txn.set(n, "z", 1)
+            found = await both(txn, keys[:1])
+            async with owner.transaction() as other_txn:
+                other_txn.set(size, b"o", 8)
+            return found
+
+        with pytest.raises(perco.errors.ReadConflict):
+            await db.options(isolation="serializable", attempts=1).run(late)
+        assert place.server is not None
+        place.server.rows._options = quick(WIRE, frame_bytes=1 << 8, message_bytes_max=1 << 8)
+        assert await db.run(both, keys) == (expected, 8)
+        await trio.sleep(1)
+        assert not held(place)
+
+
+async def test_a_lock_on_a_cell_that_is_read_with_the_first_read_is_settled(place: Place) -> None:  # T9
+    async with place.served() as owner, place.client() as db:
+        await db.run(add, "a")
+        await db.run(add, "b")
+        driver = inside(owner).driver
+        driver.options = perco.options.CommitOptions(one_step=False)
+        with trio.move_on_after(1), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(driver, "_draw_commit", trio.sleep_forever)
+            await owner.run(add, "a")
+
+        async def both(txn: perco.Transaction) -> Any:
+            return await get_with(txn, n, ["b"], n, "a")
+
+        assert await db.run(both) == ({"b": 1}, 1)
 
 
 async def test_a_first_read_that_the_owner_cannot_make_is_read_in_another_way(place: Place, calls: Calls) -> None:  # G1
