@@ -2,8 +2,8 @@
 
     Spark's iterator -> a few rows at a time, in a thread -> as many groups as may run at once -> the store
 
-This module uses trio, but not Spark. Rows are read while other rows are loaded, at most two groups ahead. So loaders do
-not wait for rows, but the reader waits for a slow store.
+This module uses trio, but not Spark. Rows are read while other rows are loaded: two large groups ahead, or some
+hundreds of rows. So loaders do not wait for rows, but the reader waits for a slow store.
 
 A row that fails costs no other row. If a loader raises an error, perco discards its transaction, and tries three
 transactions instead: for the rows before this row, for this row alone, and for the rows after it. If a group's
@@ -138,8 +138,8 @@ async def load_partition(
     """
     began = time.perf_counter()
     concurrency = options.concurrency or (_SINGLE if options.group == 1 else _GROUPS)
-    at_once = max(1, _AT_ONCE // options.group)  # groups
-    most = max(at_once, _AT_ONCE_MOST * concurrency) if options.group == 1 else at_once
+    at_once = least = max(1, _AT_ONCE // options.group)  # groups
+    most = max(least, _AT_ONCE_MOST * concurrency) if options.group == 1 else least
     send, receive = trio.open_memory_channel[Sequence[list[Any] | Chunk]](_AHEAD if at_once == 1 else 0)
     task = _Task(db, key, loader, ledger, options, result)
     # Loaders whose calls were answered together take their next groups together: so their next calls share a frame.
@@ -159,8 +159,7 @@ async def load_partition(
             lists = rows.lists if isinstance(rows, Grouped) else _grouped(rows, options.group)
             while groups := await trio.to_thread.run_sync(_some, lists, at_once):
                 await send.send(groups)
-                if len(groups) == at_once:
-                    at_once = min(2 * at_once, most)
+                at_once = min(2 * at_once, most) if len(groups) == at_once else least
 
     async def take() -> None:
         while True:
@@ -349,7 +348,8 @@ def _some(groups: Iterator[list[Any]], count: int) -> list[list[Any]]:
     for group in itertools.islice(groups, count):
         trio.from_thread.check_cancelled()
         some.append(group)
-        size += sum(map(_size, group))
+        if count > 1:
+            size += sum(map(_size, group))
         if size >= _AT_ONCE_BYTES or time.perf_counter() >= until:
             break
     return some
@@ -361,7 +361,10 @@ def _size(value: Any) -> int:
         return len(value)
     if isinstance(value, dict):
         value = value.values()
-    elif not isinstance(value, tuple | list):
+    elif isinstance(value, list):
+        if not value or not isinstance(value[0], bytes | bytearray | str | list | tuple | dict):
+            return 8 * len(value)
+    elif not isinstance(value, tuple):
         return 0
     return sum(map(_size, value))
 

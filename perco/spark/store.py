@@ -79,13 +79,20 @@ class Store:
         """The address at which this process connects: the socket in the server's folder, if it can be used here."""
         if self.folder and self.mounts and self.mounts == mounts():
             path = Path(self.folder) / SOCKET
-            if path.is_socket() and os.access(path, os.W_OK):
-                return f"unix:{path}"
+            try:
+                if path.is_socket() and os.access(path, os.W_OK):
+                    return f"unix:{path}"
+            except PermissionError:  # another user's folder
+                pass
         return self.url
+
+    def _token(self, at: str) -> str | None:
+        return self.token or None if at == self.url else None
 
     def joining(self) -> joining:
         """Open the store with its own schema."""
-        return joining(self.at(), options=self.options(), token=self.token or None)
+        at = self.at()
+        return joining(at, options=self.options(), token=self._token(at))
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[perco.Database]:
@@ -102,7 +109,8 @@ class Store:
 
     def open(self, schema: perco.Schema) -> open:
         """Open the store with a program's schema."""
-        return open(self.at(), schema, options=self.options(), token=self.token or None)
+        at = self.at()
+        return open(at, schema, options=self.options(), token=self._token(at))
 
 
 def mounts() -> str:

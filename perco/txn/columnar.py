@@ -237,6 +237,7 @@ class Batches(AsyncOnly):
 
     async def fetch(self) -> None:
         """Fetch the next batch, if there is one, and none has been fetched that is still to be taken."""
+        await self._snap._draw()  # before it waits for anything else (T11)
         async with self._busy:
             await self._fetch()
 
@@ -256,7 +257,6 @@ class Batches(AsyncOnly):
             self._scan, self._low = self._of.between(low, self._high, None), None
             return None
         if self._pages is None:
-            await snap._draw()
             columns = Columns(self._of._table.key, self._fields, snap.start_ts)
             self._pages = Pages(snap, self._of._table, columns)
         page: Page | None = None

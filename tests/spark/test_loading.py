@@ -50,7 +50,9 @@ def frame(spark: SparkSession, count: int, *, names: int = 5, die: Callable[[int
     return spark.createDataFrame(rows, "id long, name string, die string").repartition(4).cache()
 
 
-def test_who_sees_the_folder_of_a_store_uses_its_socket(spark: SparkSession, tmp_path: Path) -> None:
+def test_who_sees_the_folder_of_a_store_uses_its_socket(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with perco.spark.serve(tmp_path / "s", spark) as served:
         address = "tls://driver.example:1"
         beside = replace(served, url=address, folder=str(tmp_path / "s"), mounts=mounts())
@@ -64,6 +66,12 @@ def test_who_sees_the_folder_of_a_store_uses_its_socket(spark: SparkSession, tmp
         ):
             assert other.at() == address
         assert served.at() == served.url
+
+        def of_another_user(path: Path) -> bool:
+            raise PermissionError(path)
+
+        monkeypatch.setattr(Path, "is_socket", of_another_user)
+        assert beside.at() == address
 
 
 async def _asked(store: perco.spark.Store) -> bool:

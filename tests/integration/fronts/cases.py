@@ -262,9 +262,9 @@ async def stamped(asked: Asked) -> Any:
         scan = txn.scan(docs, columns=[n], prefix="stamped")
         return [(row.key, row[n], txn.start_ts > before) async for row in asked.each(scan)]
 
-    async def twice_over(txn: Any) -> bool:
+    async def twice_over(txn: Any) -> list[bool]:
         await asked.call(txn.commit())
-        return bool(txn.commit_ts == 0)
+        return [txn.commit_ts == 0, txn.start_ts > before]
 
     once = asked.db.options(attempts=1).run
     functions = first, swallowed, in_batches, gives_up, scanned, twice_over, later
