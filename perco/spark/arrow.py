@@ -43,7 +43,7 @@ _SAME: Final = (  # their values are the same in Arrow
 _SORTED: Final = (BinaryType, DateType, IntegerType, LongType, StringType)
 _TIME: Final = TimestampType()
 _BATCH_BYTES: Final = 16 << 20  # of a batch that Spark makes, unless the user has set another limit
-_ROWS: Final = 100  # that are made from a batch at once, if they need not be in groups
+_ROWS: Final = 100  # that are made from a batch at once, unless a group has more
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 
 T = TypeVar("T")

@@ -46,10 +46,10 @@ from perco.spark.ledger import (
 
 _REASON_MAX: Final = 500  # characters of a failed row, and of the reason
 _FAILURES_KEPT: Final = 100
-_AT_ONCE: Final = 64  # rows read at once, if fewer share a transaction; if each has its own, more and more, up to
-_AT_ONCE_MOST: Final = 8  # times as many as there are transactions in flight,
-_AT_ONCE_BYTES: Final = 4 << 20  # unless they have so many bytes,
-_AT_ONCE_S: Final = 0.05  # or it takes so long
+_AT_ONCE: Final = 64  # rows read at once, if fewer share a transaction
+_AT_ONCE_MOST: Final = 8  # rows read at once for each transaction in flight, if each row has its own transaction
+_AT_ONCE_BYTES: Final = 4 << 20  # fewer rows are read at once if these have so many bytes
+_AT_ONCE_S: Final = 0.05  # or if they take so long
 _AHEAD: Final = 2  # larger groups that are read before a loader takes them
 _GROUPS: Final = 16  # transactions in flight in a partition, by default
 _SINGLE: Final = 64  # the same, if each row has a transaction of its own
@@ -349,14 +349,14 @@ def _some(groups: Iterator[list[Any]], count: int) -> list[list[Any]]:
         trio.from_thread.check_cancelled()
         some.append(group)
         if count > 1:
-            size += sum(map(_size, group))
+            size += sum(map(size_of, group))
         if size >= _AT_ONCE_BYTES or time.perf_counter() >= until:
             break
     return some
 
 
-def _size(value: Any) -> int:
-    """The bytes of the long values in a row."""
+def size_of(value: Any) -> int:
+    """The length of the texts, byte strings and lists of numbers in a value."""
     if isinstance(value, bytes | bytearray | str):
         return len(value)
     if isinstance(value, dict):
@@ -366,7 +366,7 @@ def _size(value: Any) -> int:
             return 8 * len(value)
     elif not isinstance(value, tuple):
         return 0
-    return sum(map(_size, value))
+    return sum(map(size_of, value))
 
 
 def short(text: str) -> str:

@@ -37,7 +37,7 @@ from perco.schema.schema import Table
 from perco.spark import ledger as ledgers, types
 from perco.spark.failing import FailedRow, RowRefused, report
 from perco.spark.ledger import LEDGER, KeyNotUnique, Ledger, marks_before, surely
-from perco.spark.partition import one_error, short
+from perco.spark.partition import one_error, short, size_of
 from perco.spark.store import Store, in_task
 from perco.spark.workers import working
 
@@ -449,19 +449,10 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
         piece = batch.slice(at, rows)
         for each in zip(*map(types.values, piece.columns), strict=True):
             row = dict(zip(piece.schema.names, each, strict=True))
-            here = _size(each)  # some rows may be much larger than most
+            here = size_of(each)  # some rows may be much larger than most
             if some and size + here > _BYTES:
                 yield some
                 some, size = [], 0
             some.append(row)
             size += here
         yield some
-
-
-def _size(value: Any) -> int:
-    """The length of the texts and byte strings in a value."""
-    if isinstance(value, str | bytes):
-        return len(value)
-    if isinstance(value, dict):
-        return _size(tuple(value.values()))
-    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0

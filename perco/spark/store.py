@@ -132,7 +132,7 @@ async def in_task(store: Store, opening: AbstractAsyncContextManager[perco.Datab
             db = await stack.enter_async_context(opening)
         except Unavailable as error:
             raise Unavailable(
-                f"the executor on {socket.gethostname()} does not reach the store at {store.url} ({error.what})",
+                f"the executor on {socket.gethostname()} does not reach the store at {store.at()} ({error.what})",
                 remedy="If the driver serves it, give an address of the driver's machine that executors can reach, "
                 "with serve(host=...) or spark.driver.host; otherwise start its server at such an address. Open its "
                 "port in the firewall.",

@@ -11,7 +11,6 @@ from perco.fronts.tries import Tries, must_give, tell
 from perco.sync.held import Transaction
 from perco.sync.threads import Port, Threads
 from perco.txn.engine import Engine
-from perco.txn.inside import drawn, is_open
 from perco.txn.retry import RetryOptions
 
 P = ParamSpec("P")
@@ -50,8 +49,6 @@ def finish(txn: Transaction, error: BaseException | None) -> bool:
     async def at_end() -> bool:
         begun = await txn._begin() if txn._of is None else txn._begun
         assert begun is not None
-        if error is None and is_open(begun):
-            await drawn(begun)  # even if it has done nothing: it has a timestamp, as in the owner
         if txn._noted:
             if error is None and begun.outcome == "open":
                 txn._write(begun)

@@ -221,8 +221,6 @@ class Transaction(Snapshot):
 
 
 async def _commit(txn: _Transaction) -> int:
-    if is_open(txn):
-        await drawn(txn)
     return await txn.commit()
 
 

@@ -4,7 +4,8 @@ G1  The owner holds the timestamp from the draw on. The client notes it when the
     loop, even if the reader has been cancelled meanwhile: so the timestamp is always let go of.
 O2  The timestamp is drawn after the transaction has begun, so the transaction sees all that was committed by then.
 T7  The transaction conflicts with all that is committed after its function has looked at anything: the function has not
-    waited before the call that draws, so it has not looked at anything yet.
+    waited before the call that draws, so it has not looked at anything yet. (A function of perco.sync runs in a thread,
+    where this cannot be noticed: its transaction begins with its first read.)
 T11 A function is *hasty* if it waits for anything else, or asks for `start_ts`, before its first read. It runs again,
     with a timestamp that was drawn first; and from then on, its timestamps are drawn first.
 """
@@ -231,7 +232,9 @@ class Starting(Transaction):
 
     async def commit(self) -> int:
         """See `Transaction.commit`."""
-        if self._open and (self._writes or self._signals is not None or self._start is None):
+        if self._open:
+            if not self._writes and self._signals is None and self._start is not None:
+                self._watched = False  # it has done nothing that could conflict, whatever its function has looked at
             await self._draw()
         return await Transaction.commit(self)
 

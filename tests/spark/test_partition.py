@@ -16,7 +16,7 @@ import trio.testing
 import perco
 from perco.database.inside import local_owner
 from perco.errors import CommitUnknown, UsageError
-from perco.spark import ledger as ledgers
+from perco.spark import ledger as ledgers, partition
 from perco.spark.keys import chosen, valued
 from perco.spark.ledger import LEDGER, RUN, TAKEN, JobClosed, Ledger, take, taken_in
 from perco.spark.partition import LoadOptions, PartitionResult, load_partition
@@ -159,6 +159,33 @@ async def test_no_more_is_read_than_is_taken(group: int, most: int) -> None:
         assert read <= most
         gate.set()
     assert read == 1000
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_large_rows_and_slow_ones_are_read_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, *, slow: bool
+) -> None:
+    monkeypatch.setattr(partition, "_AT_ONCE_S" if slow else "_AT_ONCE_BYTES", 0.0 if slow else 10_000)
+    read, gate = 0, trio.Event()
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal read
+        for row in inputs(100):
+            read += 1
+            yield row | {"numbers": [0.5] * 1000, "texts": [["x"] * 100]}
+
+    async def wait(txn: perco.Transaction, row: Any) -> None:
+        await gate.wait()
+        await app.bump(txn, row)
+
+    async with opened() as (db, ledger), trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: loaded(db, ledger, rows(), wait, concurrency=2, group=1))
+        while not read:  # a thread reads
+            await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert read <= 2 + 3 * (1 if slow else 2)
+        gate.set()
+    assert read == 100
 
 
 async def test_a_job_that_is_over_takes_nothing_any_more() -> None:
