@@ -905,19 +905,30 @@ async def test_a_cell_of_another_table_is_read_with_the_first_read(calls: Calls,
 
 
 async def test_a_lock_on_a_cell_that_is_read_with_the_first_read_is_settled(place: Place) -> None:  # T9
+    async def both(txn: perco.Transaction) -> None:
+        found.append(await get_with(txn, n, ["b"], n, "a"))
+
+    found: list[Any] = []
     async with place.served() as owner, place.client() as db:
         await db.run(add, "a")
         await db.run(add, "b")
-        driver = inside(owner).driver
+        driver, pause = inside(owner).driver, trio.Event()
         driver.options = perco.options.CommitOptions(one_step=False)
-        with trio.move_on_after(1), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(driver, "_draw_commit", trio.sleep_forever)
-            await owner.run(add, "a")
+        right = driver._draw_commit
 
-        async def both(txn: perco.Transaction) -> Any:
-            return await get_with(txn, n, ["b"], n, "a")
+        async def slow() -> int:
+            await pause.wait()
+            return await right()
 
-        assert await db.run(both) == ({"b": 1}, 1)
+        driver._draw_commit = slow  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(owner.run, add, "a")
+            await trio.sleep(1)
+            nursery.start_soon(db.run, both)
+            await trio.sleep(1)
+            assert not found
+            pause.set()
+        assert found in ([({"b": 1}, 1)], [({"b": 1}, 2)])
 
 
 async def test_a_first_read_that_the_owner_cannot_make_is_read_in_another_way(place: Place, calls: Calls) -> None:  # G1
