@@ -222,8 +222,8 @@ async def _compare(asked: Asked, views: Views, *, json: bool) -> int:
         show_json(told.plain())
     else:
         told.show()
-    if not found.equal:
-        complain("the views differ from what their definition makes of the rows")
+    for each in found.differences:
+        complain(each)
     return FINE if found.equal else FOUND
 
 

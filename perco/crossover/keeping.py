@@ -37,7 +37,7 @@ from perco.views.cached import Cached
 from perco.views.declaring import Views
 
 LOADERS: Final = 4
-AT_ONCE: Final = 64  # changes that one transaction makes
+AT_ONCE: Final = 64  # changes that one transaction makes at most
 IDLE_WITHIN_S: Final = 300.0
 _FLOOD: Final = 1e9  # changes a second: all at once
 _KNOWN_AT_ONCE: Final = 500  # values in one transaction
@@ -150,13 +150,12 @@ class Keeper:
         self._runs, self._random = runs, random.Random(seed)
 
     async def arrive(
-        self, changes: Sequence[SourceChange], per_s: float | None = None, *, at_once: int = AT_ONCE
+        self, changes: Sequence[SourceChange], per_s: float | None = None, *, apart: int = LOADERS * AT_ONCE
     ) -> Load:
         """Make changes at random times; None: all at once. Returns when the views reflect them.
 
         Args:
-            at_once: how many changes one transaction makes at most. Of `LOADERS` times as many changes in a row, no
-                two may be of one row: they may commit in any order.
+            apart: of so many changes in a row, no two are of one row. Only these may commit in any order.
 
         Raises: UsageError if a run fails for good.
         """
@@ -166,7 +165,7 @@ class Keeper:
             due.append(at)
         self._runs.take()
         cpu, began = time.process_time(), trio.current_time()
-        commits = await self._feed(changes, [began + each for each in due], at_once)
+        commits = await self._feed(changes, [began + each for each in due], apart)
         failed = await self.db.wait_idle(timeout=IDLE_WITHIN_S)
         cpu = time.process_time() - cpu
         if failed:
@@ -193,12 +192,11 @@ class Keeper:
                 found[cached] = {row.key: row[cached.results] async for row in scan}
         return found
 
-    async def _feed(
-        self, changes: Sequence[SourceChange], due: Sequence[float], at_once: int
-    ) -> list[tuple[int, float]]:
+    async def _feed(self, changes: Sequence[SourceChange], due: Sequence[float], apart: int) -> list[tuple[int, float]]:
         """Make each change when it is due, with those that are due by then."""
         commits: list[tuple[int, float]] = [(0, 0.0)] * len(changes)
-        taken, turn = 0, trio.Lock()
+        at_once = max(1, min(AT_ONCE, apart // LOADERS))
+        taken, turn, begun, ended = 0, trio.Lock(), set[int](), trio.lowlevel.ParkingLot()
 
         async def feed() -> None:
             nonlocal taken
@@ -207,13 +205,19 @@ class Keeper:
                     if taken == len(changes):
                         return
                     await trio.sleep_until(due[taken])
+                    # One whose transaction takes long, or is tried again, must not overwrite a later change.
+                    while begun and taken + at_once > min(begun) + apart:
+                        await ended.park()
                     now, begin = trio.current_time(), taken
                     taken += 1
                     while taken < len(changes) and taken < begin + at_once and due[taken] <= now:
                         taken += 1
                     end = taken
+                    begun.add(begin)
                 ts = await self.db.run(_make, changes[begin:end])
                 commits[begin:end] = [(ts, trio.current_time())] * (end - begin)
+                begun.remove(begin)
+                ended.unpark_all()
 
         async with trio.open_nursery() as nursery:
             for _ in range(LOADERS):

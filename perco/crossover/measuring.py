@@ -23,7 +23,7 @@ import trio
 from perco.crossover.batching import Batch, Batches, Making, Ran
 from perco.crossover.changing import Changes, SourceChange
 from perco.crossover.costs import Costs, Curve, Line
-from perco.crossover.keeping import LOADERS, Keeper, Load, keeping
+from perco.crossover.keeping import Keeper, Load, keeping
 from perco.crossover.rows import ROWS_LEAST, SourceRow
 from perco.settings import check_options
 from perco.views.batch import Results
@@ -106,8 +106,22 @@ class Found:
     @property
     def equal(self) -> bool:
         """Whether the observers have made what the batch makes."""
-        rebuilt = self.rebuilt is None or self.rebuilt.equal
-        return self.checked is not None and self.checked.equal and not self.strays and rebuilt
+        return self.checked is not None and not self.differences
+
+    @property
+    def differences(self) -> list[str]:
+        """What differs from what, and by how much."""
+        found = []
+        for made, checked in ("observers'", self.checked), ("batch's", self.rebuilt):
+            if checked is not None and not checked.equal:
+                [first, *_] = checked.differences
+                found.append(
+                    f"of the {made} rows, {checked.count} differ from what the views' definition makes of the sources, "
+                    f"such as {first.table}[{first.key!r}]: {first.found} instead of {first.expected}"
+                )
+        if self.strays:
+            found.append(f"{self.strays} of the source rows differ from what the changes make of them")
+        return found
 
     @property
     def saturation(self) -> float:
@@ -260,7 +274,7 @@ class _Measuring:
 
     async def _arrive(self, count: int, per_s: float | None = None) -> Load:
         changes = self._changes.draw(count)
-        return await self._keeper.arrive(changes, per_s, at_once=self._changes.apart // LOADERS)
+        return await self._keeper.arrive(changes, per_s, apart=self._changes.apart)
 
     # -------------------------------------------------------------- the batch
 

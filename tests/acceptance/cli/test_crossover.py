@@ -164,7 +164,8 @@ async def test_views_that_differ_are_an_error(tmp_path: Path) -> None:
     file.write_text("".join(f'{{"key": "c{n}", "values": {{"name": "name {n}"}}}}\n' for n in range(120)))
     done = await crossover(NAME.replace("shop", "impure"), "--rows", file, *SOME, "--json", folder=tmp_path)
     assert (done.code, json.loads(done.out)["equal"]) == (1, False)
-    assert done.err.endswith("perco: the views differ from what their definition makes of the rows\n")
+    told = r"perco: of the observers' rows, \d+ differ from what the views' definition makes of the sources, such as "
+    assert re.search(told + r"cards\['c\d+'\]: \{'card': \d+\} instead of \{'card': \d+\}\n$", done.err)
 
 
 @pytest.mark.parametrize(

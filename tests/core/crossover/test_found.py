@@ -7,7 +7,7 @@ import pytest
 from perco.crossover.batching import Ran
 from perco.crossover.keeping import Load
 from perco.crossover.measuring import Found
-from perco.views.checking import Checked
+from perco.views.checking import Checked, Difference
 
 
 def load(per_s: float, cores: float, seconds: float = 10.0) -> Load:
@@ -60,13 +60,18 @@ def test_percentiles() -> None:
 
 def test_both_ways_are_equal_only_if_nothing_differs() -> None:
     assert found().equal
-    for differing in (
-        {"checked": None},
-        {"checked": Checked(1, count=1)},
-        {"rebuilt": Checked(1, count=1)},
-        {"strays": 1},
+    unlike = Checked(1, count=2, differences=[Difference("totals", "sums", "x", {"sum": 2}, {"sum": 1}, None)])
+    for name, value, said in (
+        ("checked", unlike, "of the observers' rows, 2 differ"),
+        ("rebuilt", unlike, "of the batch's rows, 2 differ"),
+        ("strays", 1, "1 of the source rows differ"),
     ):
         one = found()
-        for name, value in differing.items():
-            setattr(one, name, value)
+        setattr(one, name, value)
         assert not one.equal
+        [told] = one.differences
+        assert told.startswith(said)
+        assert (value == 1) != told.endswith("such as sums['x']: {'sum': 1} instead of {'sum': 2}")
+    one = found()
+    one.checked = None
+    assert not one.equal
