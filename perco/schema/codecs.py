@@ -286,6 +286,8 @@ def _split(data: bytes, parts: int) -> list[bytes]:
         raise ValueError("more parts than the tuple has")
     if len(pieces) < parts:
         raise ValueError("a tuple's part has no end")
+    if data.count(b"\x00") == parts:
+        return pieces
     return [_unescaped(piece) if b"\x00" in piece else piece for piece in pieces]
 
 
@@ -319,7 +321,7 @@ class TupleCodec(Codec[T]):
 
         def decode(data: bytes) -> Any:
             pieces = _split(data, len(parts))
-            return tuple(part.decode(piece) for part, piece in zip(parts, pieces, strict=True))
+            return tuple([part.decode(piece) for part, piece in zip(parts, pieces, strict=True)])
 
         super().__init__(f"tuple({','.join(part.name for part in parts)})", encode, decode, ordered=True)
 

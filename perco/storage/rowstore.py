@@ -30,8 +30,10 @@ from perco.storage.handover import Handover
 from perco.storage.tablet import Tablet
 from perco.storage.walking import Leaves, Parts, Space, leaves_of, parts_of
 
-# Reads do not wait for anything, so after this many reads, other tasks get a turn.
+# Reads do not wait for anything, so after this many reads, other tasks get a turn. A scan counts for some reads, and so
+# does each of its rows for one.
 _READS_PER_CHECKPOINT = 64
+_READS_PER_SCAN = 4
 _FIRST, _FIRST_MAX = 4, 256  # requests of a `read_in_parts` that are sent together: at first, and at most
 
 
@@ -357,8 +359,13 @@ class LocalRowStore:
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         """A page of rows, from one state of one tablet; a page ends at its tablet's end."""
-        await trio.lowlevel.checkpoint()
-        return self.find_page(request)
+        if self._reads >= _READS_PER_CHECKPOINT:
+            self._reads = 0
+            await trio.lowlevel.checkpoint()
+        page = self.find_page(request)
+        cut = page.next is not None and len(page.rows) < request.rows_max  # by its seeks or bytes
+        self._reads += _READS_PER_CHECKPOINT if cut else _READS_PER_SCAN + len(page.rows)
+        return page
 
     def find_page(self, request: ScanRequest) -> ScanPage:
         """Like `scan`, but without an await."""

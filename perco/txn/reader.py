@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import trio
 
 from perco.errors import Corruption, TransactionClosed, UsageError
 from perco.protocol.reads import Reads
 from perco.protocol.records import Cellref
-from perco.protocol.snapshot import InData, Missing, Seen, Value, look
+from perco.protocol.snapshot import NEVER, InData, Missing, Seen, Value, look
 from perco.schema.catalogue import Bound
 from perco.schema.codecs import decoded
 from perco.schema.schema import Column, Table, must_be_table
@@ -33,6 +33,7 @@ V = TypeVar("V")
 
 _ROWS_PER_READ = 256
 WHERE = tuple[str, bytes, int]  # table, row, column
+Cells: TypeAlias = dict[int, Value | Missing]  # of a row, by column
 
 
 class Reader:
@@ -218,6 +219,11 @@ class Reader:
         self, table: str, seen: dict[tuple[bytes, int], Seen]
     ) -> dict[tuple[bytes, int], Value | Missing]:
         """Read all long values in one read; then, one by one, the cells that have a lock in the way (T9)."""
+        for each in seen.values():
+            if type(each) is not Value and type(each) is not Missing:
+                break
+        else:
+            return seen  # type: ignore[return-value]
         out: dict[tuple[bytes, int], Value | Missing] = {}
         long = [(where, s) for where, s in seen.items() if isinstance(s, InData)]
         if long:
@@ -254,11 +260,15 @@ class Reader:
         row: bytes,
         columns: Sequence[Column[K, Any]],
         bounds: Sequence[Bound],
-        seen: dict[tuple[bytes, int], Value | Missing],
+        seen: Cells,
     ) -> Row[K]:
-        never = Missing()
         cells: dict[Column[K, Any], tuple[Any, int]] = {}
+        writes = self._writes
         for column, bound in zip(columns, bounds, strict=True):
-            own = self._writes.get((bound.table, row, bound.column)) if self._writes else None
-            cells[column] = self._value(column, key, own, seen.get((row, bound.column), never))
+            own = writes.get((bound.table, row, bound.column)) if writes else None
+            found = seen.get(bound.column, NEVER)
+            if own is None and type(found) is Value:
+                cells[column] = decoded(column.codec, found.value, column, key), found.commit_ts
+            else:
+                cells[column] = self._value(column, key, own, found)
         return Row(key, cells)

@@ -65,3 +65,11 @@ class Row(Generic[K]):
 
     def __repr__(self) -> str:
         return f"Row({self.key!r}, {self.values()!r})"
+
+
+def has_values(row: Row[Any]) -> bool:
+    """Whether a row has any value."""
+    for value, _ in row._cells.values():  # noqa: SIM110  # `any` takes longer than the look
+        if value is not None:
+            return True
+    return False

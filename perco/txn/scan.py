@@ -18,14 +18,14 @@ from perco.blocks import AsyncOnly
 from perco.errors import Corruption, UsageError
 from perco.protocol.reads import Range
 from perco.protocol.records import Cellref
-from perco.protocol.snapshot import InData, Missing, Seen, Value, look
+from perco.protocol.snapshot import NEVER, InData, Missing, Seen, Value, look
 from perco.schema.catalogue import Bound
 from perco.schema.codecs import TupleCodec, decoded_key
 from perco.schema.schema import Column, Table
 from perco.storage import LOCK, WRITE, Cell, ReadRequest, RowCells, ScanQuery, ScanRequest
 from perco.txn.own_rows import OwnRows
-from perco.txn.reader import Reader
-from perco.txn.row import Row
+from perco.txn.reader import Cells, Reader
+from perco.txn.row import Row, has_values
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatchReader
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 
 _ROWS_PER_READ = 256
+_NO_CELLS: Cells = {}
 _BYTES_PER_PAGE = 4 << 20  # of values that are not in their records; the last row may exceed it
 
 
@@ -96,13 +97,14 @@ class Scan(AsyncOnly, Generic[K]):
         # reverse scan pops the rows that it takes).
         self._rows: list[bytes] = []
         self._at = 0
-        self._found: dict[tuple[bytes, int], Value | Missing] = {}
+        self._found: dict[bytes, Cells] = {}
         self._span: tuple[bytes, bytes | None] = (low, low)
         self._last: bytes | None = None  # the row that was taken last
         self._range: Range | None = None  # what has been taken, in a serializable transaction (T14)
         self._noted = len(snapshot._writes)  # own writes that the page has taken into account
-        # Scanned rows whose values are still to be read, in the scan's order, and the row at which the scan goes on.
+        # Scanned rows that are not in the page yet, in the scan's order, and the row at which the scan goes on.
         self._seen: list[tuple[bytes, dict[int, Seen]]] = []
+        self._plain = False  # whether nothing is left to be read of these rows
         self._next: bytes | None = None
 
     def __aiter__(self) -> Scan[K]:
@@ -132,8 +134,8 @@ class Scan(AsyncOnly, Generic[K]):
                 break
             key = decoded_key(self._table.key, row, self._table.name)
             # Only now, because the transaction may have written the row since the page was fetched.
-            got = self._snapshot._assemble(key, row, self._columns, self._bounds, self._found)
-            if any(column in got for column in self._columns):
+            got = self._snapshot._assemble(key, row, self._columns, self._bounds, self._found.get(row, _NO_CELLS))
+            if has_values(got):
                 if self._left is not None:
                     self._left -= 1
                 return got
@@ -176,11 +178,8 @@ class Scan(AsyncOnly, Generic[K]):
         if row is None:
             taken.passed(None if self._ended else self._high if self._reverse else self._low)
             return
-        versions = []
-        for column in taken.columns:
-            seen = self._found.get((row, column))
-            versions.append((column, 0 if seen is None else seen.commit_ts))
-        taken.took(row, versions)
+        found = self._found.get(row, _NO_CELLS)
+        taken.took(row, [(column, found.get(column, NEVER).commit_ts) for column in taken.columns])
 
     def _next_row(self) -> bytes | None:
         """The next row of the page, including rows that the transaction wrote meanwhile; None: fetch another page."""
@@ -217,9 +216,8 @@ class Scan(AsyncOnly, Generic[K]):
         if not self._seen:
             await self._look()
         failure: Corruption | None = None
-        rows: set[bytes] = set()
         try:
-            rows = await self._finish()
+            self._found = await self._finish()
         except Corruption as error:
             failure = error  # an error for removed old versions takes precedence
         await snapshot._still_kept(self._table.name, failure)
@@ -227,7 +225,8 @@ class Scan(AsyncOnly, Generic[K]):
         if self._seen:
             [next_row, _] = self._seen[0]
             next_row += b"\x00" if self._reverse else b""
-        self._rows = sorted(rows.union(self._own_rows(next_row)))
+        own = self._own_rows(next_row)
+        self._rows = sorted({*self._found, *own}) if own or self._reverse else list(self._found)
         self._at, self._last, self._noted = 0, None, len(snapshot._writes)
         self._span = (self._low, self._high)
         if next_row is not None:
@@ -253,20 +252,27 @@ class Scan(AsyncOnly, Generic[K]):
             await driver.past(entry)  # C4
         page = await driver.reads.scan(request)
         seen: list[tuple[bytes, dict[int, Seen]]] = []
+        plain = True
         for row, (locks, writes) in page.rows:
-            by_column = {column: ([], []) for column in columns}  # type: ignore[var-annotated]
-            for column, at, value in locks:
-                by_column[column][0].append((at, value))
+            cells: dict[int, Seen] = {}
             for column, at, value in writes:
-                by_column[column][1].append((at, value))
-            try:
-                seen.append((row, {column: look(l, w) for column, (l, w) in by_column.items()}))  # noqa: E741
-            except Corruption as error:
-                raise driver.at(Cellref(table, row, column), error) from error
-        self._seen, self._next = seen, page.next
+                try:
+                    cells[column] = each = look((), ((at, value),))
+                except Corruption as error:
+                    raise driver.at(Cellref(table, row, column), error) from error
+                if type(each) is InData:
+                    plain = False
+            for column, at, value in locks:
+                cells[column] = look(((at, value),), ())  # T9
+                plain = False
+            seen.append((row, cells))
+        self._seen, self._plain, self._next = seen, plain, page.next
 
-    async def _finish(self) -> set[bytes]:
-        """Read the values of the next scanned rows: as many rows as a page holds, at least one. Returns these rows."""
+    async def _finish(self) -> dict[bytes, Cells]:
+        """The next scanned rows, with their values: as many rows as a page holds, at least one."""
+        if self._plain:
+            whole, self._seen = self._seen, []
+            return dict(whole)  # type: ignore[arg-type]
         snapshot, table = self._snapshot, self._table.name
         driver, ts = snapshot._driver, snapshot.start_ts
         requests: list[ReadRequest] = [
@@ -279,16 +285,17 @@ class Scan(AsyncOnly, Generic[K]):
         if requests:
             with suppress(Corruption):  # if a group does not exist, the error is raised below, with the cell
                 values = await driver.reads.read_first(requests, _BYTES_PER_PAGE)
-        out: dict[tuple[bytes, int], Value | Missing] = {}
+        out: dict[bytes, Cells] = {}
         size = done = read = 0
         for row, seen in self._seen:
             if done and size >= _BYTES_PER_PAGE:
                 break
             if done and requests and read + sum(type(each) is InData for each in seen.values()) > len(values):
                 break
+            found_here: Cells = {}
             for column, each in seen.items():
                 if type(each) is Value or type(each) is Missing:
-                    out[row, column] = each
+                    found_here[column] = each
                     continue
                 cells: list[Cell] = []
                 if type(each) is InData and read < len(values):
@@ -298,13 +305,13 @@ class Scan(AsyncOnly, Generic[K]):
                     found: Value | Missing = Value(each.commit_ts, cells[0][1])  # type: ignore[union-attr]
                 else:
                     found = await driver.finish(table, row, column, ts, each)
-                out[row, column] = found
+                found_here[column] = found
                 if type(found) is Value:
                     size += len(found.value)
+            out[row] = found_here
             done += 1
-        rows = {row for row, _ in self._seen[:done]}
-        self._found, self._seen = out, self._seen[done:]
-        return rows
+        self._seen = self._seen[done:]
+        return out
 
     def _own_rows(self, next_row: bytes | None) -> list[bytes]:
         """Rows of the page's range that the transaction itself has written."""

@@ -114,7 +114,7 @@ class Snapshot(Reader):
             for bound in bounds:
                 self._lock(bound, row)
         seen = await self._see(table.name, [(row, tuple(bound.column for bound in bounds))])
-        return self._assemble(key, row, columns, bounds, seen)
+        return self._assemble(key, row, columns, bounds, {column: found for (_, column), found in seen.items()})
 
     def scan(
         self,

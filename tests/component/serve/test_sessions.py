@@ -247,9 +247,11 @@ async def test_another_owner_takes_over_and_nobody_notices(place: Place) -> None
             old = await db.begin()
             assert await old.get(n, "a") == 1
         got: list[int] = []
+        answered = trio.Event()
 
         async def ask() -> None:
             got.append(await db.run(add, "a"))
+            answered.set()
 
         nursery.start_soon(ask)
         await trio.sleep(1)
@@ -258,8 +260,9 @@ async def test_another_owner_takes_over_and_nobody_notices(place: Place) -> None
             assert await old.get(n, "a") == 1
             assert old.start_ts in inside(owner).oracle.holds.open
             old.discard()
-            assert await db.run(add, "a") == 3
+            await answered.wait()
             assert got == [2]
+            assert await db.run(add, "a") == 3
             nursery.cancel_scope.cancel()
 
 

@@ -248,21 +248,52 @@ async def test_a_read_answers_its_requests_in_order(parted):
     assert await parted.read([newest(row) for row in rows]) == [[[(1, b"z")]], [[(1, b"a")]], [[]], [[(1, b"h")]]]
 
 
-async def test_who_only_reads_gives_way_to_others(store):
-    others = 0
+async def turns_of_others(function, *args):
+    """How many turns another task gets while a function runs."""
+    turns = 0
 
     async def count():
-        nonlocal others
+        nonlocal turns
         while True:
-            others += 1
+            turns += 1
             await trio.lowlevel.checkpoint()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(count)
+        await function(*args)
+        nursery.cancel_scope.cancel()
+    return turns
+
+
+async def test_a_task_that_only_reads_gives_way_to_others(store):
+    async def read():
         for _ in range(1000):
             await store.read([newest(b"a")])
-        nursery.cancel_scope.cancel()
-    assert others >= 10
+
+    assert await turns_of_others(read) >= 10
+
+
+async def scans(store, count, request):
+    for _ in range(count):
+        await store.scan(request)
+
+
+async def test_a_task_that_only_scans_gives_way_to_others(store):
+    await put_all(store, *[put(b"%03d" % n, b"") for n in range(20)])
+    query = (ScanQuery("data", (1,)),)
+    few, many = ScanRequest(TABLE, b"", b"002", query), ScanRequest(TABLE, b"", None, query)
+    assert await turns_of_others(scans, store, 100, few) >= 8
+    assert await turns_of_others(scans, store, 100, many) >= 30
+
+
+@of_tablets
+async def test_a_task_whose_scans_find_little_gives_way_after_each(store):
+    await put_all(store, *[put(b"%03d" % n, b"") for n in range(20)])
+    request = ScanRequest(TABLE, b"", None, (ScanQuery("data", (2,)),), seeks_max=5)
+    assert (await store.scan(request)).next is not None
+    assert await turns_of_others(scans, store, 100, request) >= 90
+    small = ScanRequest(TABLE, b"", b"002", (ScanQuery("data", (1,)),))
+    assert await turns_of_others(scans, store, 100, small) <= 20, "small pages do not wait each time"
 
 
 # ------------------------------------------------------------ scan
