@@ -283,11 +283,7 @@ class Scanner:
     async def _page(self, place: Place, rows: int, *, reverse: bool = False, cells: int = 1) -> ScanPage:
         """The first dirty rows of a place; with `reverse`, the last. `cells`: how many of each row."""
         query = ScanQuery(NOTIFY, None, 0, TS_MAX, cells)
-        return await self._scan(ScanRequest(place.table, place.low, place.high, (query,), reverse, rows))
-
-    async def _scan(self, request: ScanRequest) -> ScanPage:
-        """A page of notify cells. Meanwhile, runners go on, so that a slot is free for the most important change."""
-        await trio.lowlevel.checkpoint()
+        request = ScanRequest(place.table, place.low, place.high, (query,), reverse, rows)
         return await self.worker.engine.driver.store.scan(request)
 
     async def _walk(self, nursery: trio.Nursery, place: Place, claims: int) -> bool:
@@ -304,7 +300,7 @@ class Scanner:
             request = ScanRequest(place.table, start, place.high, (query,), False, self.worker.options.page_rows)
             await self._follow_hints(nursery)
             began = trio.current_time()
-            page = await self._scan(request)
+            page = await self.worker.engine.driver.store.scan(request)
             passed = self._passed
             walk = Walk(place.table, self._ready_rows(page), claims, self.counters.claims)
             try:

@@ -118,6 +118,10 @@ Cell: TypeAlias = tuple[int, bytes]  # (ts, value)
 RowCells: TypeAlias = list[list[Cell]]  # one list per query
 
 
+SEEKS_MAX: Final = 4096
+SEEKS_FEW: Final = 256  # take no longer than some reads
+
+
 class ScanQuery(NamedTuple):
     """The cells that a scan reads of each row: for each of `columns`, the newest `n` within [from_ts, to_ts].
 
@@ -155,7 +159,7 @@ class ScanRequest(NamedTuple):
     reverse: bool = False
     rows_max: int = 256
     bytes_max: int = 1 << 20
-    seeks_max: int = 4096
+    seeks_max: int = SEEKS_MAX
     log: bytes | None = None
 
 

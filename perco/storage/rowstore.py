@@ -25,13 +25,23 @@ import trio
 
 from perco.errors import TabletSplit, UsageError
 from perco.storage.call import Call, Then
-from perco.storage.cells import Failed, Mutation, Query, ReadRequest, RowCells, ScanPage, ScanRequest, Verdict
+from perco.storage.cells import (
+    SEEKS_FEW,
+    Failed,
+    Mutation,
+    Query,
+    ReadRequest,
+    RowCells,
+    ScanPage,
+    ScanRequest,
+    Verdict,
+)
 from perco.storage.handover import Handover
 from perco.storage.tablet import Tablet
 from perco.storage.walking import Leaves, Parts, Space, leaves_of, parts_of
 
-# Reads do not wait for anything, so after this many reads, other tasks get a turn. A scan counts for some reads, and so
-# does each of its rows for one.
+# Reads do not wait for anything, so after this many, other tasks get a turn. A scan that takes few seeks counts as some
+# reads, and each cell that it finds as one; before any other scan, other tasks get a turn.
 _READS_PER_CHECKPOINT = 64
 _READS_PER_SCAN = 4
 _FIRST, _FIRST_MAX = 4, 256  # requests of a `read_in_parts` that are sent together: at first, and at most
@@ -359,12 +369,13 @@ class LocalRowStore:
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         """A page of rows, from one state of one tablet; a page ends at its tablet's end."""
-        if self._reads >= _READS_PER_CHECKPOINT:
+        self._reads += _READS_PER_SCAN  # first: a scan that fails counts, too
+        if self._reads > _READS_PER_CHECKPOINT or request.seeks_max > SEEKS_FEW:
             self._reads = 0
             await trio.lowlevel.checkpoint()
         page = self.find_page(request)
-        cut = page.next is not None and len(page.rows) < request.rows_max  # by its seeks or bytes
-        self._reads += _READS_PER_CHECKPOINT if cut else _READS_PER_SCAN + len(page.rows)
+        columns = request.queries[-1].columns if request.queries else None
+        self._reads += len(page.rows) * len(columns or ())
         return page
 
     def find_page(self, request: ScanRequest) -> ScanPage:

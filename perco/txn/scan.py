@@ -23,6 +23,7 @@ from perco.schema.catalogue import Bound
 from perco.schema.codecs import TupleCodec, decoded_key
 from perco.schema.schema import Column, Table
 from perco.storage import LOCK, WRITE, Cell, ReadRequest, RowCells, ScanQuery, ScanRequest
+from perco.storage.cells import SEEKS_FEW, SEEKS_MAX
 from perco.txn.own_rows import OwnRows
 from perco.txn.reader import Cells, Reader
 from perco.txn.row import Row, has_values
@@ -104,6 +105,7 @@ class Scan(AsyncOnly, Generic[K]):
         self._noted = len(snapshot._writes)  # own writes that the page has taken into account
         # Scanned rows that are not in the page yet, in the scan's order, and the row at which the scan goes on.
         self._seen: list[tuple[bytes, dict[int, Seen]]] = []
+        self._fresh = True  # whether no page has been read
         self._plain = False  # whether nothing is left to be read of these rows
         self._next: bytes | None = None
 
@@ -238,6 +240,8 @@ class Scan(AsyncOnly, Generic[K]):
         snapshot, table = self._snapshot, self._table.name
         driver, ts = snapshot._driver, snapshot.start_ts
         columns = tuple(bound.column for bound in self._bounds)
+        quick = self._fresh and driver.reads.prompt is not None  # most scans end on their first page
+        self._fresh = False
         request = ScanRequest(
             table,
             self._low,
@@ -245,6 +249,7 @@ class Scan(AsyncOnly, Generic[K]):
             (ScanQuery(LOCK, columns, 0, ts), ScanQuery(WRITE, columns, 0, ts)),
             self._reverse,
             _ROWS_PER_READ if self._left is None else min(max(self._left, 16), _ROWS_PER_READ),
+            seeks_max=SEEKS_FEW if quick else SEEKS_MAX,
         )
         if snapshot._reads is not None and self._range is None:
             self._range = snapshot._reads.begin(table, columns, self._low, self._high, reverse=self._reverse)
@@ -255,16 +260,18 @@ class Scan(AsyncOnly, Generic[K]):
         plain = True
         for row, (locks, writes) in page.rows:
             cells: dict[int, Seen] = {}
+            for column, at, value in locks:
+                cells[column] = look(((at, value),), ())  # T9
+                plain = False
             for column, at, value in writes:
+                if column in cells:
+                    continue
                 try:
                     cells[column] = each = look((), ((at, value),))
                 except Corruption as error:
                     raise driver.at(Cellref(table, row, column), error) from error
                 if type(each) is InData:
                     plain = False
-            for column, at, value in locks:
-                cells[column] = look(((at, value),), ())  # T9
-                plain = False
             seen.append((row, cells))
         self._seen, self._plain, self._next = seen, plain, page.next
 
