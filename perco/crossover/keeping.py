@@ -155,7 +155,7 @@ class Keeper:
         """Make changes at random times; None: all at once. Returns when the views reflect them.
 
         Args:
-            apart: of so many changes in a row, no two are of one row. Only these may commit in any order.
+            apart: of so many successive changes, no two have the same row. Only such changes may commit in any order.
 
         Raises: UsageError if a run fails for good.
         """
@@ -205,7 +205,7 @@ class Keeper:
                     if taken == len(changes):
                         return
                     await trio.sleep_until(due[taken])
-                    # One whose transaction takes long, or is tried again, must not overwrite a later change.
+                    # A change whose transaction is held up, or tried again, must not overwrite a later one of its row.
                     while begun and taken + at_once > min(begun) + apart:
                         await ended.park()
                     now, begin = trio.current_time(), taken

@@ -110,7 +110,7 @@ class Found:
 
     @property
     def differences(self) -> list[str]:
-        """What differs from what, and by how much."""
+        """A sentence for each part that is not as it should be."""
         found = []
         for made, checked in ("observers'", self.checked), ("batch's", self.rebuilt):
             if checked is not None and not checked.equal:

@@ -286,7 +286,7 @@ def _split(data: bytes, parts: int) -> list[bytes]:
         raise ValueError("more parts than the tuple has")
     if len(pieces) < parts:
         raise ValueError("a tuple's part has no end")
-    if data.count(b"\x00") == parts:
+    if data.count(b"\x00") == parts:  # those of the ends: there is nothing to unescape
         return pieces
     return [_unescaped(piece) if b"\x00" in piece else piece for piece in pieces]
 

@@ -119,7 +119,7 @@ RowCells: TypeAlias = list[list[Cell]]  # one list per query
 
 
 SEEKS_MAX: Final = 4096
-SEEKS_FEW: Final = 256  # take no longer than some reads
+SEEKS_FEW: Final = 256  # a page with so few takes no longer than some reads
 
 
 class ScanQuery(NamedTuple):

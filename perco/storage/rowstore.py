@@ -41,7 +41,7 @@ from perco.storage.tablet import Tablet
 from perco.storage.walking import Leaves, Parts, Space, leaves_of, parts_of
 
 # Reads do not wait for anything, so after this many, other tasks get a turn. A scan that takes few seeks counts as some
-# reads, and each cell that it finds as one; before any other scan, other tasks get a turn.
+# reads, and each row that it finds as one. Before any other scan, other tasks get a turn.
 _READS_PER_CHECKPOINT = 64
 _READS_PER_SCAN = 4
 _FIRST, _FIRST_MAX = 4, 256  # requests of a `read_in_parts` that are sent together: at first, and at most
@@ -374,8 +374,7 @@ class LocalRowStore:
             self._reads = 0
             await trio.lowlevel.checkpoint()
         page = self.find_page(request)
-        columns = request.queries[-1].columns if request.queries else None
-        self._reads += len(page.rows) * len(columns or ())
+        self._reads += len(page.rows)
         return page
 
     def find_page(self, request: ScanRequest) -> ScanPage:

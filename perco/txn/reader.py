@@ -266,9 +266,5 @@ class Reader:
         writes = self._writes
         for column, bound in zip(columns, bounds, strict=True):
             own = writes.get((bound.table, row, bound.column)) if writes else None
-            found = seen.get(bound.column, NEVER)
-            if own is None and type(found) is Value:
-                cells[column] = decoded(column.codec, found.value, column, key), found.commit_ts
-            else:
-                cells[column] = self._value(column, key, own, found)
+            cells[column] = self._value(column, key, own, seen.get(bound.column, NEVER))
         return Row(key, cells)

@@ -106,7 +106,7 @@ class Scan(AsyncOnly, Generic[K]):
         # Scanned rows that are not in the page yet, in the scan's order, and the row at which the scan goes on.
         self._seen: list[tuple[bytes, dict[int, Seen]]] = []
         self._fresh = True  # whether no page has been read
-        self._plain = False  # whether nothing is left to be read of these rows
+        self._plain = False  # whether all values of these rows are known
         self._next: bytes | None = None
 
     def __aiter__(self) -> Scan[K]:

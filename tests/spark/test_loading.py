@@ -50,7 +50,7 @@ def frame(spark: SparkSession, count: int, *, names: int = 5, die: Callable[[int
     return spark.createDataFrame(rows, "id long, name string, die string").repartition(4).cache()
 
 
-def test_who_sees_the_folder_of_a_store_uses_its_socket(
+def test_a_process_that_sees_the_folder_of_a_store_uses_its_socket(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with perco.spark.serve(tmp_path / "s", spark) as served:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -395,32 +396,38 @@ async def test_a_first_read_waits_for_a_commit_that_came_before_its_timestamp(pl
         assert not held(place)
 
 
+@contextmanager
+def paused(owner: perco.Database) -> Iterator[trio.Event]:
+    """Meanwhile, the owner's transactions commit in two phases, and wait for an event when their locks are written."""
+    driver, pause = inside(owner).driver, trio.Event()
+    draw = driver._draw_commit
+
+    async def slow() -> int:
+        await pause.wait()
+        return await draw()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "_draw_commit", slow)
+        patch.setattr(driver, "options", perco.options.CommitOptions(one_step=False))
+        yield pause
+
+
 async def test_a_lock_in_the_way_of_the_first_read_is_settled(place: Place) -> None:  # T9
+    found: list[int | None] = []
+
+    async def look(txn: perco.Transaction) -> None:
+        found.append(await txn.get(n, "a"))
+
     async with place.served() as owner, place.client() as db:
         await db.run(add, "a")
-        driver = inside(owner).driver
-        one_step, driver.options = driver.options, perco.options.CommitOptions(one_step=False)
-        pause = trio.Event()
-        right = driver._draw_commit
-
-        async def slow() -> int:
-            await pause.wait()
-            return await right()
-
-        driver._draw_commit = slow  # type: ignore[method-assign]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(owner.run, add, "a")
-            await trio.sleep(1)
-            found: list[int | None] = []
-
-            async def look(txn: perco.Transaction) -> None:
-                found.append(await txn.get(n, "a"))
-
-            nursery.start_soon(db.run, look)
-            await trio.sleep(1)
-            assert not found
-            pause.set()
-        driver.options = one_step
+        with paused(owner) as pause:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(owner.run, add, "a")
+                await trio.sleep(1)
+                nursery.start_soon(db.run, look)
+                await trio.sleep(1)
+                assert not found
+                pause.set()
         assert found in ([1], [2])
         assert await value_of(db, "a") == 2
 
@@ -912,22 +919,14 @@ async def test_a_lock_on_a_cell_that_is_read_with_the_first_read_is_settled(plac
     async with place.served() as owner, place.client() as db:
         await db.run(add, "a")
         await db.run(add, "b")
-        driver, pause = inside(owner).driver, trio.Event()
-        driver.options = perco.options.CommitOptions(one_step=False)
-        right = driver._draw_commit
-
-        async def slow() -> int:
-            await pause.wait()
-            return await right()
-
-        driver._draw_commit = slow  # type: ignore[method-assign]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(owner.run, add, "a")
-            await trio.sleep(1)
-            nursery.start_soon(db.run, both)
-            await trio.sleep(1)
-            assert not found
-            pause.set()
+        with paused(owner) as pause:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(owner.run, add, "a")
+                await trio.sleep(1)
+                nursery.start_soon(db.run, both)
+                await trio.sleep(1)
+                assert not found
+                pause.set()
         assert found in ([({"b": 1}, 1)], [({"b": 1}, 2)])
 
 

@@ -11,6 +11,7 @@ from perco.errors import Corruption, TabletSplit, TransactionClosed, UsageError
 from perco.storage import ABSENT, APPLIED, PRESENT, TS_MAX, Failed, Mutation, Refused, ScanPage, ScanQuery, ScanRequest
 from perco.storage.cells import SEEKS_FEW
 from tests.component.storage.stores import TABLE, delete, newest, open_store, put, put_all, value_of
+from tests.support.turns import turns_of_others
 
 ALL = (0, TS_MAX)
 
@@ -249,23 +250,6 @@ async def test_a_read_answers_its_requests_in_order(parted):
     await put_all(parted, *[put(row, row) for row in (b"a", b"h", b"z")])
     rows = [b"z", b"a", b"nothing", b"h"]
     assert await parted.read([newest(row) for row in rows]) == [[[(1, b"z")]], [[(1, b"a")]], [[]], [[(1, b"h")]]]
-
-
-async def turns_of_others(function, *args):
-    """How many turns another task gets while a function runs."""
-    turns = 0
-
-    async def count():
-        nonlocal turns
-        while True:
-            turns += 1
-            await trio.lowlevel.checkpoint()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(count)
-        await function(*args)
-        nursery.cancel_scope.cancel()
-    return turns
 
 
 async def test_a_task_that_only_reads_gives_way_to_others(store):

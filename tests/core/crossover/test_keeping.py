@@ -20,7 +20,7 @@ ROWS = [SourceRow(table, n, {column: n}) for n in range(150)]
 
 
 class Slow:
-    """Stands in for a database. A transaction commits when all others wait; the first one, only when it must."""
+    """Stands in for a database. Whenever all tasks wait, the newest transaction commits: the first one commits last."""
 
     def __init__(self) -> None:
         self.rows = {table.row(row.key): row.values for row in ROWS}
